@@ -1,0 +1,202 @@
+"""The vocabulary of specdec_jax: every NamedTuple and callable type. No logic lives here.
+
+Axis legend, used in every comment, docstring and einsum of the project:
+
+    B  rows (independent requests)          V  vocabulary
+    T  tokens fed in one pass               L  layers
+    K  most drafts a round                  H  attention heads
+    S  cache slots                          D  width of the model
+
+Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
+What a factory takes is static (structure); what ``init`` takes is traced (numbers), so a sweep compiles once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = Any  # a pytree of weights; always an argument, never closed over
+Cache = Any  # a pytree with one buffer a layer and a per-row `length`
+PolicyState = Any  # a pytree, every leaf [B, ...]
+VerifierState = Any  # a pytree, every leaf [B, ...]
+DrafterState = Any  # a pytree
+MonitorState = Any  # a pytree, every leaf [B, ...]
+
+
+class ModelSpec(NamedTuple):
+    """What decoding must know of a model without opening it."""
+
+    vocab_size: int
+    context: int  # most positions the model was built for
+    eos_ids: tuple[int, ...] = ()
+    sharding: Any = None  # None, or a pytree of jax.sharding.Sharding for the parameters
+
+
+class LanguageModel(NamedTuple):
+    """Two pure functions and a rollback. Parameters are arguments, so one compiled program serves any weights."""
+
+    init_cache: Callable[..., Cache]  # (params, batch, slots, source=None) -> Cache
+    apply: Callable[..., tuple[Array, Cache]]
+    # (params, tokens [B, T] i32, cache, positions=None, mask=None) -> (logits [B, T, V] float32, cache).
+    # Row b's tokens go to slots cache.length[b] ... cache.length[b] + T - 1 and the length grows by T.
+    with_length: Callable[[Cache, Array], Cache]  # (cache, length [B]) -> cache; rollback is a smaller length
+    spec: ModelSpec
+
+
+class Warp(NamedTuple):
+    """How logits become the law that is sampled, per row; in Hugging Face's order (temperature, top-k, top-p, min-p)."""
+
+    temperature: Array  # [B] float32; 0 is greedy
+    top_k: Array  # [B] int32; 0 is off
+    top_p: Array  # [B] float32 in (0, 1]; 1 is off
+    min_p: Array  # [B] float32 in [0, 1]; 0 is off
+
+
+class Law(NamedTuple):
+    """One next-token law and what rules read of it. At temperature 0 `entropy`, `max_prob` and `margin` are the raw ones."""
+
+    log_prob: Array  # [B, V] float32, the warped law; at temperature 0 one-hot
+    top_token: Array  # [B] int32, its most probable token
+    entropy: Array  # [B] float32, nats, of the law as sampled
+    max_prob: Array  # [B] float32
+    margin: Array  # [B] float32, largest minus second largest probability
+    raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
+    raw_max_prob: Array  # [B] float32
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
+
+    tokens: Array  # [B, K] int32
+    log_q: Array | None  # [B, K, V] float32, the exact law each token was drawn from; None if the verifier needs none
+    one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its law is 1 on itself
+    length: Array  # [B] int32, 0..K
+
+
+class DraftInfo(NamedTuple):
+    """What was measured while drafting; never read back by the loop."""
+
+    passes: Array  # [B] int32, drafter passes spent
+    checked: Array  # [B] int32, passes whose law was looked at and gave no token
+    entropy: Array  # [B, K] float32, nats, of the law each pass gave
+    max_prob: Array  # [B, K] float32
+    drafter_id: Array  # [B] int32
+
+
+class Verdict(NamedTuple):
+    """The tokens a round emits: accepted drafts, then one recovered or bonus token."""
+
+    tokens: Array  # [B, K+1] int32
+    length: Array  # [B] int32, 1..K+1; accepted = length - 1
+
+
+class RoundContext(NamedTuple):
+    """What a round knows before it drafts. Policies, drafters and verifiers read it; nobody writes it."""
+
+    length: Array  # [B] int32, tokens known
+    emitted: Array  # [B] int32, tokens emitted when the round began
+    budget: Array  # [B] int32, most drafts this round: min(K, tokens left - 1), 0 for finished rows
+    alive: Array  # [B] bool, False for finished rows
+    seed: Array  # [B] uint32, the request's own
+    warp: Warp
+    monitor: MonitorState  # as of the round before
+
+
+class StoppingPolicy(NamedTuple):
+    """When to stop drafting. Whether a token is drafted is decided before it is drawn (DESIGN, invariant 2)."""
+
+    init: Callable[..., PolicyState]  # (batch, **numbers) -> state; every number is traced
+    begin: Callable[[PolicyState, RoundContext], tuple[Array, PolicyState]]
+    # once a round, before the first drafter pass: (state, context) -> (go_on [B] bool, state)
+    check: Callable[[PolicyState, Law, Array, RoundContext], tuple[Array, PolicyState]]
+    # law of the next position known, token not drawn: (state, law, drafted [B], context) -> (draw [B] bool, state)
+    proceed: Callable[[PolicyState, Law, Array, Array, RoundContext], tuple[Array, PolicyState]]
+    # token drawn and kept: (state, law, token [B], drafted [B], context) -> (go_on [B] bool, state); pay for another pass?
+    update: Callable[[PolicyState, Draft, Verdict], PolicyState]  # once a round, before the end-of-sequence cut
+    threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
+
+
+class Verifier(NamedTuple):
+    """How many drafts survive, and the law of the token after them."""
+
+    init: Callable[..., VerifierState]  # (batch, **numbers) -> state
+    law: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
+    # (state, draft, laws, log_p [B, K+1, V], context) -> (log_length [B, K+1], next_law, state);
+    # laws: Law with a K+1 axis after B. log_length[b, k] = log P(k accepted | draft); next_law(k [B]) -> [B, V]
+    # probabilities of the token after k accepted drafts (not necessarily normalised).
+    lossless: bool  # True: the output law is the target's, and a test proves it
+    needs_log_q: bool = True
+
+
+class Drafter(NamedTuple):
+    """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
+
+    init: Callable[[Params, int, int], DrafterState]  # (params, batch, slots) -> state
+    propose: Callable[..., tuple[Draft, DraftInfo, DrafterState, PolicyState]]
+    # (params, state, tokens [B, S], context, policy, policy_state, keep_log_q) -> (draft, info, state, policy_state)
+    commit: Callable[[Params, DrafterState, Array, Array], DrafterState]
+    # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
+    max_draft_length: int  # K
+    vocab_size: int | None = None  # None: any
+
+
+class Monitor(NamedTuple):
+    """What policy, drafter and verifier share about the text, observed once a round."""
+
+    init: Callable[..., MonitorState]  # (batch, **numbers) -> state
+    observe: Callable[..., MonitorState]  # (state, laws, verdict, context) -> state
+
+
+class Statistics(NamedTuple):
+    """Counts of one row since its prompt, after the end-of-sequence cut. Names as in vLLM."""
+
+    num_rounds: Array  # [B] int32, target passes
+    num_drafts: Array  # [B] int32, rounds with at least one draft token
+    num_draft_tokens: Array  # [B] int32
+    num_accepted_tokens: Array  # [B] int32
+    num_emitted_tokens: Array  # [B] int32
+    drafter_passes: Array  # [B] int32
+    checked_passes: Array  # [B] int32, drafter passes whose law was only checked
+    drafted_at: Array  # [B, K] int32, rounds that drafted position k
+    reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted
+    accepted_at: Array  # [B, K] int32, ... and this one too
+    length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
+
+
+class RoundInfo(NamedTuple):
+    """One round, as measured; recorded on request and never read back."""
+
+    proposed: Array  # [B, K] int32
+    drafted: Array  # [B] int32
+    accepted: Array  # [B] int32, after the end-of-sequence cut
+    emitted: Array  # [B] int32, after the cut; 0: the row was finished
+    drafter_passes: Array  # [B] int32
+    checked: Array  # [B] int32
+    width: Array  # [B] int32, verification width
+    entropy: Array  # [B, K] float32, nats, per drafter pass
+    max_prob: Array  # [B, K] float32
+    threshold: Array  # [B] float32, the policy's, before its update
+    drafter_id: Array  # [B] int32
+    phase: Array  # [B] int32, 0 without a monitor
+
+
+class DecodeState(NamedTuple):
+    """Everything a generation carries from round to round. Donated by every call that takes it."""
+
+    tokens: Array  # [B, S] int32
+    length: Array  # [B] int32, prompt and emitted tokens
+    prompt_length: Array  # [B] int32
+    limit: Array  # [B] int32, the length at which a row is done
+    done: Array  # [B] bool
+    seed: Array  # [B] uint32
+    stop_ids: Array  # [E] int32, tokens that end a row; -1 pads
+    warp: Warp
+    target_cache: Cache  # holds every token of a row but the last
+    drafter: DrafterState
+    policy: PolicyState
+    verifier: VerifierState
+    monitor: MonitorState
+    statistics: Statistics
+    record: RoundInfo | None  # every leaf [B, rounds, ...], or None
