@@ -1,0 +1,158 @@
+"""What decoder families share: projection, norm, cached grouped-query attention, gated MLP.
+
+Activations and the residual stream are float32; only what enters a matmul is rounded to `dtype`. Weights are [out, in],
+Hugging Face's own layout: it needs no transpose at loading, and in bfloat16 on CPU it is twice as fast as [in, out].
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.models.rope import rotate
+
+Array = jax.Array
+
+WEIGHT_INIT = nn.initializers.normal(0.02)
+
+
+class KVCache(NamedTuple):
+    """One key and one value buffer a layer: stacking them over layers makes XLA copy the stack (36 MiB a pass, measured)."""
+
+    keys: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
+    values: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
+    length: Array  # [B] int32, slots that count; what lies beyond is garbage and never read
+
+
+def init_kv_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int, dtype: Any) -> KVCache:
+    """An empty cache of `slots` tokens a row."""
+
+    def buffers():  # distinct arrays: a buffer used twice cannot be donated
+        return tuple(jnp.zeros((batch, kv_heads, slots, head_dim), dtype) for _ in range(layers))
+
+    return KVCache(buffers(), buffers(), jnp.zeros((batch,), jnp.int32))
+
+
+def with_length(cache: KVCache, length: Array) -> KVCache:
+    """Rollback (or, over entries known to be good, roll forward): only the length [B] changes."""
+    return cache._replace(length=length.astype(jnp.int32))
+
+
+def write(buffer: Array, new: Array, start: Array) -> Array:
+    """Puts new [B, Hkv, T, head_dim] into slots start[b] ... start[b] + T - 1 of buffer [B, Hkv, S, head_dim].
+
+    The caller guarantees start + T <= S: `dynamic_update_slice` would clamp and overwrite good entries.
+    """
+    zero = jnp.zeros((), jnp.int32)
+    new = new.astype(buffer.dtype)
+    if buffer.shape[0] == 1:
+        return lax.dynamic_update_slice(buffer, new, (zero, zero, start[0], zero))
+    rows = jnp.arange(new.shape[0])[:, None]
+    slots = start[:, None] + jnp.arange(new.shape[2])[None, :]
+    return buffer.at[rows, :, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True, indices_are_sorted=True)
+
+
+def project(x: Array, kernel: Array, dtype: Any) -> Array:
+    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32.
+
+    A lone row below float32 is doubled: XLA's CPU matrix-vector path for bfloat16 is ten times slower than two rows.
+    """
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    lone = x.size == x.shape[-1] and jnp.finfo(dtype).bits < 32
+    if lone:
+        x = jnp.concatenate([x, x], axis=-2)
+    out = lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return out[..., :1, :] if lone else out
+
+
+class Projection(nn.Module):
+    """A linear layer [..., D] -> [..., features] float32, kernel [features, D]."""
+
+    features: int
+    use_bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", WEIGHT_INIT, (self.features, x.shape[-1]), self.dtype)
+        out = project(x, kernel, self.dtype)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,), self.dtype)
+            out += bias.astype(jnp.float32).reshape((1,) * (out.ndim - 1) + (-1,))
+        return out
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (arXiv 1910.07467) in float32."""
+
+    eps: float
+    dtype: Any  # of the stored scale
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.dtype).astype(jnp.float32)
+        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def attend(query: Array, keys: Array, values: Array, mask: Array) -> Array:
+    """Grouped-query attention. query [B, T, H, head_dim] float32, keys and values [B, Hkv, S, head_dim], mask [B, T, S].
+
+    The H / Hkv query heads of a group read their key head once, in one product: repeating keys would copy the cache.
+    """
+    batch, width, heads, head_dim = query.shape
+    kv_heads, dtype = keys.shape[1], keys.dtype
+    query = (query * head_dim**-0.5).astype(dtype).reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
+    score = jnp.einsum("btkgd,bksd->bkgts", query, keys, preferred_element_type=jnp.float32)
+    score = jnp.where(mask[:, None, None, :, :], score, jnp.finfo(jnp.float32).min)
+    weight = jax.nn.softmax(score, axis=-1).astype(dtype)
+    out = jnp.einsum("bkgts,bksd->btkgd", weight, values, preferred_element_type=jnp.float32)
+    return out.reshape(batch, width, heads * head_dim)
+
+
+class Attention(nn.Module):
+    """Cached self-attention with rotary positions; q, k and v are one fused projection, rows in that order."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    output_bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array, Array]:
+        """x [B, T, D] -> (out [B, T, D], keys, values), this pass's tokens written from slot start [B] on."""
+        batch, width, model_width = x.shape
+        split = [self.heads, self.heads + self.kv_heads]
+        fused = Projection((self.heads + 2 * self.kv_heads) * self.head_dim, self.qkv_bias, self.dtype, name="qkv")(x)
+        query, key, value = jnp.split(fused.reshape(batch, width, -1, self.head_dim), split, axis=2)
+        keys = write(keys, rotate(key, cos_sin).swapaxes(1, 2), start)
+        values = write(values, value.swapaxes(1, 2), start)
+        out = attend(rotate(query, cos_sin), keys, values, mask)
+        return Projection(model_width, self.output_bias, self.dtype, name="output")(out), keys, values
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202): down(silu(gate x) * up x); gate and up are one fused projection, rows in that order."""
+
+    hidden: int
+    use_bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        gate, up = jnp.split(Projection(2 * self.hidden, self.use_bias, self.dtype, name="gate_up")(x), 2, axis=-1)
+        return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(jax.nn.silu(gate) * up)
+
+
+def causal_mask(start: Array, width: int, slots: int, mask: Array | None) -> Array:
+    """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own, and of these only those in `mask`.
+
+    By slot, not by position, so that a tree's nodes (several slots at one position) only need their ancestors masked.
+    """
+    query = start[:, None, None] + jnp.arange(width)[None, :, None]
+    causal = jnp.arange(slots)[None, None, :] <= query
+    return causal if mask is None else causal & mask
