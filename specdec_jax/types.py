@@ -128,6 +128,7 @@ class Verifier(NamedTuple):
     # probabilities of the token after k accepted drafts (not necessarily normalised).
     lossless: bool  # True: the output law is the target's, and a test proves it
     needs_log_q: bool = True
+    greedy_only: bool = False  # True: temperatures above 0 are refused
 
 
 class Drafter(NamedTuple):

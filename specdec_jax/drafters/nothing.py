@@ -1,0 +1,37 @@
+"""No drafter: every round is one target pass and one token. Plain decoding in the same program as all the rest."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
+
+
+def nothing() -> Drafter:
+    """A drafter that never drafts; the baseline of every speed-up."""
+
+    def init(params: Any, batch: int, slots: int) -> tuple[()]:
+        del params, batch, slots
+        return ()
+
+    def propose(
+        params: Any,
+        state: tuple[()],
+        tokens: Array,
+        context: RoundContext,
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
+        del params, tokens, policy, keep_log_q
+        zeros = jnp.zeros_like(context.length)
+        none = jnp.zeros((zeros.shape[0], 0), jnp.int32)
+        empty = none.astype(jnp.float32)
+        draft = Draft(tokens=none, log_q=None, one_hot=none.astype(bool), length=zeros)
+        return draft, DraftInfo(zeros, zeros, empty, empty, zeros), state, policy_state
+
+    def commit(params: Any, state: tuple[()], tokens: Array, length: Array) -> tuple[()]:
+        del params, tokens, length
+        return state
+
+    return Drafter(init, propose, commit, max_draft_length=0)

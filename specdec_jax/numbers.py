@@ -1,0 +1,51 @@
+"""Numbers of policies, verifiers and warps: one value or one a row, checked while they are still known."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.types import Array
+
+
+def per_row(
+    batch: int,
+    value: Any,
+    name: str,
+    *,
+    low: float = -np.inf,
+    high: float = np.inf,
+    open_low: bool = False,
+    dtype: Any = np.float32,
+) -> Array | np.ndarray:
+    """`value` (a scalar or [B]) as [B], refused by name when it lies outside [low, high] ((low, high] if `open_low`).
+
+    A traced value cannot be looked at and passes: the range is the caller's business then.
+
+    Raises:
+        ValueError: the value is out of range, not a number, or has another length than `batch`.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return jnp.broadcast_to(value.astype(dtype), (batch,))
+    try:
+        numbers = np.asarray(value).astype(dtype)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+    if numbers.shape not in ((), (batch,)):
+        raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
+    above = numbers > low if open_low else numbers >= low
+    if not np.all(above & (numbers <= high)):
+        bracket = "(" if open_low else "["
+        raise ValueError(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value!r}")
+    return np.broadcast_to(numbers, (batch,)).copy()
+
+
+def select_rows(chosen: Array, new: Any, old: Any) -> Any:
+    """Row b of every leaf from `new` where chosen[b], else from `old`. Leaves are [B, ...]."""
+
+    def pick(after: Array, before: Array) -> Array:
+        mask = chosen.reshape(chosen.shape + (1,) * (after.ndim - 1))
+        return jnp.where(mask, after, before)
+
+    return jax.tree.map(pick, new, old)

@@ -1,0 +1,31 @@
+"""A floor under any rule: draft at least this many tokens before it may say no."""
+
+from specdec_jax.stopping.static import static
+from specdec_jax.types import Array, Law, PolicyState, RoundContext, StoppingPolicy
+
+
+def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> StoppingPolicy:
+    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted. Its numbers are the policy's.
+
+    Raises:
+        ValueError: `minimum` is negative.
+    """
+    if minimum < 0:
+        raise ValueError(f"at_least needs a minimum of 0 or more, got {minimum}")
+    inner = static() if policy is None else policy
+
+    def begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
+        go_on, state = inner.begin(state, context)
+        return go_on | (minimum > 0), state
+
+    def check(state: PolicyState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, PolicyState]:
+        draw, state = inner.check(state, law, drafted, context)
+        return draw | (drafted < minimum), state
+
+    def proceed(
+        state: PolicyState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PolicyState]:
+        go_on, state = inner.proceed(state, law, token, drafted, context)
+        return go_on | (drafted < minimum), state
+
+    return inner._replace(begin=begin, check=check, proceed=proceed)

@@ -1,0 +1,39 @@
+"""A fixed draft length: the standard of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1)."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_draw, no_update
+from specdec_jax.types import Array, Law, RoundContext, StoppingPolicy
+
+
+class StaticState(NamedTuple):
+    draft_length: Array  # [B] int32
+
+
+def static() -> StoppingPolicy:
+    """Draft exactly `draft_length` tokens, as far as the drafter's `max_draft_length` and the token budget allow.
+
+    Numbers of `init`: draft_length (int >= 0, default 7; 0 is plain decoding). It stops before the next pass is paid.
+    """
+
+    def init(batch: int, draft_length: Any = 7) -> StaticState:
+        return StaticState(per_row(batch, draft_length, "draft_length", low=0, dtype=np.int32))
+
+    def begin(state: StaticState, context: RoundContext) -> tuple[Array, StaticState]:
+        del context
+        return state.draft_length > 0, state
+
+    def proceed(
+        state: StaticState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, StaticState]:
+        del law, token, context
+        return drafted < state.draft_length, state
+
+    def threshold(state: StaticState) -> Array:
+        return state.draft_length.astype(jnp.float32)
+
+    return StoppingPolicy(init, begin, always_draw, proceed, no_update, threshold)

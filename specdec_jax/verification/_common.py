@@ -1,0 +1,54 @@
+"""What verifiers share: the drafts' log-probabilities, residuals without 0/0, and the bonus token."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array, Draft
+
+
+def no_numbers(batch: int) -> tuple[()]:
+    """A verifier without state or numbers."""
+    del batch
+    return ()
+
+
+def positions(width: int) -> Array:
+    """0 .. width-1 as int32."""
+    return jnp.arange(width, dtype=jnp.int32)
+
+
+def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, Array]:
+    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot law."""
+    vocab = log_p.shape[-1]
+    hit = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == draft.tokens[:, :, None]
+    certain = jnp.where(hit, jnp.zeros((), log_p.dtype), jnp.array(-jnp.inf, log_p.dtype))
+    log_q = certain if draft.log_q is None else jnp.where(draft.one_hot[:, :, None], certain, draft.log_q)
+    token = draft.tokens[:, :, None]
+    drafted_p = jnp.take_along_axis(log_p[:, :-1], token, axis=2)[:, :, 0]
+    drafted_q = jnp.take_along_axis(log_q, token, axis=2)[:, :, 0]
+    return log_q, drafted_p, drafted_q
+
+
+def residual(log_p: Array, log_q: Array) -> Array:
+    """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: such a refusal has probability 0)."""
+    rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
+    empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
+    return jnp.where(empty, jnp.exp(log_p), rest)
+
+
+def at_position(values: Array, index: Array) -> Array:
+    """values [B, T, V] at index [B] as [B, V]; beyond the end the last one."""
+    safe = jnp.minimum(index, values.shape[1] - 1)
+    return jnp.take_along_axis(values, safe[:, None, None], axis=1)[:, 0]
+
+
+def bonus_or(
+    recovered: Callable[[Array, Array], Array], draft: Draft, log_p: Array, log_q: Array, accepted: Array
+) -> Array:
+    """The next token's law [B, V]: the target's own where the whole draft was accepted, else `recovered(log_p, log_q)`."""
+    p = at_position(log_p, accepted)
+    if draft.tokens.shape[1] == 0:
+        return jnp.exp(p)
+    whole = (accepted == draft.length)[:, None]
+    return jnp.where(whole, jnp.exp(p), recovered(p, at_position(log_q, accepted)))

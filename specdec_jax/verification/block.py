@@ -1,0 +1,67 @@
+"""Block verification: the whole draft judged together (Sun et al., arXiv 2403.10444, algorithm 2)."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, positions
+from specdec_jax.verification._common import residual as plain_residual
+
+
+def block() -> Verifier:
+    """Accept the longest prefix whose own coin says yes, coins weighted by the joint ratio of the prefix.
+
+    With w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)), prefix i < length is accepted with probability
+    h_i = Z_i / (Z_i + 1 - w_i), Z_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and the whole draft with w_length; the
+    longest accepted prefix wins. After k < length the next token is drawn from max(w_k p - q, 0). Lossless, and never
+    shorter in expectation than token rejection; equal to it for one-hot drafts and at temperature 0.
+    """
+
+    def law(
+        state: tuple[()], draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
+        del laws, context
+        log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
+        weight = _weights(log_p_token - log_q_token)  # [B, K+1]
+        width = log_q.shape[1]
+        p, q = jnp.exp(log_p[:, :width]), jnp.exp(log_q)
+        rest = jnp.sum(jnp.maximum(weight[:, :width, None] * p - q, 0.0), axis=-1)  # Z_0 .. Z_{K-1}
+        slack = rest + 1.0 - weight[:, :width]
+        prefix = jnp.where(slack > 0, rest / jnp.where(slack > 0, slack, 1.0), 1.0)  # 0/0: w = 1 and p = q
+        prefix = jnp.pad(prefix, ((0, 0), (0, 1)))
+        index = positions(width + 1)[None, :]
+        length = draft.length[:, None]
+        yes = jnp.where(index < length, prefix, jnp.where(index == length, weight, 0.0))
+        yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
+        no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
+        log_length = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
+
+        def next_law(accepted: Array) -> Array:
+            scale = jnp.take_along_axis(weight, accepted[:, None], axis=1)
+
+            def recovered(log_p: Array, log_q: Array) -> Array:
+                rest = jnp.maximum(scale * jnp.exp(log_p) - jnp.exp(log_q), 0.0)
+                empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
+                return jnp.where(empty, plain_residual(log_p, log_q), rest)
+
+            return bonus_or(recovered, draft, log_p, log_q, accepted)
+
+        return log_length, next_law, state
+
+    return Verifier(no_numbers, law, lossless=True)
+
+
+def _weights(log_ratio: Array) -> Array:
+    """w_0 .. w_K of [B, K] log ratios, as probabilities [B, K+1]."""
+
+    def step(weight: Array, ratio: Array) -> tuple[Array, Array]:
+        weight = jnp.minimum(0.0, weight + ratio)
+        return weight, weight
+
+    start = jnp.zeros_like(log_ratio[:, :1])[:, 0] if log_ratio.shape[1] else jnp.zeros(log_ratio.shape[:1])
+    _, rest = lax.scan(step, start, log_ratio.T)
+    return jnp.exp(jnp.concatenate([start[:, None], rest.T], axis=1))
+
+

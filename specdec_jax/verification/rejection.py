@@ -1,0 +1,37 @@
+"""Token-by-token rejection sampling (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318)."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, positions, residual
+
+
+def rejection() -> Verifier:
+    """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first refusal draw from max(0, p - q).
+
+    Lossless: the output law is the target's whatever the drafter.
+    """
+
+    def law(
+        state: tuple[()], draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
+        del laws, context
+        log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
+        accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K], log of the acceptance probability
+        width = accept.shape[1]
+        drafted = positions(width)[None, :] < draft.length[:, None]
+        accept = jnp.where(drafted, accept, 0.0)
+        survived = jnp.pad(jnp.cumsum(accept, axis=1), ((0, 0), (1, 0)))  # [B, K+1]
+        refused = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
+        refused = jnp.pad(refused, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+        at_end = positions(width + 1)[None, :] == draft.length[:, None]
+        log_length = survived + jnp.where(at_end, 0.0, refused)
+
+        def next_law(accepted: Array) -> Array:
+            return bonus_or(residual, draft, log_p, log_q, accepted)
+
+        return log_length, next_law, state
+
+    return Verifier(no_numbers, law, lossless=True)
