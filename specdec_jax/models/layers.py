@@ -19,7 +19,7 @@ WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
 class KVCache(NamedTuple):
-    """One key and one value buffer a layer: stacking them over layers makes XLA copy the stack (36 MiB a pass, measured)."""
+    """One key and one value buffer a layer: a stack over layers is copied by every pass (36 MiB, measured)."""
 
     keys: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
     values: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
@@ -98,17 +98,22 @@ class RMSNorm(nn.Module):
 
 
 def attend(query: Array, keys: Array, values: Array, mask: Array) -> Array:
-    """Grouped-query attention. query [B, T, H, head_dim] float32, keys and values [B, Hkv, S, head_dim], mask [B, T, S].
+    """Grouped-query attention of query [B, T, H, head_dim] over keys and values [B, Hkv, S, head_dim], mask [B, T, S].
 
-    The H / Hkv query heads of a group read their key head once, in one product: repeating keys would copy the cache.
+    The G query heads of a group and the T tokens are the rows of one product with their key head: repeating keys would
+    copy the cache, and with G and T apart XLA folds the transpose of the result into the product, which its CPU
+    runtime then refuses in bfloat16 ("Unsupported element type for DotThunk", jax 0.12, B and Hkv above 1).
     """
     batch, width, heads, head_dim = query.shape
-    kv_heads, dtype = keys.shape[1], keys.dtype
-    query = (query * head_dim**-0.5).astype(dtype).reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
-    score = jnp.einsum("btkgd,bksd->bkgts", query, keys, preferred_element_type=jnp.float32)
+    kv_heads, group, dtype = keys.shape[1], heads // keys.shape[1], keys.dtype
+    query = (query * head_dim**-0.5).astype(dtype).reshape(batch, width, kv_heads, group, head_dim)
+    query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
+    score = jnp.einsum("bkmd,bksd->bkms", query, keys, preferred_element_type=jnp.float32)
+    score = score.reshape(batch, kv_heads, group, width, -1)
     score = jnp.where(mask[:, None, None, :, :], score, jnp.finfo(jnp.float32).min)
-    weight = jax.nn.softmax(score, axis=-1).astype(dtype)
-    out = jnp.einsum("bkgts,bksd->btkgd", weight, values, preferred_element_type=jnp.float32)
+    weight = jax.nn.softmax(score, axis=-1).astype(dtype).reshape(batch, kv_heads, group * width, -1)
+    out = jnp.einsum("bkms,bksd->bkmd", weight, values, preferred_element_type=jnp.float32)
+    out = out.reshape(batch, kv_heads, group, width, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, width, heads * head_dim)
 
 
@@ -136,7 +141,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202): down(silu(gate x) * up x); gate and up are one fused projection, rows in that order."""
+    """SwiGLU (arXiv 2002.05202): down(silu(gate x) * up x); gate and up are one fused projection, in that order."""
 
     hidden: int
     use_bias: bool

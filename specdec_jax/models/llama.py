@@ -25,7 +25,7 @@ REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError on numbers that do not fit."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
 
     vocab_size: int
     hidden_size: int
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
 
 def language_model(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The decoding seam. `dtype` is that of matmul inputs and of the cache; parameters of another one are cast in the pass."""
+    """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
     module = Llama(config, dtype)
     c = config
 
@@ -196,31 +196,24 @@ def named_from_params(config: LlamaConfig, params: Any):
 
 
 def _layer_table(c: LlamaConfig, prefix: str, layer: str) -> dict[str, Parameter]:
-    width, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    width, hidden = c.hidden_size, c.intermediate_size
+    queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    attention, mlp = (layer, "attention"), (layer, "mlp")
     table = {
         prefix + "input_layernorm.weight": Parameter((layer, "attention_norm", "scale"), (width,)),
         prefix + "post_attention_layernorm.weight": Parameter((layer, "mlp_norm", "scale"), (width,)),
     }
-    qkv, output, gate_up, down = (layer, "attention", "qkv"), (layer, "attention", "output"), (layer, "mlp", "gate_up"), (
-        layer, "mlp", "down")  # fmt: skip
-    ends = (queries, queries + keys, queries + 2 * keys)
-    linear = (  # name, where, outputs, inputs, rows of the fused leaf, bias
-        ("self_attn.q_proj", qkv, queries, width, (0, ends[0]), c.attention_bias),
-        ("self_attn.k_proj", qkv, keys, width, (ends[0], ends[1]), c.attention_bias),
-        ("self_attn.v_proj", qkv, keys, width, (ends[1], ends[2]), c.attention_bias),
-        ("self_attn.o_proj", output, width, queries, None, c.attention_bias),
-        ("mlp.gate_proj", gate_up, c.intermediate_size, width, (0, c.intermediate_size), c.mlp_bias),
-        (
-            "mlp.up_proj",
-            gate_up,
-            c.intermediate_size,
-            width,
-            (c.intermediate_size, 2 * c.intermediate_size),
-            c.mlp_bias,
-        ),
-        ("mlp.down_proj", down, width, c.intermediate_size, None, c.mlp_bias),
+    linear = (  # name, module, outputs, inputs, first row in a fused leaf, bias
+        ("self_attn.q_proj", (*attention, "qkv"), queries, width, 0, c.attention_bias),
+        ("self_attn.k_proj", (*attention, "qkv"), keys, width, queries, c.attention_bias),
+        ("self_attn.v_proj", (*attention, "qkv"), keys, width, queries + keys, c.attention_bias),
+        ("self_attn.o_proj", (*attention, "output"), width, queries, None, c.attention_bias),
+        ("mlp.gate_proj", (*mlp, "gate_up"), hidden, width, 0, c.mlp_bias),
+        ("mlp.up_proj", (*mlp, "gate_up"), hidden, width, hidden, c.mlp_bias),
+        ("mlp.down_proj", (*mlp, "down"), width, hidden, None, c.mlp_bias),
     )
-    for name, path, outputs, inputs, part, bias in linear:
+    for name, path, outputs, inputs, first, bias in linear:
+        part = None if first is None else (first, first + outputs)
         table[f"{prefix}{name}.weight"] = Parameter((*path, "kernel"), (outputs, inputs), part)
         if bias:
             table[f"{prefix}{name}.bias"] = Parameter((*path, "bias"), (outputs,), part)

@@ -1,5 +1,8 @@
-"""Rotary position embeddings (arXiv 2104.09864) in Hugging Face's convention: the first half of a head is rotated against
-the second. GGUF files interleave the halves instead; loaders undo that permutation, nothing here knows of it."""
+"""Rotary position embeddings (arXiv 2104.09864) in Hugging Face's convention.
+
+The first half of a head is rotated against the second. GGUF files interleave the halves instead; loaders undo that
+permutation, nothing here knows of it.
+"""
 
 import math
 from collections.abc import Mapping
@@ -37,8 +40,8 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
 def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> np.ndarray:
     """Radians a position, [head_dim / 2] float32, as transformers' `ROPE_INIT_FUNCTIONS` gives them.
 
-    `dynamic` equals `default` up to the context the model states, and nothing beyond it is decoded: past it every cached
-    key would have to be rotated anew. Raises ValueError on a scaling `check_scaling` refuses.
+    `dynamic` equals `default` up to the context the model states, and nothing beyond it is decoded: past it every
+    cached key would have to be rotated anew. Raises ValueError on a scaling `check_scaling` refuses.
     """
     check_scaling(scaling)
     kind = rope_type(scaling)
@@ -54,7 +57,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
 
 
 def rotation(positions: Array, frequency: np.ndarray) -> tuple[Array, Array]:
-    """cos and sin, each [B, T, 1, head_dim / 2] float32, of positions [B, T]; computed once a pass, used by every layer."""
+    """cos and sin, each [B, T, 1, head_dim / 2] float32, of positions [B, T]; once a pass, used by every layer."""
     angle = positions.astype(jnp.float32)[:, :, None, None] * jnp.asarray(frequency)[None, None, None, :]
     return jnp.cos(angle), jnp.sin(angle)
 

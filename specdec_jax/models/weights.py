@@ -1,10 +1,11 @@
 """From named tensors, as checkpoints hold them, to a parameter tree and back, by a table a family writes down.
 
-A name the table lacks, one that is missing or comes twice, and a wrong shape are errors: a checkpoint that is nearly right
-decodes to fluent nonsense.
+A name the table lacks, one that is missing or comes twice, and a wrong shape are errors: a checkpoint that is nearly
+right decodes to fluent nonsense.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ class Parameter(NamedTuple):
 
 
 Table = Mapping[str, Parameter]
+Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> host or device array
 
 
@@ -36,16 +38,13 @@ def leaf_shapes(table: Table) -> dict[tuple[str, ...], tuple[int, ...]]:
     return shapes
 
 
-def params_from_named(
-    table: Table, named: Named, dtype: Any, *, ignored: Mapping[str, tuple[int, ...] | None] | None = None
-):
+def params_from_named(table: Table, named: Named, dtype: Any, *, ignored: Ignored = MappingProxyType({})) -> Any:
     """The parameter tree, every leaf in `dtype` on the default device.
 
-    `named` may be a mapping or an iterable of (name, array); an iterable is read once and holds one tensor at a time, so
-    a loader can dequantise lazily. `ignored` maps names that may come and are dropped to the shape they must have (None:
-    any). Raises ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors.
+    `named` may be a mapping or an iterable of (name, array); an iterable is read once, one tensor at a time, so a
+    loader can dequantise lazily. `ignored` maps names that may come and are dropped to the shape they must have
+    (None: any). Raises ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors.
     """
-    ignored = {} if ignored is None else ignored
     shapes, unfilled = leaf_shapes(table), {path: 0 for path in leaf_shapes(table)}
     for parameter in table.values():
         unfilled[parameter.path] += 1
@@ -69,9 +68,8 @@ def params_from_named(
             leaves[path] = jnp.asarray(host.pop(path))
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
-        raise ValueError(
-            "weights do not fit the model: " + "; ".join(_listed(*fault) for fault in wrong.items() if fault[1])
-        )
+        faults = [_listed(kind, names) for kind, names in wrong.items() if names]
+        raise ValueError(f"weights do not fit the model: {'; '.join(faults)}")
     return _tree(leaves)
 
 
@@ -84,15 +82,13 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
             leaf = leaf[key]
         array = np.asarray(leaf)[slice(None) if part is None else slice(*part)]
         if array.shape != shape:
-            raise ValueError(
-                f"parameter {'/'.join(path)} has the wrong shape for {name}: {array.shape} instead of {shape}"
-            )
+            raise ValueError(f"parameter {'/'.join(path)}, {name}, has shape {array.shape} instead of {shape}")
         named[name] = array
     return named
 
 
 def _items(named: Named) -> Iterator[tuple[str, Any]]:
-    yield from named.items() if isinstance(named, Mapping) else named
+    return iter(named.items()) if isinstance(named, Mapping) else iter(named)
 
 
 def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:
