@@ -140,7 +140,7 @@ class Drafter(NamedTuple):
     commit: Callable[[Params, DrafterState, Array, Array], DrafterState]
     # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
     max_draft_length: int  # K
-    vocab_size: int | None = None  # None: any
+    model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
 
 
 class Monitor(NamedTuple):

@@ -97,7 +97,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
         return _catch_up(language_model, params, state, tokens, length, catch_up)
 
-    return Drafter(init, propose, commit, max_draft_length, language_model.spec.vocab_size)
+    return Drafter(init, propose, commit, max_draft_length, language_model)
 
 
 def _start(

@@ -1,0 +1,316 @@
+"""build_decoder: prefill, extend, step, run and score. The only file that jits and donates.
+
+One dispatch takes a prompt from prefill to its last token (`run`), or a given number of rounds (`run(..., rounds=n)`,
+`step`). States are donated, so a state that was passed in must not be used again; parameters are arguments, never
+donated and never closed over.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.rounds import ModelParams, Parts, play_round
+from specdec_jax.sampling import laws, make_warp
+from specdec_jax.statistics import no_counts, no_record
+from specdec_jax.types import (
+    Array,
+    Cache,
+    DecodeState,
+    Drafter,
+    LanguageModel,
+    Monitor,
+    Params,
+    StoppingPolicy,
+    Verifier,
+    Warp,
+)
+
+ALL_ROUNDS = np.iinfo(np.int32).max
+
+
+class Decoder(NamedTuple):
+    """What build_decoder returns. `jitted` holds the compiled functions for lowering, exporting and cost analysis."""
+
+    prefill: Callable[..., DecodeState]
+    extend: Callable[..., DecodeState]
+    step: Callable[[ModelParams, DecodeState], DecodeState]
+    run: Callable[..., DecodeState]
+    score: Callable[..., "Scores"]
+    parts: Parts
+    jitted: Mapping[str, Any]
+
+
+class Scores(NamedTuple):
+    """Both models' view of a given text; entry t is about token t + 1 given tokens 0..t."""
+
+    log_p: Array  # [B, T-1] float32, the target's, warped
+    log_q: Array  # [B, T-1] float32, the drafter's (NaN without a drafter model)
+    target_entropy: Array  # [B, T-1] float32, nats, as sampled
+    drafter_entropy: Array  # [B, T-1] float32
+
+
+def no_monitor() -> Monitor:
+    """Observe nothing."""
+    return Monitor(lambda batch: (), lambda state, laws, verdict, context: state)
+
+
+def default_widths(max_draft_length: int) -> tuple[int, ...]:
+    """Verification widths for drafts of up to that many tokens: powers of two, then the full width.
+
+    The least is 2: a bf16 matrix product of one row takes a slow path on CPUs, and 2 cost what 1 does elsewhere.
+    """
+    full = max(max_draft_length + 1, 2)
+    powers = [2**n for n in range(1, 31) if 2**n < full]
+    return (*powers, full)
+
+
+def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
+    """The bucket of cache slots that holds a generation: 64, 96, 128, 192, 256, 384 ... so that few shapes compile."""
+    needed = prompt + max_new_tokens + widest
+    bucket = 64
+    while bucket < needed:
+        bucket = bucket * 3 // 2 if bucket & (bucket - 1) == 0 else bucket * 4 // 3
+    return bucket
+
+
+def build_decoder(
+    target: LanguageModel,
+    drafter: Drafter,
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    *,
+    monitor: Monitor | None = None,
+    verification_widths: Sequence[int] | None = None,
+    prefill_chunk: int = 64,
+) -> Decoder:
+    """Compile-once decoding for one target, drafter, policy and verifier.
+
+    Args:
+        verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
+            runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
+        prefill_chunk: prompt tokens a target pass takes.
+
+    Raises:
+        ValueError: widths that do not ascend or cannot hold the longest draft, or drafter and target vocabularies differ.
+    """
+    widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
+    _check_parts(target, drafter, widths, prefill_chunk)
+    parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
+
+    def run_rounds(params: ModelParams, state: DecodeState, rounds: Array) -> DecodeState:
+        def unfinished(carry: tuple[Array, DecodeState]) -> Array:
+            played, state = carry
+            return (played < rounds) & jnp.any(~state.done)
+
+        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+            return carry[0] + 1, play_round(parts, params, carry[1])
+
+        return lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
+
+    def fill(params: ModelParams, state: DecodeState) -> DecodeState:
+        return _fill(parts, params, state, prefill_chunk)
+
+    def begin(params: ModelParams, state: DecodeState) -> DecodeState:
+        batch, slots = state.tokens.shape
+        cache = target.init_cache(params.target, batch, slots)
+        return fill(params, state._replace(target_cache=cache, drafter=drafter.init(params.drafter, batch, slots)))
+
+    def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
+        same = _common_prefix(state, fresh)
+        drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
+        return fill(params, fresh._replace(target_cache=_known(target, state, same), drafter=drafter_state))
+
+    jitted = {
+        "run": jax.jit(run_rounds, donate_argnums=1),
+        "step": jax.jit(lambda params, state: play_round(parts, params, state), donate_argnums=1),
+        "prefill": jax.jit(begin),
+        "extend": jax.jit(continue_from, donate_argnums=1),
+        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=4),
+    }
+    return _wrap(parts, jitted)
+
+
+def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
+    """The Python side: arguments are checked here, before anything compiles."""
+
+    def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
+        return jitted["prefill"](params, _fresh(parts, prompts, **options))
+
+    def extend(params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
+        options.setdefault("slots", state.tokens.shape[1])
+        fresh = _fresh(parts, prompts, **options)
+        if fresh.tokens.shape != state.tokens.shape:
+            raise ValueError(
+                f"extend needs the state's own shape {state.tokens.shape} (rows, slots), got {fresh.tokens.shape}"
+            )
+        return jitted["extend"](params, state, fresh)
+
+    def run(params: ModelParams, state: DecodeState, rounds: int | None = None) -> DecodeState:
+        return jitted["run"](params, state, np.int32(ALL_ROUNDS if rounds is None else rounds))
+
+    def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
+        text = np.asarray(tokens, np.int32)
+        if text.ndim != 2 or text.shape[1] < 2:
+            raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
+        batch, length = text.shape
+        padded = np.pad(text, ((0, 0), (0, -length % chunk + 1)))
+        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), np.int32(0), chunk)
+        return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
+
+    return Decoder(prefill, extend, jitted["step"], run, score, parts, jitted)
+
+
+def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:
+    if list(widths) != sorted(set(widths)) or widths[0] < 1:
+        raise ValueError(f"verification_widths must ascend and be positive, got {widths}")
+    if widths[-1] < drafter.max_draft_length + 1:
+        raise ValueError(
+            f"the widest verification width {widths[-1]} cannot hold max_draft_length {drafter.max_draft_length} "
+            f"drafts and the token before them; give one of at least {drafter.max_draft_length + 1}"
+        )
+    if prefill_chunk < 2:
+        raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
+    drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
+    if drafts != target.spec.vocab_size:
+        raise ValueError(f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries")
+
+
+def _fresh(
+    parts: Parts,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int] = 64,
+    seed: int | Sequence[int] = 0,
+    warp: Warp | None = None,
+    policy_numbers: Mapping[str, Any] | None = None,
+    verifier_numbers: Mapping[str, Any] | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
+    stop_ids: Sequence[int] | None = None,
+    slots: int | None = None,
+    record_rounds: int = 0,
+) -> DecodeState:
+    """A state on the host, caches still missing: everything a request brings, checked.
+
+    Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
+    max_new_tokens are ever played); 0 keeps none.
+    """
+    batch, most = len(prompts), parts.drafter.max_draft_length
+    lengths, limits = _lengths(parts, prompts, max_new_tokens)
+    widest = max(parts.widths)
+    needed = int(limits.max()) + widest
+    slots = slots_for(int(limits.max()), 0, widest) if slots is None else slots
+    if slots < needed:
+        raise ValueError(f"{slots} cache slots cannot hold {needed} = prompt + max_new_tokens + widest width {widest}")
+    warp = make_warp(batch) if warp is None else warp
+    if parts.verifier.greedy_only and np.any(np.asarray(warp.temperature) > 0):
+        raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
+    tokens = np.zeros((batch, slots), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    seeds = np.asarray(seed, np.uint32) if np.ndim(seed) else np.uint32(seed) + np.arange(batch, dtype=np.uint32)
+    stops = parts.target.spec.eos_ids if stop_ids is None else tuple(stop_ids)
+    return DecodeState(
+        tokens=tokens,
+        length=lengths,
+        prompt_length=lengths.copy(),
+        limit=limits,
+        done=limits <= lengths,
+        seed=seeds,
+        stop_ids=np.array([*stops, *[-1] * (-len(stops) % 8 or 8 * (not stops))], np.int32),
+        warp=warp,
+        target_cache=(),
+        drafter=(),
+        policy=parts.policy.init(batch, **(policy_numbers or {})),
+        verifier=parts.verifier.init(batch, **(verifier_numbers or {})),
+        monitor=parts.monitor.init(batch, **(monitor_numbers or {})),
+        statistics=no_counts(batch, most),
+        record=no_record(batch, most, record_rounds),
+    )
+
+
+def _lengths(
+    parts: Parts, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt lengths and the lengths at which rows end, [B] int32 each; refuses what cannot be decoded."""
+    spec = parts.target.spec
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    if not len(prompts) or lengths.min() < 1:
+        raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
+    for row, prompt in enumerate(prompts):
+        if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < spec.vocab_size)
+            raise ValueError(f"prompt {row} has token {wrong}, outside the vocabulary of {spec.vocab_size}")
+    new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+    if new.min() < 0:
+        raise ValueError(f"max_new_tokens must not be negative, got {new.min()}")
+    if (lengths + new).max() > spec.context:
+        row = int((lengths + new).argmax())
+        raise ValueError(
+            f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context of {spec.context}"
+        )
+    return lengths, lengths + new
+
+
+def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:
+    """Feed the target all tokens but the last, from where its cache ends, and let the drafter catch up."""
+    target, slots = parts.target, state.tokens.shape[1]
+    chunk = min(chunk, slots)
+    wanted = jnp.asarray(state.length) - 1
+    known = state.target_cache.length
+
+    def feed(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        known, cache = carry
+        start = jnp.minimum(known, slots - chunk)  # never over the end: updates past it are clamped silently
+        offset = jnp.arange(chunk, dtype=jnp.int32)[None, :]
+        window = jnp.take_along_axis(jnp.asarray(state.tokens), start[:, None] + offset, axis=1)
+        _, cache = target.apply(params.target, window, target.with_length(cache, start))
+        return jnp.maximum(known, jnp.minimum(start + chunk, wanted)), cache
+
+    with jax.named_scope("prefill"):
+        _, cache = lax.while_loop(lambda carry: jnp.any(carry[0] < wanted), feed, (known, state.target_cache))
+    drafter = parts.drafter.commit(params.drafter, state.drafter, jnp.asarray(state.tokens), jnp.asarray(state.length))
+    return state._replace(target_cache=target.with_length(cache, wanted), drafter=drafter)
+
+
+def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
+    """Tokens [B] that both begin with."""
+    slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]
+    both = slot < jnp.minimum(state.length, fresh.length)[:, None]
+    return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
+
+
+def _known(target: LanguageModel, state: DecodeState, same: Array) -> Cache:
+    """The target's cache cut back to the common prefix (it never held the last token)."""
+    return target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))
+
+
+def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: Array, chunk: int) -> Scores:
+    """Teacher-forced passes of both models over [B, T] in chunks; only statistics are kept, never [B, T, V]."""
+    batch, length = tokens.shape
+    steps = (length - 1) // chunk
+
+    def pass_over(model: LanguageModel, weights: Params) -> tuple[Array, Array]:
+        def one(cache: Cache, index: Array) -> tuple[Cache, tuple[Array, Array]]:
+            fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+            following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
+            logits, cache = model.apply(weights, fed, cache)
+            seen = laws(logits, warp)
+            chosen = jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0]
+            return cache, (chosen, seen.entropy)
+
+        cache = model.init_cache(weights, batch, length)
+        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32) + zero)
+        flat = lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1)  # noqa: E731
+        return flat(chosen), flat(entropies)
+
+    log_p, target_entropy = pass_over(parts.target, params.target)
+    if parts.drafter.model is None:
+        unknown = jnp.full_like(log_p, jnp.nan)
+        return Scores(log_p, unknown, target_entropy, unknown)
+    log_q, drafter_entropy = pass_over(parts.drafter.model, params.drafter)
+    return Scores(log_p, log_q, target_entropy, drafter_entropy)
+

@@ -1,0 +1,175 @@
+"""One round: draft, verify in the narrowest width that holds the longest draft, emit, commit."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.numbers import select_rows
+from specdec_jax.sampling import ACCEPT, NEXT, draw, laws, uniforms
+from specdec_jax.statistics import count_round, record_round
+from specdec_jax.types import (
+    Array,
+    Cache,
+    DecodeState,
+    Draft,
+    Drafter,
+    LanguageModel,
+    Monitor,
+    MonitorState,
+    Params,
+    RoundContext,
+    StoppingPolicy,
+    Verdict,
+    Verifier,
+    VerifierState,
+)
+
+
+class Parts(NamedTuple):
+    """The static pieces a decoder is built of."""
+
+    target: LanguageModel
+    drafter: Drafter
+    policy: StoppingPolicy
+    verifier: Verifier
+    monitor: Monitor
+    widths: tuple[int, ...]  # verification widths, ascending; the last holds max_draft_length + 1 tokens
+
+
+class ModelParams(NamedTuple):
+    """The weights of both models; `drafter` is whatever the drafter's `init` wants (None for none)."""
+
+    target: Params
+    drafter: Params = None
+
+
+class _Verified(NamedTuple):
+    verdict: Verdict
+    cache: Cache
+    verifier: VerifierState
+    monitor: MonitorState
+
+
+def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
+    """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
+    context = _context(parts, state)
+    with jax.named_scope("draft"):
+        draft, info, drafter, policy = parts.drafter.propose(
+            params.drafter, state.drafter, state.tokens, context, parts.policy, state.policy, parts.verifier.needs_log_q
+        )
+    with jax.named_scope("verify"):
+        choice = _narrowest(parts.widths, draft.length)
+        branches = [_verification(parts, width) for width in parts.widths]
+        verified = lax.switch(choice, branches, params.target, state, draft, context)
+    with jax.named_scope("commit"):
+        threshold = parts.policy.threshold(policy)
+        policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.verdict), policy)
+        emitted, stopped = _cut(state, verified.verdict, context)
+        tokens = _append(state.tokens, state.length, verified.verdict.tokens, emitted)
+        length = state.length + emitted
+        drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
+        accepted = jnp.minimum(verified.verdict.length - 1, emitted)
+        width = jnp.array(parts.widths, jnp.int32)[choice]
+        measured = (draft, info, accepted, emitted, width, threshold)
+        return state._replace(
+            tokens=tokens,
+            length=length,
+            done=state.done | stopped | (length >= state.limit),
+            target_cache=parts.target.with_length(verified.cache, jnp.maximum(length - 1, 0)),
+            drafter=drafter,
+            policy=policy,
+            verifier=verified.verifier,
+            monitor=verified.monitor,
+            statistics=count_round(state.statistics, context.alive, *measured[:4]),
+            record=record_round(state.record, state.statistics.num_rounds, context.alive, *measured),
+        )
+
+
+def _context(parts: Parts, state: DecodeState) -> RoundContext:
+    alive = ~state.done
+    room = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
+    return RoundContext(
+        length=state.length,
+        emitted=state.length - state.prompt_length,
+        budget=jnp.where(alive, jnp.maximum(room, 0), 0),
+        alive=alive,
+        seed=state.seed,
+        warp=state.warp,
+        monitor=state.monitor,
+    )
+
+
+def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
+    """Index of the narrowest width that holds the longest draft and the token before it."""
+    too_narrow = jnp.array(widths, jnp.int32) < jnp.max(drafted) + 1
+    return jnp.minimum(jnp.sum(too_narrow.astype(jnp.int32)), len(widths) - 1)
+
+
+def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
+    """The branch of one width: target pass, laws, acceptance and next token, all at that width."""
+    most = parts.drafter.max_draft_length
+    held = min(width - 1, most)  # drafts this width can hold
+
+    def verify(params: Params, state: DecodeState, draft: Draft, context: RoundContext) -> _Verified:
+        draft = Draft(
+            draft.tokens[:, :held],
+            None if draft.log_q is None else draft.log_q[:, :held],
+            draft.one_hot[:, :held],
+            draft.length,
+        )
+        start = context.length - 1
+        last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+        fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, width - 1 - held)))
+        cache = parts.target.with_length(state.target_cache, start)
+        with jax.named_scope("target_pass"):
+            logits, cache = parts.target.apply(params, fed, cache)
+        target = laws(logits[:, : held + 1], state.warp)
+        log_length, next_law, verifier = parts.verifier.law(state.verifier, draft, target, target.log_prob, context)
+        accepted = draw_length(log_length, context)
+        token = draw_next(next_law(accepted), context, accepted)
+        verdict = _verdict(draft.tokens, accepted, token, most)
+        verifier = select_rows(context.alive, verifier, state.verifier)
+        monitor = parts.monitor.observe(state.monitor, target, verdict, context)
+        return _Verified(verdict, cache, verifier, select_rows(context.alive, monitor, state.monitor))
+
+    return verify
+
+
+def draw_length(log_length: Array, context: RoundContext) -> Array:
+    """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
+    uniform = uniforms(context.seed, context.emitted, jnp.int32(0), ACCEPT)
+    return draw(jnp.exp(log_length), uniform)
+
+
+def draw_next(weights: Array, context: RoundContext, accepted: Array) -> Array:
+    """The recovered or bonus token [B] int32 from the next law's weights [B, V]."""
+    return draw(weights, uniforms(context.seed, context.emitted, accepted, NEXT))
+
+
+def _verdict(drafts: Array, accepted: Array, token: Array, most: int) -> Verdict:
+    held = drafts.shape[1]
+    index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
+    padded = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
+    return Verdict(jnp.where(index < accepted[:, None], padded, token[:, None]), accepted + 1)
+
+
+def _cut(state: DecodeState, verdict: Verdict, context: RoundContext) -> tuple[Array, Array]:
+    """Tokens emitted [B] after the end-of-sequence cut and the limit, and whether a stop token was among them."""
+    size = verdict.tokens.shape[1]
+    index = jnp.arange(size, dtype=jnp.int32)[None, :]
+    stops = jnp.any(verdict.tokens[:, :, None] == state.stop_ids[None, None, :], axis=-1)
+    stops = stops & (index < verdict.length[:, None])
+    first = jnp.min(jnp.where(stops, index, size), axis=1)
+    emitted = jnp.minimum(jnp.minimum(verdict.length, first + 1), state.limit - state.length)
+    emitted = jnp.where(context.alive, jnp.maximum(emitted, 0), 0)
+    return emitted, context.alive & (first < emitted)
+
+
+def _append(tokens: Array, length: Array, new: Array, count: Array) -> Array:
+    """Row b's tokens with its first count[b] new ones written from length[b] on."""
+    slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] - length[:, None]
+    inside = (slot >= 0) & (slot < count[:, None])
+    return jnp.where(inside, jnp.take_along_axis(new, jnp.clip(slot, 0, new.shape[1] - 1), axis=1), tokens)

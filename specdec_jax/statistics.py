@@ -1,0 +1,144 @@
+"""Counting inside the loop, and the figures people quote from the counts. Names as in vLLM."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.types import Array, Draft, DraftInfo, RoundInfo, Statistics
+
+
+def no_counts(batch: int, most: int) -> Statistics:
+    """All zero, for `batch` rows and drafts of up to `most` tokens."""
+    one = np.zeros((batch,), np.int32)
+    per_position = np.zeros((batch, most), np.int32)
+    return Statistics(
+        one, one, one, one, one, one, one, per_position, per_position, per_position, np.zeros((batch, most + 1), np.int32)
+    )
+
+
+def count_round(
+    counts: Statistics, alive: Array, draft: Draft, info: DraftInfo, accepted: Array, emitted: Array
+) -> Statistics:
+    """Counts after one round; `accepted` and `emitted` are after the end-of-sequence cut, drafted counts as cost."""
+    most = draft.tokens.shape[1]
+    index = jnp.arange(most, dtype=jnp.int32)[None, :]
+    drafted = (index < draft.length[:, None]) & alive[:, None]
+    one = alive.astype(jnp.int32)
+    histogram = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == accepted[:, None]
+    added = Statistics(
+        num_rounds=one,
+        num_drafts=one * (draft.length > 0).astype(jnp.int32),
+        num_draft_tokens=one * draft.length,
+        num_accepted_tokens=one * accepted,
+        num_emitted_tokens=emitted,
+        drafter_passes=one * info.passes,
+        checked_passes=one * info.checked,
+        drafted_at=drafted.astype(jnp.int32),
+        reached_at=(drafted & (index <= accepted[:, None])).astype(jnp.int32),
+        accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
+        length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
+    )
+    return jax.tree.map(jnp.add, counts, added)
+
+
+def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
+    """An empty record of `rounds` rounds, or None for 0."""
+    if rounds == 0:
+        return None
+    whole = np.zeros((batch, rounds), np.int32)
+    drafts = np.full((batch, rounds, most), np.nan, np.float32)
+    return RoundInfo(
+        proposed=np.zeros((batch, rounds, most), np.int32),
+        drafted=whole,
+        accepted=whole,
+        emitted=whole,
+        drafter_passes=whole,
+        checked=whole,
+        width=whole,
+        entropy=drafts,
+        max_prob=drafts,
+        threshold=np.full((batch, rounds), np.nan, np.float32),
+        drafter_id=whole,
+        phase=whole,
+    )
+
+
+def record_round(
+    record: RoundInfo | None,
+    round_index: Array,
+    alive: Array,
+    draft: Draft,
+    info: DraftInfo,
+    accepted: Array,
+    emitted: Array,
+    width: Array,
+    threshold: Array,
+) -> RoundInfo | None:
+    """The record with this round written; live rows all stand at the same round, finished ones write nothing."""
+    if record is None:
+        return None
+    now = RoundInfo(
+        proposed=draft.tokens,
+        drafted=draft.length,
+        accepted=accepted,
+        emitted=emitted,
+        drafter_passes=info.passes,
+        checked=info.checked,
+        width=jnp.broadcast_to(width, emitted.shape),
+        entropy=info.entropy,
+        max_prob=info.max_prob,
+        threshold=threshold.astype(jnp.float32),
+        drafter_id=info.drafter_id,
+        phase=jnp.zeros_like(emitted),
+    )
+    index = jnp.max(jnp.where(alive, round_index, 0))
+
+    def write(buffer: Array, value: Array) -> Array:
+        old = lax.dynamic_index_in_dim(buffer, index, axis=1, keepdims=False)
+        mask = alive.reshape(alive.shape + (1,) * (value.ndim - 1))
+        return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, old), index, axis=1)
+
+    return jax.tree.map(write, record, now)
+
+
+def summarise(counts: Statistics) -> dict[str, Any]:
+    """The field's figures over all rows of `counts`, as plain Python numbers and lists.
+
+    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
+    `acceptance_per_position` is over all such rounds, `conditional_acceptance_per_position` over those that reached the
+    position. A figure without data is None.
+    """
+    total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
+    drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)
+    figures: dict[str, Any] = {
+        name: int(getattr(total, name))
+        for name in (
+            "num_rounds",
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_emitted_tokens",
+            "drafter_passes",
+            "checked_passes",
+        )
+    }
+    figures |= {
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "mean_draft_length": _ratio(drafted, int(total.num_rounds)),
+        "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
+        "tokens_per_round": _ratio(int(total.num_emitted_tokens), int(total.num_rounds)),
+        "checked_fraction": _ratio(int(total.checked_passes), int(total.drafter_passes)),
+        "acceptance_per_position": [_ratio(int(a), drafts) for a in total.accepted_at],
+        "conditional_acceptance_per_position": [
+            _ratio(int(a), int(r)) for a, r in zip(total.accepted_at, total.reached_at, strict=True)
+        ],
+        "acceptance_histogram": [int(n) for n in total.length_histogram],
+    }
+    return figures
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return None if whole == 0 else part / whole
