@@ -1,0 +1,48 @@
+"""Adaptive speculative decoding in JAX: AdaEDL and its rivals inside one jitted `lax.while_loop`, proven lossless.
+
+    >>> import specdec_jax as sd
+    >>> sd.generate("Why is the sky blue?", max_new_tokens=64).text
+
+`load_model` reads weights, `generate` and `stream` decode text, `build_decoder` is for those who want `prefill`, `step`
+and `run`. Policies are in `specdec_jax.stopping`, verifiers in `specdec_jax.verification`.
+
+Names are imported when first used: `--help` and the loaders need not wait for what they do not use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_jax.decoding import build_decoder as build_decoder
+    from specdec_jax.generation import Generation as Generation
+    from specdec_jax.generation import build_pair as build_pair
+    from specdec_jax.generation import generate as generate
+    from specdec_jax.loading import load_model as load_model
+    from specdec_jax.rounds import ModelParams as ModelParams
+    from specdec_jax.sampling import make_warp as make_warp
+    from specdec_jax.statistics import summarise as summarise
+    from specdec_jax.streaming import Chunk as Chunk
+    from specdec_jax.streaming import stream as stream
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "build_decoder": "decoding",
+    "Generation": "generation",
+    "build_pair": "generation",
+    "generate": "generation",
+    "load_model": "loading",
+    "ModelParams": "rounds",
+    "make_warp": "sampling",
+    "summarise": "statistics",
+    "Chunk": "streaming",
+    "stream": "streaming",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specdec_jax' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"specdec_jax.{_HOMES[name]}"), name)

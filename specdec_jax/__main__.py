@@ -1,0 +1,8 @@
+"""`python -m specdec_jax`."""
+
+import sys
+
+from specdec_jax.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

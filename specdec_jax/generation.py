@@ -1,0 +1,292 @@
+"""Text in; text, tokens and statistics out. The call a user makes first."""
+
+import functools
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.choices import nearest
+from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.drafters.nothing import nothing
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.statistics import summarise
+from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.types import DecodeState, LanguageModel, StoppingPolicy, Verifier
+from specdec_jax.verification.rejection import rejection
+
+STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
+ADAEDL, REJECTION = adaedl(), rejection()  # made once, so that the default decoder is found again
+
+Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
+
+
+class Generation(NamedTuple):
+    """One row's result. Tokens after the end are not among `tokens`; a stop string is cut from `text` only."""
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    finish_reason: str  # "stop", "stop_string", "length" or "interrupted"
+    statistics: dict[str, Any]  # specdec_jax.statistics.summarise of this row
+    seconds: float  # decoding, without prefill and compilation
+    prefill_seconds: float
+    compile_seconds: float  # 0 when everything was compiled before
+    rounds: list[dict[str, Any]] | None = None  # per round, when asked for
+
+
+class Pair(NamedTuple):
+    """A target, perhaps a drafter, and the decoder that joins them."""
+
+    target: LoadedModel
+    decoder: Decoder
+    params: ModelParams
+
+
+def build_pair(
+    target: LoadedModel | str = "smollm2",
+    drafter: LoadedModel | str | None = "smollm2-drafter",
+    *,
+    policy: StoppingPolicy = ADAEDL,
+    verifier: Verifier = REJECTION,
+    max_draft_length: int = 7,
+    dtype: str = "bfloat16",
+    verification_widths: tuple[int, ...] | None = None,
+) -> Pair:
+    """Load (where a name is given) and join two models. `drafter=None` is plain decoding.
+
+    Raises:
+        ValueError: the vocabularies differ, or a number is out of range.
+    """
+    big = _loaded(target, dtype) if isinstance(target, str) else target
+    if drafter is None:
+        return Pair(big, _decoder(big.model, None, policy, verifier, 0, verification_widths), ModelParams(big.params))
+    small = _loaded(drafter, dtype) if isinstance(drafter, str) else drafter
+    check_same_vocabulary(big, small)
+    decoder = _decoder(big.model, small.model, policy, verifier, max_draft_length, verification_widths)
+    return Pair(big, decoder, ModelParams(big.params, small.params))
+
+
+def generate(
+    prompt: Conversation | Sequence[Conversation], *, pair: Pair | None = None, record: bool = False, **options: Any
+) -> Any:
+    """Decode one prompt, or a list of prompts as one batch.
+
+    Args:
+        prompt: text, messages, or a list of either (then a list of Generations comes back).
+        pair: models and decoder of `build_pair`; without one, `target`, `drafter`, `policy`, `verifier`,
+            `max_draft_length`, `dtype` and `verification_widths` among the options build it.
+        record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
+        options: those of `prepare`: max_new_tokens, temperature, top_k, top_p, min_p, seed, stop (strings), stop_ids,
+            chat, system, policy_numbers, verifier_numbers.
+
+    Raises:
+        ValueError: bad input, named, before anything compiles.
+    """
+    pair, options = split_options(pair, options)
+    many = _is_batch(prompt)
+    prompts = list(prompt) if many else [prompt]
+    stop = tuple(options.pop("stop", ()))
+    request = prepare(pair, prompts, record=record, **options)
+    begun = start(pair, request)
+    watch = time.perf_counter()
+    state = _run(pair, begun.state, stop)
+    jax.block_until_ready(state.tokens)
+    seconds = time.perf_counter() - watch
+    results = [finish(pair, request, state, row, seconds, begun, stop) for row in range(len(prompts))]
+    return results if many else results[0]
+
+
+class Request(NamedTuple):
+    """A checked request: token ids and what `prefill` takes."""
+
+    prompts: list[list[int]]
+    options: dict[str, Any]
+
+
+class Begun(NamedTuple):
+    """A prefilled state and what it took."""
+
+    state: DecodeState
+    prefill_seconds: float
+    compile_seconds: float
+
+
+def prepare(
+    pair: Pair,
+    prompts: Sequence[Conversation],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop_ids: Sequence[int] | None = None,
+    chat: bool = True,
+    system: str | None = None,
+    policy_numbers: Mapping[str, Any] | None = None,
+    verifier_numbers: Mapping[str, Any] | None = None,
+    record: bool = False,
+) -> Request:
+    """Tokens and options for `Decoder.prefill`. The end of sequence is the target's unless `stop_ids` says otherwise."""
+    ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
+    tokenizer = pair.target.tokenizer
+    ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "warp": make_warp(len(ids), temperature, top_k, top_p, min_p),
+        "seed": seed,
+        "stop_ids": ends,
+        "policy_numbers": policy_numbers,
+        "verifier_numbers": verifier_numbers,
+        "record_rounds": max_new_tokens if record else 0,
+    }
+    return Request(ids, options)
+
+
+def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
+    """Token ids of a prompt: through the chat template, or as plain text when `chat` is off.
+
+    Raises:
+        ValueError: the prompt is empty, or messages or a system prompt come with the template off.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if not chat:
+        if system is not None or not isinstance(prompt, str):
+            raise ValueError("a system prompt and messages need the chat template; it is off")
+        return target.tokenizer.encode(prompt, add_special=True)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    return target.tokenizer.encode(target.tokenizer.chat(messages))
+
+
+def start(pair: Pair, request: Request) -> Begun:
+    """Prefill, and compile what is still to compile: `run` with zero rounds compiles the whole generation and plays none."""
+    watch = time.perf_counter()
+    prefill, run = pair.decoder.jitted["prefill"], pair.decoder.jitted["run"]
+    known = prefill._cache_size()
+    state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
+    first = time.perf_counter()
+    compile_seconds = 0.0
+    if prefill._cache_size() > known:
+        compile_seconds = first - watch
+        watch = time.perf_counter()
+        state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
+        first = time.perf_counter()
+    known = run._cache_size()
+    state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
+    if run._cache_size() > known:
+        compile_seconds += time.perf_counter() - first
+    return Begun(state, first - watch, compile_seconds)
+
+
+def finish(
+    pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun, stop: Sequence[str] = ()
+) -> Generation:
+    """Row `row` of a state as a Generation; ids that end a text are among the tokens and not in the text."""
+    length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
+    prompt_length = int(np.asarray(state.prompt_length)[row])
+    tokens = [int(token) for token in np.asarray(state.tokens)[row, prompt_length:length]]
+    ends = set(np.asarray(state.stop_ids).tolist())
+    text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
+    cut = find_stop(text, stop)
+    reason = "interrupted"
+    if cut is not None:
+        text, reason = text[:cut], "stop_string"
+    elif tokens and tokens[-1] in ends:
+        reason = "stop"
+    elif length >= limit:
+        reason = "length"
+    counts = jax.tree.map(lambda leaf: np.asarray(leaf)[row : row + 1], state.statistics)
+    rounds = None if state.record is None else recorded_rounds(state, row)
+    return Generation(
+        text=text,
+        tokens=tokens,
+        prompt_tokens=list(request.prompts[row]),
+        finish_reason=reason,
+        statistics=summarise(counts),
+        seconds=seconds,
+        prefill_seconds=begun.prefill_seconds,
+        compile_seconds=begun.compile_seconds,
+        rounds=rounds,
+    )
+
+
+def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[dict[str, Any]]:
+    """One row's recorded rounds from `known` on, each a dict of RoundInfo's fields as numpy values."""
+    total = int(np.asarray(state.statistics.num_rounds)[row])
+    assert state.record is not None, "the state was prefilled without record_rounds"
+    record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, known:total], state.record)
+    return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
+
+
+def find_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins in `text`, or None."""
+    found = [text.find(word) for word in stop if word and word in text]
+    return min(found) if found else None
+
+
+def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
+    """The pair given, or one built from the options that `build_pair` takes; and the rest of the options.
+
+    Raises:
+        ValueError: an option nobody takes, with the nearest name.
+    """
+    builds = set(inspect.signature(build_pair).parameters)
+    asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "record"} | {"stop"}
+    known = asks if pair is not None else asks | builds
+    for name in options:
+        if name not in known:
+            why = " (the pair given already has one)" if name in builds else nearest(name, known)
+            raise ValueError(f"generate has no option {name!r}{why}")
+    if pair is None:
+        pair = build_pair(**{name: value for name, value in options.items() if name in builds})
+    return pair, {name: value for name, value in options.items() if name in asks}
+
+
+def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
+    """To the end in one dispatch; with stop strings in dispatches of a few rounds, the texts read in between."""
+    if not stop:
+        return pair.decoder.run(pair.params, state)
+    while not np.all(np.asarray(state.done)):
+        state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
+        tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
+        texts = [pair.target.tokenizer.decode(tokens[i, begin[i] : end[i]].tolist()) for i in range(len(end))]
+        ended = np.array([find_stop(text, stop) is not None for text in texts])
+        state = state._replace(done=state.done | ended)
+    return state
+
+
+def _is_batch(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(source: str, dtype: str) -> LoadedModel:
+    return load_model(source, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _decoder(
+    target: LanguageModel,
+    drafter: LanguageModel | None,
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    max_draft_length: int,
+    widths: tuple[int, ...] | None,
+) -> Decoder:
+    """One decoder for equal pieces: a second call compiles nothing."""
+    if drafter is None:
+        return build_decoder(target, nothing(), policy, verifier, verification_widths=widths)
+    draft = model_drafter(with_vocabulary(drafter, target.spec.vocab_size), max_draft_length)
+    return build_decoder(target, draft, policy, verifier, verification_widths=widths)
