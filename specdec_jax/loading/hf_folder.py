@@ -1,0 +1,101 @@
+"""Hugging Face folders: config.json, one or many .safetensors, tokenizer.json; read and written."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from specdec_jax.loading.checkpoint import Checkpoint
+from specdec_jax.loading.families import family_of
+from specdec_jax.loading.new_folder import new_folder
+from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
+
+CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+
+
+def open_hf_folder(folder: str | Path) -> Checkpoint:
+    """Reads config and tokenizer and looks for every weight file; tensors are read one by one as they are asked for.
+
+    Raises FileNotFoundError for a missing file and ValueError for a damaged one, naming it, before any tensor is read.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    tokenizer = tokenizer_from_folder(folder)
+    files = weight_files(folder)
+    for path in files:
+        with _open(path):
+            pass
+    return Checkpoint(str(folder), config, _tensors(files), tokenizer)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json with the end ids that generation_config.json states, where it does: they are what `generate` obeys.
+
+    Raises FileNotFoundError or ValueError.
+    """
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} has no {CONFIG}")
+    config = read_json(folder / CONFIG)
+    if not config.get("model_type"):
+        raise ValueError(f"{folder / CONFIG} has no model_type")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
+    eos = read_json(folder / "generation_config.json").get("eos_token_id")
+    return config if eos is None else config | {"eos_token_id": eos}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The .safetensors files, all there. Raises FileNotFoundError naming the first that is missing."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map")
+        names = sorted(set(weight_map.values()))
+    else:
+        names = [SINGLE]
+    for name in names:
+        if not (folder / name).is_file():
+            bins = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
+            raise FileNotFoundError(f"no such weight file: {folder / name}{hint}")
+    return [folder / name for name in names]
+
+
+def save_hf_folder(
+    path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, overwrite: bool = False
+) -> None:
+    """Writes a folder that transformers and `load_model` read: in the parameters' dtype, complete or not at all.
+
+    `config` is a family's config, `params` its parameter tree. Raises FileExistsError unless `overwrite`, ValueError
+    when the parameters do not fit the config.
+    """
+    module = family_of(config)
+    named = module.named_from_params(config, params)
+    written = config.to_hf() | {"dtype": str(next(iter(named.values())).dtype)}
+    with new_folder(path, overwrite=overwrite) as folder:
+        whole = {name: np.ascontiguousarray(array) for name, array in named.items()}
+        save_file(whole, folder / SINGLE, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        tokenizer.save(folder)
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+    for path in files:
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
+                try:
+                    yield name, file.get_tensor(name)
+                except (SafetensorError, TypeError, ValueError) as error:
+                    raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, "numpy")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is truncated or damaged: {error}") from None

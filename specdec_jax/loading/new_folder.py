@@ -1,0 +1,38 @@
+"""Folders that appear complete or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Gives a temporary folder beside `path`, renamed to it when the block ends well and removed when it does not.
+
+    Raises FileExistsError if `path` exists and is not to be overwritten.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.new"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _move(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, path: Path) -> None:
+    """Renames over an old folder by way of a second name: a folder that is not empty cannot be replaced in one step."""
+    if not path.exists():
+        temporary.rename(path)
+        return
+    old = temporary.with_suffix(".old")
+    path.rename(old)
+    temporary.rename(path)
+    shutil.rmtree(old)

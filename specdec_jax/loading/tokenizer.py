@@ -1,0 +1,169 @@
+"""Text to tokens and back: one class over `tokenizers.Tokenizer`, however it was loaded."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from specdec_jax.loading import chat_template as templates
+
+REPLACEMENT = "\ufffd"  # what an incomplete or invalid byte sequence decodes to
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """A tokenizer with its chat template and the ids that mean something to decoding.
+
+    `special` maps `bos_token`, `eos_token`, ... to their text. Built by `tokenizer_from_folder` and
+    `tokenizer_from_gguf`; `for_model` ties it to a model's end ids and embedding.
+    """
+
+    def __init__(self, backend: Backend, special: Mapping[str, str], *, chat_template: str | None = None):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special = dict(special)
+        self.chat_template = chat_template
+        eos = self._id("eos_token")
+        self.bos_id: int | None = self._id("bos_token")
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
+        self._rows: int | None = None
+
+    def for_model(self, eos_ids: Sequence[int], rows: int) -> "Tokenizer":
+        """A copy that ends where the model says (unless it says nothing) and refuses ids beyond its `rows`."""
+        tied = copy.copy(self)
+        tied.eos_ids = tuple(eos_ids) or self.eos_ids
+        tied._rows = rows
+        return tied
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens known, added ones included; a model's embedding may be padded beyond it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id, added ones included."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Token ids. Special tokens written out in `text` become their ids; `add_special` adds what the model's own
+        post-processor adds (a beginning of sequence, for those that want one).
+
+        Raises ValueError if the text needs a token the model has no embedding for.
+        """
+        ids = self.backend.encode(text, add_special_tokens=add_special).ids
+        if self._rows is not None and ids and max(ids) >= self._rows:
+            worst = self.backend.id_to_token(max(ids))
+            raise ValueError(f"token {max(ids)} ({worst!r}) has no embedding: the model has {self._rows}")
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD, ids of embedding padding nothing."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as the model was trained to see it; encode it with `add_special=False`.
+
+        Raises ValueError if there is no template, or the template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise ValueError("this tokenizer has no chat template: give the prompt as plain text")
+        return templates.render(self.chat_template, messages, self.special, add_generation_prompt)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers reads them."""
+        folder = Path(folder)
+        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=False), encoding="utf-8")
+        config = {**self.special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+
+    def _id(self, role: str) -> int | None:
+        return self.backend.token_to_id(self.special[role]) if role in self.special else None
+
+
+class StreamDecoder:
+    """Text as tokens come, never half a character.
+
+    `push` returns what became certain, `flush` the rest; together they are `tokenizer.decode` of all tokens. Only the
+    tokens since the last complete character are decoded again, with those before them as context for tokenizers whose
+    first token differs (a leading space).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
+        self._tokenizer, self._skip = tokenizer, skip_special
+        self._ids: list[int] = []
+        self._context = 0  # first token decoded
+        self._shown = 0  # tokens whose text was returned
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Takes new tokens, returns the text they complete (often all of theirs, sometimes nothing)."""
+        self._ids.extend(int(i) for i in ids)
+        new = self._pending()
+        if not new or new.endswith(REPLACEMENT):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return new
+
+    def flush(self) -> str:
+        """What is still held back, half a character as U+FFFD; the decoder is then as new."""
+        new = self._pending()
+        self._ids, self._context, self._shown = [], 0, 0
+        return new
+
+    def _pending(self) -> str:
+        before = self._decode(self._ids[self._context : self._shown])
+        return self._decode(self._ids[self._context :])[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip)
+
+
+def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+
+    Raises FileNotFoundError without tokenizer.json, ValueError naming a file that cannot be read.
+    """
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (folder / name).exists()]
+        hint = f" ({other[0]} is not enough: save it with transformers as a fast tokenizer)" if other else ""
+        raise FileNotFoundError(f"{folder} has no tokenizer.json{hint}")
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise ValueError(f"{path} is damaged: {error}") from None
+    config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    special = {role: _text(config[role]) for role in ROLES if config.get(role)}
+    return Tokenizer(backend, special, chat_template=_template(folder, config.get("chat_template")))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} when there is no such file. Raises ValueError naming a file that holds something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _template(folder: Path, inside: str | list[dict[str, str]] | None) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if isinstance(inside, list):  # several, by name
+        inside = {entry["name"]: entry["template"] for entry in inside}.get("default")
+    return inside
