@@ -4,7 +4,7 @@ A name the table lacks, one that is missing or comes twice, and a wrong shape ar
 right decodes to fluent nonsense.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -52,7 +52,8 @@ def params_from_named(table: Table, named: Named, dtype: Any, *, ignored: Ignore
     leaves: dict[tuple[str, ...], jax.Array] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
-    for name, array in _items(named):
+    pairs: Iterable[tuple[str, Any]] = named.items() if isinstance(named, Mapping) else named
+    for name, array in pairs:
         kind, note = _fault(name, array, table, ignored, seen)
         seen.add(name)
         if kind:
@@ -85,10 +86,6 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
             raise ValueError(f"parameter {'/'.join(path)}, {name}, has shape {array.shape} instead of {shape}")
         named[name] = array
     return named
-
-
-def _items(named: Named) -> Iterator[tuple[str, Any]]:
-    return iter(named.items()) if isinstance(named, Mapping) else iter(named)
 
 
 def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:
