@@ -1,0 +1,227 @@
+"""What an experiment is told: frozen dataclasses, a file loader, and overrides on the command line.
+
+A config is a Python file that sets `config = CompareConfig(...)`. A policy in it is an import, not a string, so a
+misspelt one fails at its line and a fork's own policy needs no registration.
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from specdec_jax.choices import check_numbers, nearest
+from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.verification import rejection
+
+DTYPES = ("bfloat16", "float16", "float32")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode. Equal structure gives the same policy object, so methods differing in numbers share a program.
+
+    Raises:
+        ValueError: a number that the policy or the verifier does not have (with the nearest), or out of range.
+    """
+
+    name: str
+    policy: Callable[..., StoppingPolicy] | None  # the factory, as imported; None is plain decoding
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # what the policy's `init` takes: traced
+    structure: Mapping[str, Any] = field(default_factory=dict)  # what its factory takes: static
+    max_draft_length: int | None = None  # None: the config's
+    verifier: Callable[..., Verifier] = rejection
+    verifier_numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_draft_length is not None and self.max_draft_length < 1:
+            raise ValueError(f"method {self.name!r}: max_draft_length must be 1 or more, got {self.max_draft_length}")
+        if self.policy is not None:
+            check_numbers("policy", self.policy.__name__, self.build_policy(), dict(self.numbers), self.structure)
+        elif self.numbers or self.structure:
+            raise ValueError(f"method {self.name!r} has numbers and no policy to take them")
+        check_numbers("verifier", self.verifier.__name__, self.build_verifier(), dict(self.verifier_numbers))
+
+    def build_policy(self) -> StoppingPolicy | None:
+        """The policy, the same object for equal structure; None for plain decoding."""
+        return None if self.policy is None else _build(self.policy, tuple(sorted(self.structure.items())))
+
+    def build_verifier(self) -> Verifier:
+        """The verifier, the same object every time."""
+        return _build(self.verifier, ())
+
+
+@functools.cache
+def _build(factory: Callable[..., Any], structure: tuple[tuple[str, Any], ...]) -> Any:
+    return factory(**dict(structure))
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Methods side by side on prompts. The first method is the baseline that every speed-up is measured against."""
+
+    name: str
+    """Names the run folder."""
+    prompts: str
+    """A JSONL file: turns, prompt or text a line."""
+    methods: tyro.conf.Suppress[tyro.conf.Fixed[tuple[Method, ...]]]
+    """Set in the file; --only picks among them."""
+    only: tuple[str, ...] = ()
+    """Names of methods to run besides the baseline; none: all."""
+    limit: int | None = None
+    """Only the first prompts."""
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    drafter: str = "smollm2-drafter"
+    """As target."""
+    dtype: str = "bfloat16"
+    """bfloat16, float16 or float32."""
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    """0 is greedy."""
+    top_k: int = 0
+    """0 is off."""
+    top_p: float = 1.0
+    """1 is off."""
+    min_p: float = 0.0
+    """0 is off."""
+    max_new_tokens: int = 64
+    """Most tokens a prompt."""
+    seed: int = 0
+    """Every method gets the same."""
+    repeats: int = 1
+    """Timed passes a prompt and method, after one that is not timed."""
+    max_draft_length: int = 7
+    """Most drafts a round, for methods that do not say."""
+    verification_widths: tuple[int, ...] | None = None
+    """Ascending; none: powers of two and the full width."""
+    chat: bool = True
+    """Put prompts through the chat template."""
+    system: str | None = None
+    """System prompt."""
+    out: str | None = None
+    """Run folder; none: runs/<name>-<time>."""
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+        names = [method.name for method in self.methods]
+        if len(set(names)) < len(names):
+            raise ValueError(f"method names must differ, got {', '.join(names)}")
+        if not self.methods or self.methods[0].policy is not None:
+            raise ValueError("the first method is the baseline and must have policy=None")
+        for name in self.only:
+            if name not in names:
+                raise ValueError(f"no method {name!r} in this config{nearest(name, names)}")
+
+    def chosen_methods(self) -> tuple[Method, ...]:
+        """The baseline and those of `only`, in the file's order; all when `only` is empty."""
+        wanted = {self.methods[0].name, *self.only}
+        return tuple(method for method in self.methods if not self.only or method.name in wanted)
+
+
+def _check_ranges(config: CompareConfig) -> None:
+    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("max_draft_length", 1), ("limit", 1), ("top_k", 0)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be {least} or more, got {value}")
+    if not config.temperatures or any(not 0 <= value < float("inf") for value in config.temperatures):
+        raise ValueError(f"temperatures must be one or more numbers of 0 or more, got {config.temperatures}")
+    if not 0 < config.top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {config.top_p}")
+    if not 0 <= config.min_p <= 1:
+        raise ValueError(f"min_p must lie in [0, 1], got {config.min_p}")
+    if config.dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {config.dtype!r}{nearest(config.dtype, DTYPES)}")
+    if not re.fullmatch(r"[\w.-]+", config.name):
+        raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
+
+
+def load_config(path: str | Path, arguments: Sequence[str] = ()) -> Any:
+    """Runs a config file and returns its `config`, changed by command line `arguments` (`--max-new-tokens 32`).
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file fails, sets no dataclass `config`, or a key is unknown; the message names the nearest key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
+        raise FileNotFoundError(f"no config {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        config = runpy.run_path(str(path)).get("config")
+    except Exception as error:  # whatever a user's file raises is one message with the file's line
+        raise ValueError(f"{_line_of(path, error)}: {_explain(error)}") from error
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise ValueError(f"{path} must set `config` to a dataclass such as CompareConfig(...), got {config!r}")
+    return override(config, arguments) if arguments else config
+
+
+def override(config: T, arguments: Sequence[str]) -> T:
+    """`config` with command line arguments applied.
+
+    Raises:
+        ValueError: an argument that is no field, with the nearest, or a value the config refuses. A value of the wrong
+            type, and --help, end the program as tyro does it.
+    """
+    known = [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(config) if f.name != "methods"]  # type: ignore[arg-type]
+    for argument in arguments:
+        key = argument.split("=")[0].replace("_", "-")
+        # A negative number is a value, --no-chat is tyro's way to say False.
+        if key.startswith("--") and key not in [*known, "--help"] and key.replace("--no-", "--", 1) not in known:
+            raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, known)}")
+    return tyro.cli(type(config), default=config, args=list(arguments), config=(tyro.conf.AvoidSubcommands,))
+
+
+def describe(value: Any) -> Any:
+    """A config as JSON holds it: dataclasses are objects, a factory is `module:name`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): describe(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [describe(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    if hasattr(value, "_fields"):  # a strategy given as structure, such as at_least's inner policy
+        return describe(value[0])
+    return repr(value)
+
+
+def config_hash(config: Any) -> str:
+    """12 hex digits that change with whatever can change a result: the fields but the folder's, and the prompts' text."""
+    fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
+    prompts = Path(str(fields.pop("prompts", "")))
+    text = prompts.read_bytes() if prompts.is_file() else b""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + b"\0" + text).hexdigest()[:12]
+
+
+def _explain(error: Exception) -> str:
+    """The error in a line; for a misspelt keyword or import with the nearest one there is."""
+    missing = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
+    if missing and missing[2] in sys.modules:
+        module = sys.modules[missing[2]]
+        there = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
+        return f"{missing[2]} has no {missing[1]!r}{nearest(missing[1], there)}"
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    made = {cls.__name__: cls for cls in (Method, CompareConfig)}.get(found[1]) if found else None
+    if found is None or made is None:
+        return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    return f"{found[1]} has no {found[2]!r}{nearest(found[2], [f.name for f in dataclasses.fields(made)])}"
+
+
+def _line_of(path: Path, error: Exception) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
+    return f"{path}:{line}" if line else str(path)

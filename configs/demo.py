@@ -1,0 +1,26 @@
+"""Does AdaEDL decode a real model faster than plain decoding and than fixed draft lengths, with the same output?
+
+Command:   make demo        (python -m experiments.compare configs/demo.py)
+Hardware:  2 x86 cores, 4 GB of memory; no accelerator needed
+Time:      under 6 minutes after the install
+Expected:  FILL-IN (plain tokens/s; speed-ups greedy and sampled of static-3, static-7, adaedl; greedy outputs equal)
+
+The target is SmolLM2-135M-Instruct, the drafter the one in the package. The twelve prompts are frozen: change a copy.
+The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import adaedl, static
+
+config = CompareConfig(
+    name="demo",
+    prompts="configs/prompts/demo.jsonl",
+    methods=(
+        Method("plain", policy=None),
+        Method("static-3", static, numbers={"draft_length": 3}),
+        Method("static-7", static, numbers={"draft_length": 7}),
+        Method("adaedl", adaedl),
+    ),
+    temperatures=(0.0, 0.8),
+    max_new_tokens=64,
+)

@@ -1,0 +1,28 @@
+"""Copy this file and put your question here: what would you like to know?
+
+Command:   python -m experiments.compare configs/forkme.py
+           python -m experiments.compare configs/forkme.py --limit 2 --max-new-tokens 16   (a quick look)
+Hardware:  what you ran it on
+Time:      what it took
+Expected:  the numbers a reader should get, from your run's table.md
+
+A policy is an import. Your own: a file with a factory `my_rule(...) -> StoppingPolicy` anywhere Python finds it, then
+`from my_rule import my_rule` and `Method("mine", my_rule, numbers={...})`. docs/extending.md writes one.
+`numbers` goes to the policy's `init` (a sweep of them compiles nothing), `structure` to its factory.
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import adaedl, static
+
+config = CompareConfig(
+    name="forkme",
+    prompts="configs/prompts/demo.jsonl",
+    methods=(
+        Method("plain", policy=None),
+        Method("static-4", static, numbers={"draft_length": 4}),
+        *(Method(f"adaedl-{value}", adaedl, numbers={"threshold": value}) for value in (0.5, 0.7, 0.9)),
+        Method("adaedl-keep", adaedl, structure={"keep_checked_token": True}),
+    ),
+    temperatures=(0.0,),
+    max_new_tokens=64,
+)
