@@ -2,7 +2,17 @@
 
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import LoadedModel, load_model
+from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
 from specdec_jax.loading.vocabulary import check_same_vocabulary
 
-__all__ = ["LoadedModel", "StreamDecoder", "Tokenizer", "check_same_vocabulary", "load_model", "save_hf_folder"]
+__all__ = [
+    "LoadedModel",
+    "StreamDecoder",
+    "Tokenizer",
+    "check_same_vocabulary",
+    "load_model",
+    "restore_orbax",
+    "save_hf_folder",
+    "save_orbax",
+]

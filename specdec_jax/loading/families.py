@@ -1,4 +1,4 @@
-"""Which module of `models/` serves a `model_type`: the one of that name. A fork's file is found as soon as it exists."""
+"""Which module of `models/` serves a `model_type`: the one of that name, so a fork's file needs no registering."""
 
 import importlib
 import importlib.util

@@ -8,15 +8,18 @@ import jax.numpy as jnp
 
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
-from specdec_jax.loading.families import config_class, family
+from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf_file import open_gguf
-from specdec_jax.loading.hf_folder import open_hf_folder
+from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
+from specdec_jax.loading.hub import hub_folder
+from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import LanguageModel, Params
 
 DTYPES = ("bfloat16", "float16", "float32")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
 
 
 class LoadedModel(NamedTuple):
@@ -29,15 +32,33 @@ class LoadedModel(NamedTuple):
     config: Any  # the family's, e.g. models.llama.LlamaConfig
 
 
-def load_model(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
-    """Loads a model by a built-in name, a .gguf file, a folder (Hugging Face's or a checkpoint of ours), or a hub id.
+def load_model(
+    source: str | Path,
+    *,
+    dtype: Any = "bfloat16",
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> LoadedModel:
+    """Loads a model by its source: the first of these that it is.
+
+    A built-in name (`smollm2`, `smollm2-drafter`), a .gguf file, a folder (Hugging Face's with config.json, or what
+    `save_orbax` wrote), a hub id (`org/name`, of which `revision` and `cache_dir` are huggingface_hub's).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
-    name = str(source)
-    checked = check_dtype(dtype)
-    return _assemble(_open(name), checked, name)
+    name, checked = str(source), check_dtype(dtype)
+    if revision is not None and not _is_hub_id(name):
+        raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
+    path = _locate(name, revision, cache_dir)
+    if path.is_file():
+        return _assemble(open_gguf(path), checked, name)
+    if (path / CONFIG).is_file():
+        return _assemble(open_hf_folder(path), checked, name)
+    if (path / MARKER).is_file():
+        config, params, tokenizer = restore_orbax(path, checked)
+        return _loaded(config, params, tokenizer, checked, name)
+    raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{_gguf_hint(path)}")
 
 
 def check_dtype(dtype: Any) -> Any:
@@ -48,11 +69,33 @@ def check_dtype(dtype: Any) -> Any:
     return jnp.dtype(name)
 
 
-def _open(name: str) -> Checkpoint:
-    path = BUILTIN[name]() if name in BUILTIN else Path(name).expanduser()
-    if path.is_dir():
-        return open_hf_folder(path)
-    return open_gguf(path)
+def _locate(name: str, revision: str | None, cache_dir: str | Path | None) -> Path:
+    """The existing file or folder a source names; for a hub id the snapshot."""
+    if name in BUILTIN:
+        return BUILTIN[name]()
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return path
+    if _is_hub_id(name):
+        try:
+            return hub_folder(name, revision=revision, cache_dir=cache_dir)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no file or folder {name!r} here, and as a hub id: {error}") from None
+    if name.lower().endswith(WEIGHT_FILES):
+        raise FileNotFoundError(f"no such weight file: {name}")
+    raise FileNotFoundError(
+        f"no model {name!r}{nearest(name, BUILTIN)}: it is no built-in name ({listed(BUILTIN)}), no file, no folder "
+        "and no hub id (org/name)"
+    )
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(HUB_ID.fullmatch(name)) and not name.lower().endswith(WEIGHT_FILES) and not Path(name).exists()
+
+
+def _gguf_hint(folder: Path) -> str:
+    found = sorted(file.name for file in folder.glob("*.gguf"))
+    return f"; give the file itself: {folder / found[0]}" if found else ""
 
 
 def _assemble(checkpoint: Checkpoint, dtype: Any, name: str) -> LoadedModel:
@@ -62,6 +105,12 @@ def _assemble(checkpoint: Checkpoint, dtype: Any, name: str) -> LoadedModel:
         config = config_class(module).from_hf(settings)
         params = module.params_from_named(config, named, dtype)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    model = module.language_model(config, dtype)
-    return LoadedModel(model, params, tokenizer.for_model(model.spec.eos_ids, model.spec.vocab_size), name, config)
+        message = str(error)
+        raise ValueError(message if message.startswith(where) else f"{where}: {message}") from None
+    return _loaded(config, params, tokenizer, dtype, name)
+
+
+def _loaded(config: Any, params: Params, tokenizer: Tokenizer, dtype: Any, name: str) -> LoadedModel:
+    model = family_of(config).language_model(config, dtype)
+    spec = model.spec
+    return LoadedModel(model, params, tokenizer.for_model(spec.eos_ids, spec.vocab_size), name, config)

@@ -97,30 +97,30 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
         self._tokenizer, self._skip = tokenizer, skip_special
         self._ids: list[int] = []
-        self._context = 0  # first token decoded
-        self._shown = 0  # tokens whose text was returned
+        self._context = 0  # first token that is decoded
+        self._whole = 0  # tokens after which a character ended
+        self._returned = 0  # characters of the decoded text that were returned
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes new tokens, returns the text they complete (often all of theirs, sometimes nothing)."""
         self._ids.extend(int(i) for i in ids)
-        new = self._pending()
-        if not new or new.endswith(REPLACEMENT):
-            return ""
-        self._context, self._shown = self._shown, len(self._ids)
+        text = self._decode()
+        certain = text.rstrip(REPLACEMENT)
+        new = certain[self._returned :]
+        self._returned += len(new)
+        if certain == text and self._whole < len(self._ids):
+            self._context, self._whole = self._whole, len(self._ids)
+            self._returned = len(self._decode())
         return new
 
     def flush(self) -> str:
         """What is still held back, half a character as U+FFFD; the decoder is then as new."""
-        new = self._pending()
-        self._ids, self._context, self._shown = [], 0, 0
-        return new
+        rest = self._decode()[self._returned :]
+        self._ids, self._context, self._whole, self._returned = [], 0, 0, 0
+        return rest
 
-    def _pending(self) -> str:
-        before = self._decode(self._ids[self._context : self._shown])
-        return self._decode(self._ids[self._context :])[len(before) :]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special=self._skip)
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids[self._context :], skip_special=self._skip)
 
 
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:

@@ -1,0 +1,274 @@
+"""Weights come out of every format as they went in."""
+
+import json
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_weights as tiny
+from gguf import GGMLQuantizationType as Kind
+
+from specdec_jax import models
+from specdec_jax.loading import builtin, check_same_vocabulary, load_model, restore_orbax, save_hf_folder, save_orbax
+from specdec_jax.loading.families import config_class, family
+from specdec_jax.loading.gguf_reader import dequantise, read_gguf
+from specdec_jax.loading.new_folder import new_folder
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+def assert_same_params(one, other):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+
+
+def logits(loaded):
+    tokens = jnp.asarray([loaded.tokenizer.encode("hello, 12 worlds</s>")], jnp.int32)
+    cache = loaded.model.init_cache(loaded.params, 1, tokens.shape[1])
+    return np.asarray(jax.jit(loaded.model.apply)(loaded.params, tokens, cache)[0])
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1])
+def test_gguf_equals_its_dequantised_folder(tmp_path, kind):
+    named = tiny.weights()
+    quantised = load_model(tiny.write_gguf(tmp_path / "tiny.gguf", named, kind=kind), dtype="float32")
+    twin = {name: tiny.stored(array, kind) for name, array in named.items()}
+    folder = load_model(tiny.write_folder(tmp_path / "twin", twin), dtype="float32")
+    assert quantised.config == folder.config
+    assert_same_params(quantised.params, folder.params)
+    if kind == Kind.Q4_1:
+        np.testing.assert_array_equal(logits(quantised), logits(folder))
+
+
+@pytest.mark.parametrize("change", [{"tie_word_embeddings": False}, {"attention_bias": True, "mlp_bias": True}])
+def test_gguf_heads_and_biases(tmp_path, change):
+    config = tiny.CONFIG | change
+    named = tiny.weights(config)
+    quantised = load_model(tiny.write_gguf(tmp_path / "tiny.gguf", named, config), dtype="float32")
+    folder = load_model(tiny.write_folder(tmp_path / "twin", named, config), dtype="float32")
+    assert quantised.config == folder.config
+    assert_same_params(quantised.params, folder.params)
+
+
+@pytest.mark.parametrize("kind", sorted(gguf.GGML_QUANT_SIZES))
+def test_every_tensor_type_is_dequantised_or_refused(tmp_path, kind):
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(kind).integers(0, 256, (3, 2 * size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("first", np.ones(5, np.float32))  # so that the second begins at a padded offset
+    writer.add_tensor("second", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(tmp_path / "one.gguf")
+    assert file.tensors["second"].shape == (3, 2 * block)
+    try:
+        with np.errstate(all="ignore"):
+            expected = gguf.quants.dequantize(raw, kind)
+    except NotImplementedError:
+        with pytest.raises(ValueError, match=f"tensor second has type {kind.name}"):
+            dequantise(file, "second")
+    else:
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(dequantise(file, "second"), expected)
+
+
+def test_reader_agrees_with_the_gguf_package(tmp_path):
+    more = {"x.floats": [0.5, -1.0], "x.flag": True, "x.text": "ü"}
+    path = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.weights(), kind=Kind.Q8_0, metadata=more)
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert list(ours.metadata) == list(fields)
+    for name, value in fields.items():
+        got = ours.metadata[name]
+        assert (got.tolist() if isinstance(got, np.ndarray) else got) == value, name
+    assert [(name, list(info.shape[::-1]), info.kind, info.offset) for name, info in ours.tensors.items()] == [
+        (tensor.name, tensor.shape.tolist(), tensor.tensor_type, tensor.data_offset) for tensor in theirs.tensors
+    ]
+
+
+def test_gguf_rope_scaling(tmp_path):
+    def scaling(name, **options):
+        return load_model(tiny.write_gguf(tmp_path / name, tiny.weights(), **options)).config.rope_scaling
+
+    frequency = 1 / 10000 ** (np.arange(0, 16, 2) / 16)
+    turns = 8192 * frequency / (2 * np.pi)
+    kept = np.clip((turns - 1) / 3, 0, 1)
+    divisors = (1 / (kept + (1 - kept) / 8)).astype(np.float32)
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert scaling("plain.gguf") is None
+    assert scaling("linear.gguf", metadata=linear) == {"rope_type": "linear", "factor": 4.0}
+    assert scaling("llama3.gguf", extra={"rope_freqs.weight": divisors}) == LLAMA3
+
+
+def test_gguf_ends_with_every_end_it_names(tmp_path):
+    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata={"tokenizer.ggml.eot_token_id": 5})
+    loaded = load_model(path)
+    assert loaded.model.spec.eos_ids == loaded.tokenizer.eos_ids == (2, 5)
+
+
+def test_shards_equal_one_file(tmp_path):
+    named = tiny.weights(tiny.CONFIG | {"tie_word_embeddings": False})
+    config = tiny.CONFIG | {"tie_word_embeddings": False}
+    one = load_model(tiny.write_folder(tmp_path / "one", named, config))
+    many = load_model(tiny.write_folder(tmp_path / "many", named, config, shards=3))
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) == 3
+    assert_same_params(one.params, many.params)
+
+
+def test_tied_folder_may_repeat_its_embedding(tmp_path):
+    named = tiny.weights()
+    plain = load_model(tiny.write_folder(tmp_path / "plain", named))
+    repeated = named | {"lm_head.weight": named["model.embed_tokens.weight"]}
+    assert_same_params(plain.params, load_model(tiny.write_folder(tmp_path / "repeated", repeated)).params)
+
+
+def test_generation_config_decides_the_end(tmp_path):
+    folder = tiny.write_folder(tmp_path / "m", tiny.weights())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    loaded = load_model(folder)
+    assert loaded.model.spec.eos_ids == loaded.tokenizer.eos_ids == (2, 7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", jnp.bfloat16, np.dtype("float32")])
+def test_dtype_of_every_parameter(tmp_path, dtype):
+    folder = tiny.write_folder(tmp_path / "m", tiny.weights())
+    leaves = jax.tree.leaves(load_model(folder, dtype=dtype).params)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("save", [save_hf_folder, save_orbax])
+def test_saved_models_come_back(tmp_path, save, dtype):
+    loaded = load_model(tiny.write_folder(tmp_path / "m", tiny.weights()), dtype=dtype)
+    save(tmp_path / "copy", loaded.config, loaded.params, loaded.tokenizer)
+    again = load_model(tmp_path / "copy", dtype=dtype)
+    assert again.config == loaded.config
+    assert_same_params(again.params, loaded.params)
+    assert again.tokenizer.encode("hello 12</s>") == loaded.tokenizer.encode("hello 12</s>")
+    messages = [{"role": "user", "content": "hello"}]
+    assert again.tokenizer.chat(messages) == loaded.tokenizer.chat(messages) == "user: hello</s>"
+    assert again.tokenizer.eos_ids == (2,) and again.tokenizer.bos_id == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_orbax_restores_in_the_dtype_asked_for(tmp_path):
+    loaded = load_model(tiny.write_folder(tmp_path / "m", tiny.weights()), dtype="float32")
+    save_orbax(tmp_path / "ckpt", loaded.config, loaded.params, loaded.tokenizer)
+    restored = restore_orbax(tmp_path / "ckpt", jnp.bfloat16)
+    assert_same_params(restored.params, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
+
+
+def test_transformers_reads_what_is_saved(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    loaded = load_model(tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(tiny.CONFIG)))
+    save_hf_folder(tmp_path / "saved", loaded.config, loaded.params, loaded.tokenizer)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "saved")
+    text = "hello  12 Worlds</s>"
+    assert tokenizer(text, add_special_tokens=False).input_ids == loaded.tokenizer.encode(text)
+    messages = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == loaded.tokenizer.chat(messages)
+    assert (config.model_type, config.hidden_size, config.eos_token_id) == ("llama", 64, 2)
+    assert config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize("save", [save_hf_folder, save_orbax])
+def test_saving_never_replaces_by_accident_and_never_half(tmp_path, save, monkeypatch):
+    loaded = load_model(tiny.write_folder(tmp_path / "m", tiny.weights()))
+    content = (loaded.config, loaded.params, loaded.tokenizer)
+    save(tmp_path / "copy", *content)
+    with pytest.raises(FileExistsError, match="copy"):
+        save(tmp_path / "copy", *content)
+    (tmp_path / "copy" / "stale").touch()
+    save(tmp_path / "copy", *content, overwrite=True)
+    assert not (tmp_path / "copy" / "stale").exists()
+
+    def full(folder):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(loaded.tokenizer, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        save(tmp_path / "new", *content)
+    with pytest.raises(OSError, match="no space"):
+        save(tmp_path / "copy", *content, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "m"]
+    assert_same_params(load_model(tmp_path / "copy").params, loaded.params)
+
+
+def test_new_folder_is_absent_until_it_is_whole(tmp_path):
+    with new_folder(tmp_path / "deep" / "x") as folder:
+        (folder / "a").write_text("1")
+        assert not (tmp_path / "deep" / "x").exists()
+    assert (tmp_path / "deep" / "x" / "a").read_text() == "1"
+
+
+def test_hub_id_comes_from_the_cache_without_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    snapshot = tiny.write_hub_cache(tmp_path / "cache", "org/tiny-model", tiny.weights())
+    loaded = load_model("org/tiny-model", cache_dir=tmp_path / "cache")
+    assert loaded.name == "org/tiny-model"
+    assert_same_params(loaded.params, load_model(snapshot).params)
+
+
+def test_folder_in_the_working_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny.write_folder(tmp_path / "org" / "name", tiny.weights())
+    assert load_model("org/name").config.hidden_size == 64
+
+
+def test_a_family_is_a_file(tmp_path, monkeypatch):
+    (tmp_path / "toyllama.py").write_text(
+        "from specdec_jax.models.llama import *\n"
+        "from specdec_jax.models.llama import LlamaConfig, init_params, language_model, named_from_params\n"
+        "from specdec_jax.models.llama import params_from_named\n"
+        "class ToyConfig(LlamaConfig):\n"
+        "    @classmethod\n"
+        "    def from_hf(cls, config):\n"
+        "        return super().from_hf({**config, 'model_type': 'llama'})\n"
+    )
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    config = tiny.CONFIG | {"model_type": "toyllama"}
+    loaded = load_model(tiny.write_folder(tmp_path / "m", tiny.weights(), config))
+    assert type(loaded.config).__name__ == config_class(family("toyllama")).__name__ == "ToyConfig"
+
+
+def test_same_vocabulary_allows_padded_embeddings(tmp_path):
+    small = load_model(tiny.write_folder(tmp_path / "small", tiny.weights()))
+    padded = tiny.CONFIG | {"vocab_size": 320}
+    big = load_model(tiny.write_folder(tmp_path / "big", tiny.weights(padded), padded))
+    check_same_vocabulary(big, small)
+    assert (big.model.spec.vocab_size, small.model.spec.vocab_size) == (320, 272)
+
+
+def test_builtin_drafter_is_one_folder():
+    assert (builtin.drafter_folder() / "model.safetensors").is_file()
+    drafter = load_model("smollm2-drafter")
+    assert drafter.name == "smollm2-drafter"
+    assert drafter.config.vocab_size == drafter.tokenizer.vocab_size == 49152
+
+
+def test_builtin_target_file_is_where_the_variable_says(tmp_path, monkeypatch):
+    path = tiny.write_gguf(tmp_path / "other.gguf", tiny.weights())
+    monkeypatch.setenv(builtin.TARGET_VARIABLE, str(path))
+    assert load_model("smollm2").config.hidden_size == 64
+
+
+def test_smollm2():
+    try:
+        path = builtin.target_file()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    target, theirs = load_model("smollm2", dtype="float32"), gguf.GGUFReader(path)
+    assert (target.config.num_hidden_layers, target.config.rope_theta, target.config.rms_norm_eps) == (30, 1e5, 1e-5)
+    stored = {tensor.name: tensor for tensor in theirs.tensors}
+    assert len(stored) == 272
+    embedding = gguf.quants.dequantize(stored["token_embd.weight"].data, Kind.Q8_0)
+    np.testing.assert_array_equal(target.params["embedding"], embedding)
+    query = gguf.quants.dequantize(stored["blk.7.attn_q.weight"].data, Kind.Q4_1).reshape(9, 64, 576)
+    fused = np.asarray(target.params["layer_7"]["attention"]["qkv"]["kernel"])[:576].reshape(9, 64, 576)
+    np.testing.assert_array_equal(fused, np.concatenate([query[:, ::2], query[:, 1::2]], axis=1))
+    check_same_vocabulary(target, load_model("smollm2-drafter"))

@@ -1,0 +1,213 @@
+"""SmolLM2's tokenizer, rebuilt from GGUF metadata, against references made without it; streaming; chat templates."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_weights as tiny
+
+from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
+from specdec_jax.loading.gguf_reader import read_gguf
+from specdec_jax.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from specdec_jax.loading.tokenizer import tokenizer_from_folder
+
+REFERENCE = json.loads((Path(__file__).parent / "data" / "tokenizer_reference.json").read_text())
+
+
+def from_target() -> Tokenizer:
+    try:
+        return tokenizer_from_gguf(read_gguf(builtin.target_file()))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=["target", "drafter"])
+def smollm(request) -> Tokenizer:
+    return from_target() if request.param == "target" else tokenizer_from_folder(builtin.drafter_folder())
+
+
+def test_reference_is_varied():
+    assert len({row["text"] for row in REFERENCE["encodings"]}) == 66
+    assert sum("transformers" in row for row in REFERENCE["encodings"]) == 5  # where transformers lacks the digit rule
+
+
+@pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
+def test_encodes_as_the_reference(smollm, row):
+    assert smollm.encode(row["text"]) == row["ids"]
+
+
+@pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
+def test_decodes_what_it_encoded(smollm, row):
+    assert smollm.decode(row["ids"], skip_special=False) == row["text"]
+
+
+@pytest.mark.parametrize("chat", REFERENCE["chats"], ids=range(len(REFERENCE["chats"])))
+def test_chat_as_transformers_renders_it(smollm, chat):
+    assert smollm.chat(chat["messages"], add_generation_prompt=chat["open"]) == chat["text"]
+
+
+def test_ids_that_matter(smollm):
+    assert (smollm.bos_id, smollm.eos_ids, smollm.vocab_size) == (1, (2,), 49152)
+    assert smollm.encode("Hi", add_special=True) == smollm.encode("Hi")  # SmolLM2 wants no beginning of sequence
+    assert smollm.decode([1, *smollm.encode("Hi"), 2]) == "Hi"
+    assert smollm.decode([1, *smollm.encode("Hi"), 2], skip_special=False) == "<|im_start|>Hi<|im_end|>"
+    assert smollm.decode([49152, 60000]) == ""  # padding of an embedding
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("row", REFERENCE["encodings"][::3], ids=range(len(REFERENCE["encodings"][::3])))
+def test_stream_is_the_text_in_pieces(smollm, row, size):
+    decoder, ids = StreamDecoder(smollm, skip_special=False), row["ids"]
+    pieces = [decoder.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + decoder.flush() == row["text"]
+
+
+def test_stream_waits_for_the_rest_of_a_character(smollm):
+    ids = smollm.encode("👍🏽")
+    assert len(ids) > 2
+    decoder = StreamDecoder(smollm)
+    assert decoder.push(ids[:1]) == ""
+    assert decoder.push([]) == ""
+    assert "".join(decoder.push([i]) for i in ids[1:]) == "👍🏽"
+    assert decoder.flush() == ""
+
+
+def test_stream_gives_up_on_half_a_character_only_at_the_end(smollm):
+    decoder, ids = StreamDecoder(smollm), smollm.encode("ok 👍")
+    assert decoder.push(ids[:-1]) == "ok "  # what is certain comes at once
+    assert decoder.flush() == "\ufffd"
+    assert decoder.push(smollm.encode("new")) == "new"
+    half = smollm.encode("👍")[:1]
+    decoder.flush()
+    assert decoder.push(half) == ""
+    assert decoder.push(smollm.encode("x")) == "\ufffdx"  # invalid for certain: what follows shows it
+
+
+def test_unset_end_of_sequence_falls_back_to_the_tokenizers(smollm):
+    assert smollm.for_model((), 49152).eos_ids == (2,)
+    assert smollm.for_model((0, 2), 49152).eos_ids == (0, 2)
+
+
+def test_a_token_without_embedding_is_refused(smollm):
+    tied = smollm.for_model((), 3)
+    assert tied.encode("<|im_end|>") == [2]
+    (exclamation,) = smollm.encode("!")
+    with pytest.raises(ValueError, match=rf"token {exclamation} \('!'\) has no embedding: the model has 3"):
+        tied.encode("!")
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["a", " ", " 1234", " b", "'", "S", "!", "\n", "\n", "c"]),
+        ("smollm", ["a", "  ", "1", "2", "3", "4", " b", "'", "S", "!", "\n", "\n", "c"]),
+        ("llama-bpe", ["a", " ", " ", "123", "4", " b", "'S", "!\n\n", "c"]),
+        ("qwen2", ["a", " ", " ", "1", "2", "3", "4", " b", "'S", "!\n\n", "c"]),
+    ],
+)
+def test_words_of_each_pre_tokenizer(tmp_path, pre, pieces):
+    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata={"tokenizer.ggml.pre": pre})
+    backend = tokenizer_from_gguf(read_gguf(path)).backend
+    words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("a  1234 b'S!\n\nc")]
+    assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word in words] == pieces
+
+
+def test_pre_tokenizers_are_distinct_names():
+    assert {"smollm", "llama-bpe", "gpt-2", "qwen2"} <= PRE_TOKENIZERS.keys()
+
+
+def test_whole_words_first_only_where_llama_3_does(tmp_path):
+    tokens = [*tiny.vocabulary(), "worlds"]  # no merges lead to it
+    more = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * len(tokens)}
+    for pre, expected in (("llama-bpe", ["worlds"]), ("qwen2", list("worlds"))):
+        path = tiny.write_gguf(tmp_path / f"{pre}.gguf", tiny.weights(), metadata=more | {"tokenizer.ggml.pre": pre})
+        tokenizer = tokenizer_from_gguf(read_gguf(path))
+        assert [tokens[i] for i in tokenizer.encode("worlds")] == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "flag", "added"),
+    [("smollm", None, []), ("smollm", True, [1]), ("llama-bpe", None, [1]), ("llama-bpe", False, [])],
+)
+def test_beginning_of_sequence_where_the_file_wants_it(tmp_path, pre, flag, added):
+    more = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": flag}
+    tokenizer = tokenizer_from_gguf(read_gguf(tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata=more)))
+    plain = tokenizer.encode("hello")
+    assert plain == [tiny.vocabulary().index("hello")]
+    assert tokenizer.encode("hello", add_special=True) == added + plain
+    tokenizer.save(tmp_path)
+    assert tokenizer_from_folder(tmp_path).encode("hello", add_special=True) == added + plain
+
+
+def test_user_defined_tokens_are_whole_but_not_special(tmp_path):
+    tokens = tiny.vocabulary()
+    kinds = [3 if token in tiny.SPECIAL else 4 if token == "hell" else 1 for token in tokens]
+    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata={"tokenizer.ggml.token_type": kinds})
+    tokenizer = tokenizer_from_gguf(read_gguf(path))
+    assert [tokens[i] for i in tokenizer.encode("hello</s>")] == ["hell", "o", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("hello</s>")) == "hello"
+
+
+def with_template(template: str) -> Tokenizer:
+    tokenizer = tokenizer_from_folder(builtin.drafter_folder())
+    return Tokenizer(tokenizer.backend, tokenizer.special, chat_template=template)
+
+
+MESSAGES = [{"role": "user", "content": "<é>"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "<é>"}]'),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}{{ eos_token }}", "<é><|im_end|>"),
+        ("  {% for m in messages %}\n    {% if true %}\nx{% endif %}{% break %}{% endfor %}", "x"),
+        ("{% set n = namespace(k=1) %}{% for i in [1, 2] %}{% set n.k = n.k + i %}{% endfor %}{{ n.k }}", "4"),
+        ("{{ strftime_now('%%') }}{{ tools is none }}{{ add_generation_prompt }}", "%TrueTrue"),
+    ],
+)
+def test_templates_may_use_what_transformers_offers(template, text):
+    assert with_template(template).chat(MESSAGES) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% set n = namespace(__call__=1) %}",
+        "{{ messages.append(1) }}",
+        "{% for %}",
+    ],
+)
+def test_templates_that_fail_or_reach_out_are_errors(template):
+    with pytest.raises(ValueError, match="chat template refuses"):
+        with_template(template).chat(MESSAGES)
+
+
+def test_without_a_template():
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer(tokenizer_from_folder(builtin.drafter_folder()).backend, {}).chat(MESSAGES)
+
+
+def test_template_among_several_and_from_its_own_file(tmp_path):
+    tiny.write_tokenizer(tmp_path)
+    assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "user: <é></s>"
+    several = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
+    config = {"eos_token": {"content": "</s>"}, "chat_template": several}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = tokenizer_from_folder(tmp_path)
+    assert tokenizer.chat(MESSAGES) == "yes" and tokenizer.eos_ids == (2,)
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "file"
+
+
+def test_loaded_pair_shares_one_tokenizer():
+    try:
+        target = load_model("smollm2")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    drafter = load_model("smollm2-drafter")
+    assert target.tokenizer.vocabulary() == drafter.tokenizer.vocabulary()
+    assert target.tokenizer.chat_template == drafter.tokenizer.chat_template
