@@ -52,8 +52,7 @@ def params_from_named(table: Table, named: Named, dtype: Any, *, ignored: Ignore
     leaves: dict[tuple[str, ...], jax.Array] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
-    pairs: Iterable[tuple[str, Any]] = named.items() if isinstance(named, Mapping) else named
-    for name, array in pairs:
+    for name, array in _pairs(named):
         kind, note = _fault(name, array, table, ignored, seen)
         seen.add(name)
         if kind:
@@ -86,6 +85,10 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
             raise ValueError(f"parameter {'/'.join(path)}, {name}, has shape {array.shape} instead of {shape}")
         named[name] = array
     return named
+
+
+def _pairs(named: Any) -> Iterable[tuple[str, Any]]:
+    return named.items() if isinstance(named, Mapping) else named
 
 
 def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:

@@ -1,0 +1,125 @@
+"""Other ways to a `types.LanguageModel`: a bare function, a function with a cache of its own, an nnx module."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
+
+Array = jax.Array
+
+
+class TokenCache(NamedTuple):
+    """The cache of a model that has none: the tokens themselves."""
+
+    tokens: Array  # [B, S] int32
+    length: Array  # [B] int32, tokens that count; the rest is garbage a causal model never sees
+
+
+def replace_length(cache: Any, length: Array) -> Any:
+    """Rollback for any NamedTuple cache with a `length` [B] int32."""
+    return cache._replace(length=length.astype(jnp.int32))
+
+
+def from_logits_function(function: Callable[[Params, Array], Array], spec: ModelSpec) -> LanguageModel:
+    """A model from `function(params, tokens [B, S] int32) -> logits [B, S, V]`, which must be causal: entry s may depend
+    on tokens 0..s only. Every pass recomputes all S slots: for toys, tests and models that keep no cache.
+
+    Raises ValueError, at tracing, on logits of another vocabulary and on `positions` or `mask`.
+    """
+
+    def init_cache(params, batch, slots, source=None):
+        del params, source
+        return TokenCache(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
+
+    def apply(params, tokens, cache, positions=None, mask=None):
+        _refuse(positions, mask)
+        slots = cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        known = cache.tokens.at[rows, slots].set(tokens.astype(jnp.int32), mode="drop", unique_indices=True)
+        logits = _checked(function(params, known), (*known.shape, spec.vocab_size))
+        logits = jnp.take_along_axis(logits, slots[:, :, None], axis=1, mode="clip")
+        return logits, TokenCache(known, cache.length + tokens.shape[1])
+
+    return LanguageModel(init_cache, apply, replace_length, spec)
+
+
+def from_function(
+    apply: Callable[[Params, Array, Cache], tuple[Array, Cache]],
+    init_cache: Callable[[Params, int, int], Cache],
+    spec: ModelSpec,
+    with_length: Callable[[Cache, Array], Cache] = replace_length,
+) -> LanguageModel:
+    """A model from `apply(params, tokens [B, T], cache) -> (logits [B, T, V], cache)` and `init_cache(params, batch,
+    slots)`, for those who serve neither trees nor encoders. The cache must be a pytree, written from `length` [B] on.
+
+    Raises ValueError, at tracing, on logits of another shape and on `positions` or `mask`.
+    """
+
+    def init(params, batch, slots, source=None):
+        if source is not None:
+            raise ValueError("this model takes no source: its init_cache has three arguments")
+        return init_cache(params, batch, slots)
+
+    def checked_apply(params, tokens, cache, positions=None, mask=None):
+        _refuse(positions, mask)
+        logits, cache = apply(params, tokens, cache)
+        return _checked(logits, (*tokens.shape, spec.vocab_size)), cache
+
+    return LanguageModel(init, checked_apply, with_length, spec)
+
+
+def from_nnx(
+    module: nnx.Module,
+    init_cache: Callable[[Params, int, int], Cache],
+    spec: ModelSpec,
+    with_length: Callable[[Cache, Array], Cache] = replace_length,
+) -> tuple[LanguageModel, Params]:
+    """(model, params) from an nnx module called as `module(tokens [B, T], cache) -> (logits [B, T, V], cache)`.
+
+    It is split here, once: the graph is static, its state is `params`. The module must return its cache, not store it:
+    what it writes to its own variables inside a pass is dropped, because a module mutated inside `lax.while_loop` is
+    an error (`TraceContextError`) and `nnx.while_loop` traces anew on every call.
+    """
+    graph, params = nnx.split(module)
+
+    def apply(params, tokens, cache):
+        return nnx.merge(graph, params)(tokens, cache)
+
+    return from_function(apply, init_cache, spec, with_length), params
+
+
+def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
+    """The same model over `vocab_size` tokens: padding rows of its embedding are cut, missing ones get logits of -inf.
+
+    For a pair that shares a tokenizer but not the padding of its embeddings; that the tokens in common mean the same
+    is the caller's to check. Raises ValueError on a size below 1.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+    missing = vocab_size - model.spec.vocab_size
+    if not missing:
+        return model
+
+    def apply(params, tokens, cache, positions=None, mask=None):
+        logits, cache = model.apply(params, tokens, cache, positions, mask)
+        if missing < 0:
+            return logits[..., :vocab_size], cache
+        return lax.pad(logits, jnp.float32(-jnp.inf), ((0, 0, 0), (0, 0, 0), (0, missing, 0))), cache
+
+    return model._replace(apply=apply, spec=model.spec._replace(vocab_size=vocab_size))
+
+
+def _refuse(positions: Array | None, mask: Array | None) -> None:
+    if positions is not None or mask is not None:
+        raise ValueError("this adapter serves plain causal passes: positions and mask must be None")
+
+
+def _checked(logits: Array, shape: tuple[int, ...]) -> Array:
+    if logits.shape != shape:
+        raise ValueError(f"the function returned logits of shape {logits.shape} instead of {shape}")
+    return logits.astype(jnp.float32)
