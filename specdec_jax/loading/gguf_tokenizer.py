@@ -66,7 +66,7 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     backend = Backend(_bpe(file, tokens, ignore_merges=name in WHOLE_WORDS_FIRST))
     backend.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS[name])  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type"))
+    _add_tokens(file, backend, tokens)
     special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
     if metadata.get("tokenizer.ggml.add_bos_token", name in ADD_BOS) and "bos_token" in special:
         backend.post_processor = bos_processor(special["bos_token"], backend)  # pyright: ignore[reportAttributeAccessIssue]
@@ -99,10 +99,13 @@ def _bpe(file: GGUF, tokens: list[str], ignore_merges: bool) -> models.BPE:
         raise ValueError(f"{file.path}: its merges do not fit its vocabulary ({error})") from None
 
 
-def _add_tokens(backend: Backend, tokens: list[str], kinds: Any) -> None:
+def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
     """Control tokens are special, user-defined ones only whole; in order of id, so that none moves."""
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
     if kinds is None:
         return
+    if len(kinds) != len(tokens):
+        raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
     backend.add_tokens(
         [
             AddedToken(token, special=kind == CONTROL, normalized=False)

@@ -18,6 +18,7 @@ from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_f
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 1
+SHOWN = 3  # parameters an error lists
 
 
 class Restored(NamedTuple):
@@ -47,8 +48,6 @@ def restore_orbax(path: str | Path, dtype: Any) -> Restored:
     Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
     damaged or of another shape than the config says.
     """
-    import orbax.checkpoint as ocp
-
     folder = Path(path)
     if not (folder / MARKER).is_file():
         raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
@@ -62,12 +61,33 @@ def restore_orbax(path: str | Path, dtype: Any) -> Restored:
         raise ValueError(f"{folder / MARKER}: {error}") from None
     tokenizer = tokenizer_from_folder(folder / TOKENIZER)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
+    return Restored(config, _restore(folder / PARAMS, shapes), tokenizer)
+
+
+def _restore(path: Path, shapes: Any) -> Any:
+    """Parameters of the given shapes and dtypes on the default device. Shapes are compared before anything is read."""
+    import orbax.checkpoint as ocp
+
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            params = checkpointer.restore((folder / PARAMS).absolute(), wanted)
+            stored = _shapes(checkpointer.metadata(path.absolute()).item_metadata.tree)
+            wrong = _differences(stored, _shapes(shapes))
+            if not wrong:
+                return checkpointer.restore(path.absolute(), wanted)
     except Exception as error:  # tensorstore and orbax raise what they like for a damaged file
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{folder / PARAMS} is damaged or does not fit its config: {reason}") from None
-    return Restored(config, params, tokenizer)
+        raise ValueError(f"{path} is damaged: {reason}") from None
+    raise ValueError(f"{path} does not fit its config: {wrong}")
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _differences(stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
+    """'name is a instead of b, ...' of the first few, or nothing."""
+    wrong = [name for name in sorted(stored | wanted) if stored.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} is {stored.get(name)} instead of {wanted.get(name)}" for name in wrong[:SHOWN])
