@@ -134,6 +134,7 @@ def prepare(
     system: str | None = None,
     policy_numbers: Mapping[str, Any] | None = None,
     verifier_numbers: Mapping[str, Any] | None = None,
+    slots: int | None = None,
     record: bool = False,
 ) -> Request:
     """Tokens and options for `Decoder.prefill`. The end of sequence is the target's unless `stop_ids` says otherwise."""
@@ -147,6 +148,7 @@ def prepare(
         "stop_ids": ends,
         "policy_numbers": policy_numbers,
         "verifier_numbers": verifier_numbers,
+        "slots": slots,
         "record_rounds": max_new_tokens if record else 0,
     }
     return Request(ids, options)

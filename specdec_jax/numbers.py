@@ -19,7 +19,7 @@ def per_row(
     open_low: bool = False,
     dtype: Any = np.float32,
 ) -> Array | np.ndarray:
-    """`value` (a scalar or [B]) as [B], refused by name when it lies outside [low, high] ((low, high] if `open_low`).
+    """`value` (a scalar or [B]) as [B], refused by name when it is not finite or outside [low, high] ((low, high] if `open_low`).
 
     A traced value cannot be looked at and passes: the range is the caller's business then.
 
@@ -35,9 +35,10 @@ def per_row(
     if numbers.shape not in ((), (batch,)):
         raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
     above = numbers > low if open_low else numbers >= low
-    if not np.all(above & (numbers <= high)):
-        bracket = "(" if open_low else "["
-        raise ValueError(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value!r}")
+    if not np.all(above & (numbers <= high) & np.isfinite(numbers)):
+        left = "(" if open_low or low == -np.inf else "["
+        right = ")" if high == np.inf else "]"
+        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
     return np.broadcast_to(numbers, (batch,)).copy()
 
 

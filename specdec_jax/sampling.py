@@ -28,7 +28,7 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
         ValueError: negative temperature or top-k, top-p outside (0, 1], min-p outside [0, 1].
     """
     return Warp(
-        temperature=per_row(batch, temperature, "temperature", low=0.0, high=np.finfo(np.float32).max),
+        temperature=per_row(batch, temperature, "temperature", low=0.0),
         top_k=per_row(batch, top_k, "top_k", low=0, dtype=np.int32),
         top_p=per_row(batch, top_p, "top_p", low=0.0, high=1.0, open_low=True),
         min_p=per_row(batch, min_p, "min_p", low=0.0, high=1.0),

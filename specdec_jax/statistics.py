@@ -108,7 +108,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
     """The field's figures over all rows of `counts`, as plain Python numbers and lists.
 
     `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
-    `acceptance_per_position` is over all such rounds, `conditional_acceptance_per_position` over those that reached the
+    `mean_draft_length` over the same rounds,    `acceptance_per_position` is over all such rounds, `conditional_acceptance_per_position` over those that reached the
     position. A figure without data is None.
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
@@ -127,7 +127,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
     }
     figures |= {
         "draft_acceptance_rate": _ratio(accepted, drafted),
-        "mean_draft_length": _ratio(drafted, int(total.num_rounds)),
+        "mean_draft_length": _ratio(drafted, drafts),
         "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
         "tokens_per_round": _ratio(int(total.num_emitted_tokens), int(total.num_rounds)),
         "checked_fraction": _ratio(int(total.checked_passes), int(total.drafter_passes)),

@@ -1,0 +1,253 @@
+"""Methods side by side: plain decoding against static lengths and adaptive rules, on one set of prompts.
+
+Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
+Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
+Time:      the config says; a first run compiles each method once (about 15 s each on 2 cores)
+Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md and
+           speedup.png. A stopped run goes on where it was with the same --out.
+
+Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Seconds are decoding only:
+prompt processing is reported apart, compilation is left out.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from rich.console import Console
+
+from configs.base import CompareConfig, Method, load_config
+from experiments.plots import save_speedups
+from experiments.prompts import Prompt, read_prompts
+from experiments.run_folder import RunFolder
+from experiments.summary import summarise
+from experiments.table import markdown_table, rich_table
+from specdec_jax.analysis.agreement import compare_outputs
+from specdec_jax.analysis.repetition import repeated_share
+from specdec_jax.compilation_cache import enable
+from specdec_jax.decoding import slots_for
+from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
+from specdec_jax.loading import load_model
+from specdec_jax.views.live import progress, show_live
+
+CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
+
+
+class Job(NamedTuple):
+    """One thing to measure."""
+
+    temperature: float
+    prompt: Prompt
+    repeat: int
+    method: Method
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.temperature, self.prompt.id, self.repeat, self.method.name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the config given first on the command line; 2 on bad input."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given or given[0].startswith("-"):
+        print("usage: python -m experiments.compare CONFIG.py [--help] [--out FOLDER] [overrides]", file=sys.stderr)
+        return 0 if given and given[0] in ("-h", "--help") else 2
+    try:
+        config = load_config(given[0], given[1:])
+        compare(config, Console())
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; run the same command with --out to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def compare(config: CompareConfig, console: Console) -> RunFolder:
+    """Measures everything the config asks for and writes the run folder."""
+    prompts = read_prompts(config.prompts, config.limit)
+    folder = RunFolder.create(config.name, config, config.out)
+    enable()
+    with console.status("Loading the models"):
+        pairs = load_pairs(config)
+    requests = _requests(config, pairs, prompts)
+    _warm_up(config, pairs, requests, prompts, folder, console)
+    jobs = _jobs(config, prompts)
+    known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
+    with progress(console) as bar:
+        task = bar.add_task("Measuring", total=len(jobs))
+        for job in jobs:
+            if job.key not in known:
+                bar.update(task, description=f"{job.method.name:12s} {job.prompt.id}, temperature {job.temperature:g}")
+                row = _measure(config, job, pairs[job.method.name], requests[job.key[:2]], known)
+                folder.append(row)
+                known[job.key] = row
+            bar.advance(task)
+    _report(config, folder, [known[job.key] for job in jobs], console)
+    return folder
+
+
+def load_pairs(config: CompareConfig) -> dict[str, Pair]:
+    """Both models once, and a decoder for each method. Methods of equal structure share a compiled program."""
+    target = load_model(config.target, dtype=config.dtype)
+    needs_drafter = any(method.policy is not None for method in config.chosen_methods())
+    drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
+    pairs = {}
+    for method in config.chosen_methods():
+        policy = method.build_policy()
+        if policy is None:
+            pairs[method.name] = build_pair(target, None)
+            continue
+        pairs[method.name] = build_pair(
+            target,
+            drafter,
+            policy=policy,
+            verifier=method.build_verifier(),
+            max_draft_length=method.max_draft_length or config.max_draft_length,
+            verification_widths=config.verification_widths,
+        )
+    return pairs
+
+
+def _requests(
+    config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]
+) -> dict[tuple[float, str], dict[str, Any]]:
+    """What every method is asked, by (temperature, prompt): equal cache slots everywhere, so that shapes are equal too."""
+    target = next(iter(pairs.values())).target
+    widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
+    lengths = [len(encode(target, prompt.turns[0], chat=config.chat, system=config.system)) for prompt in prompts]
+    common = {
+        "max_new_tokens": config.max_new_tokens,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+        "seed": config.seed,
+        "chat": config.chat,
+        "system": config.system,
+        "slots": slots_for(max(lengths), config.max_new_tokens, widest),
+    }
+    return {
+        (temperature, prompt.id): {**common, "prompt": prompt.turns[0], "temperature": temperature}
+        for temperature in config.temperatures
+        for prompt in prompts
+    }
+
+
+def _jobs(config: CompareConfig, prompts: Sequence[Prompt]) -> list[Job]:
+    order = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
+    return [Job(*entry) for entry in order]
+
+
+def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -> Request:
+    options = {name: value for name, value in request.items() if name != "prompt"}
+    numbers = {"policy_numbers": dict(method.numbers), "verifier_numbers": dict(method.verifier_numbers)}
+    return prepare(pair, [request["prompt"]], **options, **numbers, **more)
+
+
+def _warm_up(
+    config: CompareConfig,
+    pairs: dict[str, Pair],
+    requests: dict[tuple[float, str], dict[str, Any]],
+    prompts: Sequence[Prompt],
+    folder: RunFolder,
+    console: Console,
+) -> None:
+    """Compiles every method, decodes one prompt untimed with each, and shows one generation live."""
+    seconds = {}
+    request = requests[config.temperatures[0], prompts[0].id]
+    for method in config.chosen_methods():
+        pair = pairs[method.name]
+        with console.status(f"Compiling {method.name}"):
+            begun = start(pair, _prepare(pair, method, request))
+            jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
+        seconds[method.name] = round(begun.compile_seconds, 3)
+    folder.update_manifest(compile_seconds=seconds)
+    console.print("compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    last = config.chosen_methods()[-1]
+    options = {name: value for name, value in request.items() if name not in ("prompt", "slots")}
+    show_live(console, pairs[last.name], last.name, request["prompt"], **options, policy_numbers=dict(last.numbers))
+
+
+def _measure(
+    config: CompareConfig, job: Job, pair: Pair, request: dict[str, Any], known: dict[tuple[Any, ...], dict[str, Any]]
+) -> dict[str, Any]:
+    """One row: a timed generation and, under greedy, whether it equals plain decoding."""
+    asked = _prepare(pair, job.method, request)
+    begun = start(pair, asked)
+    watch = time.perf_counter()
+    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
+    seconds = time.perf_counter() - watch
+    result = finish(pair, asked, state, 0, seconds, begun)
+    counts = {
+        name: result.statistics[name]
+        for name in result.statistics
+        if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
+    }
+    plain = known.get((*job.key[:3], config.chosen_methods()[0].name))
+    return {
+        "prompt_id": job.prompt.id,
+        "category": job.prompt.category,
+        "method": job.method.name,
+        "temperature": job.temperature,
+        "repeat": job.repeat,
+        "seconds": seconds,
+        "prefill_seconds": begun.prefill_seconds,
+        **counts,
+        "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
+        "repeated_share": repeated_share(result.tokens),
+        "finish_reason": result.finish_reason,
+        **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
+        "tokens": result.tokens,
+        "text": result.text,
+    }
+
+
+def _equality(
+    job: Job, pair: Pair, prompt: list[int], tokens: list[int], plain: dict[str, Any] | None
+) -> dict[str, Any]:
+    if job.temperature > 0 or plain is None:
+        return {"equals_plain": None, "first_difference": None}
+    difference = compare_outputs(pair.target.model, pair.params.target, prompt, plain["tokens"], tokens)
+    return {
+        "equals_plain": difference is None,
+        "first_difference": None if difference is None else difference._asdict(),
+    }
+
+
+def _report(config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], console: Console) -> None:
+    summaries = summarise(rows)
+    verdict = equality_verdict(rows)
+    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + verdict + "\n")
+    with folder.replacing("speedup.png") as path:
+        save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
+    console.print(rich_table(summaries, config.name))
+    console.print(verdict)
+    console.print(f"Written to {folder.path}/: manifest.json, results.jsonl, table.md, speedup.png")
+
+
+def equality_verdict(rows: Iterable[dict[str, Any]]) -> str:
+    """One sentence on greedy equality, and a line for every output that differs."""
+    compared = [row for row in rows if row["equals_plain"] is not None]
+    different = [row for row in compared if not row["equals_plain"]]
+    if not compared:
+        return "No greedy outputs to compare."
+    if not different:
+        return f"Greedy: all {len(compared)} outputs equal plain decoding token for token."
+    lines = [
+        f"Greedy: {len(compared) - len(different)} of {len(compared)} outputs equal plain decoding token for token."
+    ]
+    for row in different:
+        at = row["first_difference"]
+        gap = at["logit_gap"]
+        why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
+        kind = " (rounding of a near tie)" if gap is not None and gap < CLOSE_GAP else ""
+        lines.append(f"  {row['method']} on {row['prompt_id']}: parts at token {at['position']}, {why}{kind}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
