@@ -26,8 +26,9 @@ def replace_length(cache: Any, length: Array) -> Any:
 
 
 def from_logits_function(function: Callable[[Params, Array], Array], spec: ModelSpec) -> LanguageModel:
-    """A model from `function(params, tokens [B, S] int32) -> logits [B, S, V]`, which must be causal: entry s may depend
-    on tokens 0..s only. Every pass recomputes all S slots: for toys, tests and models that keep no cache.
+    """A model from `function(params, tokens [B, S] int32) -> logits [B, S, V]`, for toys and models without a cache.
+
+    The function must be causal: entry s may depend on tokens 0..s only. Every pass recomputes all S slots.
 
     Raises ValueError, at tracing, on logits of another vocabulary and on `positions` or `mask`.
     """

@@ -142,6 +142,27 @@ class Block(nn.Module):
         return x, keys, values
 
 
+def example_config() -> LlamaConfig:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return LlamaConfig(
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,  # not hidden_size / heads
+        rope_theta=100.0,
+        rope_scaling=scaling | {"original_max_position_embeddings": 16},
+        max_position_embeddings=64,
+        attention_bias=True,
+        mlp_bias=True,
+        eos_token_ids=(2,),
+        bos_token_id=1,
+    )
+
+
 def language_model(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
     module = Llama(config, dtype)
