@@ -11,7 +11,7 @@ from experiments.summary import CLEAN_SHARE, MethodSummary
 from specdec_jax.analysis.statistics import Spread
 
 NONE = "–"
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "method",
     "temp",
     "tokens/s, mean of prompts",
@@ -65,11 +65,13 @@ def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], 
     table.collapse_padding, table.pad_edge = True, False
     for column in columns:
         side = "left" if column == "method" else "right"
-        widest = max(map(len, column.split()))  # rich would rather cut a header's word than another column's spaces
-        table.add_column(column.replace(", ", "\n"), justify=side, no_wrap=column == "method", min_width=widest)
+        header = (
+            column.replace(",", "").replace(" %", "\u00a0%").replace(" ", "\n")
+        )  # rich cuts words sooner than lines
+        table.add_column(header, justify=side, no_wrap=column == "method")
     for number, summary in enumerate(summaries):
         last = number + 1 == len(summaries) or summaries[number + 1].temperature != summary.temperature
-        text = dict(zip(COLUMNS, cells(summary), strict=True))
+        text: dict[str, str] = dict(zip(COLUMNS, cells(summary), strict=True))
         style = "bold green" if _is_fastest(summary, summaries) else None
         table.add_row(*(text[column] for column in columns), end_section=last, style=style)
     return table

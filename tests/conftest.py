@@ -1,0 +1,49 @@
+"""Strict jax settings for every test, the persistent compilation cache, and the real models."""
+
+import os
+
+import jax
+import pytest
+
+from specdec_jax import compilation_cache
+
+# A silent broadcast of [B] against [B, V], or a float64 from a Python number, is a bug that still gives numbers.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+compilation_cache.enable()  # a second run of the tests compiles little
+
+
+def load_or_skip(source: str, dtype: str):
+    """A built-in model; skips where its weights are not installed, except in CI, where that is a failure."""
+    from specdec_jax.loading import load_model
+
+    try:
+        return load_model(source, dtype=dtype)
+    except FileNotFoundError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the weights are not installed: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The built-in target, bfloat16, as users run it."""
+    return load_or_skip("smollm2", "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smollm2_drafter():
+    """The built-in drafter, bfloat16."""
+    return load_or_skip("smollm2-drafter", "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smollm2_float32():
+    """The built-in target in float32, for claims of exactness."""
+    return load_or_skip("smollm2", "float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_drafter_float32():
+    """The built-in drafter in float32."""
+    return load_or_skip("smollm2-drafter", "float32")

@@ -1,0 +1,221 @@
+"""Configs: the committed ones load, overrides apply, every mistake is one message with the nearest name."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.base import CompareConfig, Method, config_hash, describe, load_config, override
+from experiments.prompts import read_prompts
+from specdec_jax.stopping import adaedl, at_least, static
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_PROMPTS = ROOT / "configs" / "prompts" / "demo.jsonl"
+PLAIN = Method("plain", policy=None)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_demo_prompts_are_frozen():
+    """A change would make old and new results incomparable under one name; make another file instead."""
+    digest = "47e5784374cd06e26325f0559665779a0abc2ce00203c77091f75074744c929d"
+    assert hashlib.sha256(DEMO_PROMPTS.read_bytes()).hexdigest() == digest
+    prompts = read_prompts(DEMO_PROMPTS)
+    categories = [prompt.category for prompt in prompts]
+    assert len(prompts) == 12 and all(len(prompt.turns) == 1 for prompt in prompts)
+    assert [categories.count(name) for name in dict.fromkeys(categories)] == [3, 3, 3, 3]
+
+
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("[a-z]*.py") if path.name != "base.py")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_committed_config_loads_and_opens_with_its_question(path):
+    load_config(path)
+    text = path.read_text(encoding="utf-8")
+    for word in ("?", "Command:", "Hardware:", "Time:", "Expected:"):
+        assert word in text.split('"""')[1], f"{path.name} does not say {word}"
+
+
+def test_the_demo_is_what_it_says():
+    config = load_config("configs/demo.py")
+    assert [method.name for method in config.chosen_methods()] == ["plain", "static-3", "static-7", "adaedl"]
+    assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
+    assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
+
+
+def test_overrides():
+    arguments = [
+        "--max-new-tokens",
+        "32",
+        "--temperatures",
+        "0",
+        "0.5",
+        "--only",
+        "adaedl",
+        "--no-chat",
+        "--limit",
+        "2",
+    ]
+    arguments += ["--out", "x"]
+    config = load_config("configs/demo.py", arguments)
+    assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
+    assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
+    assert len(config.methods) == 4 and load_config("configs/demo.py").max_new_tokens == 64
+
+
+@pytest.mark.parametrize("argument", ["--max-new-token", "--max_new_token=32", "--max-new-tokns"])
+def test_an_unknown_option_names_the_nearest(argument):
+    with pytest.raises(ValueError, match="did you mean '--max-new-tokens'"):
+        load_config("configs/demo.py", [argument, "32"])
+
+
+def test_methods_cannot_be_set_on_the_command_line():
+    with pytest.raises(ValueError, match="--methods"):
+        load_config("configs/demo.py", ["--methods", "plain"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--max-new-tokens", "0"], ["--max-new-tokens", "x"], ["--only", "adadl"], ["--temperatures", "-1"]]
+)
+def test_a_refused_value_ends_the_program_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        override(load_config("configs/demo.py"), arguments)
+    assert end.value.code == 2 and capsys.readouterr().err.strip()
+
+
+BAD_FILES = {
+    'Method("a", adaedl, numbers={"treshold": 0.3})': r":4: .*no option 'treshold'; did you mean 'threshold'",
+    'Method("a", adaedl, numbrs={})': r":4: Method has no 'numbrs'; did you mean 'numbers'",
+    'Method("a", adaedl, numbers={"threshold": 3})': r":4: threshold must lie in \[0, 0.99\], got 3",
+    'Method("plain", adaedl)': r"method names must differ, got plain, plain",
+    'Method("a", None, numbers={"threshold": 0.3})': r"'a' has numbers and no policy",
+    'Method("a", static, max_draft_length=0)': r"max_draft_length must be 1 or more, got 0",
+    'Method("a", adaedl), ), max_new_token=(3': r"CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'",
+    'Method("a", adaedl), ), dtype=("bfloat"': r"unknown dtype 'bfloat'; did you mean 'bfloat16'",
+    'Method("a", adaedl), ), temperatures=(-0.5,': r"temperatures .*-0.5",
+    'Method("a", adaedl), ), top_p=(0.0': r"top_p must lie in \(0, 1\], got 0.0",
+    'Method("a", adaedl': r"SyntaxError",
+    "undefined": r":4: NameError",
+}
+
+
+@pytest.mark.parametrize("method", BAD_FILES)
+def test_a_mistake_in_a_config_is_one_message(tmp_path, method):
+    path = tmp_path / "mine.py"
+    text = "from configs.base import CompareConfig, Method\nfrom specdec_jax.stopping import adaedl, static\n"
+    call = f'config = CompareConfig(name="x", prompts="p", methods=(\n  Method("plain", policy=None), {method}))\n'
+    path.write_text(text + call)
+    with pytest.raises(ValueError, match=BAD_FILES[method]):
+        load_config(path)
+
+
+def test_a_misspelt_policy_names_the_nearest(tmp_path):
+    (tmp_path / "mine.py").write_text("from specdec_jax.stopping import adadl\n")
+    with pytest.raises(ValueError, match="specdec_jax.stopping has no 'adadl'; did you mean 'adaedl'"):
+        load_config(tmp_path / "mine.py")
+
+
+def test_a_file_without_a_config_and_a_missing_file(tmp_path):
+    (tmp_path / "mine.py").write_text("confg = 3\n")
+    with pytest.raises(ValueError, match="must set `config`"):
+        load_config(tmp_path / "mine.py")
+    with pytest.raises(FileNotFoundError, match="configs/dem.py.*did you mean 'demo.py'"):
+        load_config("configs/dem.py")
+
+
+def test_the_baseline_comes_first():
+    with pytest.raises(ValueError, match="baseline"):
+        CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl), PLAIN))
+
+
+def test_equal_structure_shares_one_policy_object():
+    """A decoder is found again by its pieces, so that methods differing in numbers compile once."""
+    three, seven = (Method(f"static-{k}", static, numbers={"draft_length": k}) for k in (3, 7))
+    assert three.build_policy() is seven.build_policy() and three.build_verifier() is seven.build_verifier()
+    keep = Method("keep", adaedl, structure={"keep_checked_token": True})
+    assert keep.build_policy() is not Method("a", adaedl).build_policy()
+    assert PLAIN.build_policy() is None
+
+
+def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"text": "a"}\n')
+
+    def digest(threshold=0.5, structure=False, **fields):
+        method = Method("a", adaedl, numbers={"threshold": threshold}, structure={"keep_checked_token": structure})
+        return config_hash(
+            CompareConfig(**{"name": "x", "prompts": str(prompts), "methods": (PLAIN, method), **fields})
+        )
+
+    same = digest()
+    assert same == digest(name="other") == digest(out="folder") == digest(limit=1)
+    different = [
+        digest(0.6),
+        digest(structure=True),
+        digest(seed=1),
+        digest(temperatures=(0.0,)),
+        digest(dtype="float32"),
+    ]
+    prompts.write_text('{"text": "b"}\n')
+    assert len({same, *different, digest()}) == 7
+
+
+def test_a_description_is_json_and_names_factories():
+    inner = Method("a", at_least, structure={"minimum": 2, "policy": adaedl()})
+    text = json.dumps(describe(CompareConfig(name="x", prompts="p", methods=(PLAIN, inner))))
+    assert "specdec_jax.stopping.at_least:at_least" in text and "specdec_jax.stopping.adaedl:adaedl" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json}", r":2: not JSON"),
+        ("[1, 2]", r":2: expected an object, got list"),
+        ('{"promt": "x"}', r":2: none of the keys turns, prompt, text in it, only 'promt'"),
+        ('{"turns": []}', r":2: 'turns' must be text that is not empty, got \[\]"),
+        ('{"turns": ["a", ""]}', r":2: 'turns'"),
+        ('{"prompt": 3}', r":2: 'prompt' .* got 3"),
+        ('{"id": "1", "text": "x"}', r":2: the id '1' occurs a second time"),
+    ],
+)
+def test_a_bad_prompt_line_is_named(tmp_path, line, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_prompts(path)
+
+
+def test_prompt_shapes(tmp_path):
+    path = tmp_path / "p.jsonl"
+    lines = [
+        '{"question_id": 81, "category": "writing", "turns": ["a", "b"]}',
+        "",
+        '{"prompt": "c\u2028d"}',
+        '{"text": "e"}',
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    prompts = read_prompts(path)
+    assert [(p.id, p.category, p.turns) for p in prompts] == [
+        ("81", "writing", ("a", "b")),
+        ("3", "none", ("c\u2028d",)),
+        ("4", "none", ("e",)),
+    ]
+    assert read_prompts(path, limit=1) == prompts[:1]
+
+
+def test_prompt_files_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty").write_text("\n\n")
+    with pytest.raises(ValueError, match="no prompts"):
+        read_prompts(tmp_path / "empty")
+    (tmp_path / "latin").write_bytes(b'{"text": "\xe4"}\n')
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_prompts(tmp_path / "latin")
+    with pytest.raises(ValueError, match="got 0"):
+        read_prompts(DEMO_PROMPTS, limit=0)

@@ -1,0 +1,188 @@
+"""The house's rules: imports point downwards, no machine's paths, one version, a Python that works."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+
+import specdec_jax
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "specdec_jax"
+
+# What each file or folder of specdec_jax may import of it, besides itself. Strategies never import one another, and
+# decoding receives them. Above the core the order of the list is the rule: anything may import what stands before it.
+CORE = {
+    "types": set(),
+    "compilation_cache": set(),
+    "numbers": {"types"},
+    "sampling": {"types", "numbers"},
+    "statistics": {"types", "numbers"},
+    "stopping": {"types", "numbers", "sampling"},
+    "verification": {"types", "numbers", "sampling"},
+    "drafters": {"types", "numbers", "sampling"},
+    "models": {"types"},
+    "loading": {"types", "models"},
+    "rounds": {"types", "numbers", "sampling", "statistics"},
+    "decoding": {"types", "numbers", "sampling", "statistics", "rounds"},
+}
+ABOVE = ["choices", "generation", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
+EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import
+
+
+def allowed(name: str) -> set[str]:
+    if name in CORE:
+        return CORE[name]
+    return {*CORE, *ABOVE[: ABOVE.index(name)]}
+
+
+def imports_of(source: str, package: str) -> list[str]:
+    """Every module that the source imports, anywhere in it, as an absolute dotted name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, node.module] if node.module else base)
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def broken_arrows(relative: Path, source: str) -> list[str]:
+    """What a file of specdec_jax imports and must not."""
+    name = relative.parts[0].removesuffix(".py")
+    package = ".".join(["specdec_jax", *relative.parts[:-1]])
+    wrong = []
+    for module in imports_of(source, package):
+        top, *rest = module.split(".")
+        if top == "specdec_jax":  # a name of the package itself, such as generate, is an import of all it stands on
+            wrong += [module] if rest and rest[0] not in {*allowed(name), name, "__version__"} else []
+        elif top in ("configs", "experiments", "tests") or top not in EXTERNAL.get(name, {top}):
+            wrong.append(module)
+    return wrong
+
+
+SOURCES = sorted(
+    path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "__init__.py"
+)
+
+
+@pytest.mark.parametrize("relative", SOURCES, ids=str)
+def test_imports_point_downwards(relative):
+    name = relative.parts[0].removesuffix(".py")
+    assert name in CORE or name in ABOVE, f"{name} has no place in the order of imports yet; give it one in this test"
+    assert broken_arrows(relative, (PACKAGE / relative).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("stopping/new.py", "from specdec_jax.drafters import model"),
+        ("stopping/new.py", "from ..verification.greedy import greedy"),
+        ("stopping/new.py", "from specdec_jax import decoding"),
+        ("stopping/new.py", "from specdec_jax import generate"),
+        ("models/new.py", "import specdec_jax.sampling"),
+        ("decoding.py", "def f():\n    from specdec_jax.stopping import static"),
+        ("analysis/new.py", "from experiments.table import cells"),
+        ("types.py", "import flax"),
+    ],
+)
+def test_a_wrong_import_is_seen(file, line):
+    assert len(broken_arrows(Path(file), line)) == 1
+
+
+def test_a_right_import_is_not_held_against_a_file():
+    source = "import jax\nfrom specdec_jax.sampling import warp\nfrom ._defaults import no_update\n"
+    assert broken_arrows(Path("stopping/new.py"), source) == []
+
+
+def committed_files() -> list[Path]:
+    """What git tracks or would track; everything in a copy without git."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [ROOT / name for name in listed if (ROOT / name).is_file()]
+    except (OSError, subprocess.CalledProcessError):
+        hidden = (".venv", "runs", "build", "dist")
+        return [path for path in ROOT.rglob("*") if path.is_file() and path.relative_to(ROOT).parts[0] not in hidden]
+
+
+# Written so that this line does not match itself.
+MACHINE_PATH = re.compile(r"(?<![\w.}/])/(?:work|root|home|Users)/\w|[-]-find-links|index[-]url|pythonhosted[.]org")
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    found = []
+    for path in committed_files():
+        if path.suffix in (".safetensors", ".gguf", ".png") or path.name == "tokenizer.json":
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in MACHINE_PATH.finditer(text)]
+    assert found == []
+
+
+def test_the_pattern_sees_machine_paths():
+    for text in ("open('/" + "root/x')", "see /" + "home/me", "pip --" + "find-links ."):
+        assert MACHINE_PATH.search(text)
+    assert not MACHINE_PATH.search("https://example.org/home/page and a/work/b")
+
+
+def test_files_and_functions_stay_short():
+    """An aim, so a warning; twice the aim is a failure."""
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "configs").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]:
+        source = path.read_text(encoding="utf-8")
+        sizes = [("file", path.name, len(source.splitlines()), 300)]
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                # A docstring is not what makes a function hard to follow, nor are the functions a factory holds.
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                inner = sum(len(range(n.lineno, n.end_lineno or 0)) + 1 for n in body if isinstance(n, ast.FunctionDef))
+                lines = ((node.end_lineno or 0) - body[0].lineno + 1 if body else 0) - inner
+                sizes.append(("function", node.name, lines, 40))
+        for kind, name, lines, aim in sizes:
+            if lines > aim:
+                message = f"{path.relative_to(ROOT)}: {kind} {name} has {lines} lines, the aim is {aim}"
+                assert lines <= 2 * aim, message
+                warnings.warn(message, stacklevel=1)
+
+
+def test_one_version_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert project["version"] == specdec_jax.__version__ == (citation and citation[1])
+
+
+def find_python(tmp_path, *arguments, **scripts):
+    """Runs tools/find_python.sh where the only Pythons are the given scripts."""
+    for name, text in scripts.items():
+        script = tmp_path / name.replace("_", ".")
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}", "HOME": f"{tmp_path}", "PYENV_ROOT": f"{tmp_path}/none"}
+    command = ["/bin/sh", str(ROOT / "tools" / "find_python.sh"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+WORKS = f'exec "{sys.executable}" "$@"'
+
+
+def test_the_newest_python_that_works_is_taken(tmp_path):
+    broken = 'echo "pyenv: command not found" >&2; exit 127'
+    result = find_python(tmp_path, python3_13=broken, python3_12=WORKS, python3_11=broken)
+    assert (result.returncode, result.stdout.strip()) == (0, sys.executable)
+
+
+def test_no_python_that_works_is_one_clear_error(tmp_path):
+    result = find_python(tmp_path, python3_13="exit 1", python3="exit 1")
+    assert result.returncode == 1 and "No working Python 3.11, 3.12 or 3.13" in result.stderr
+
+
+def test_a_named_python_that_does_not_work_is_an_error_even_if_others_do(tmp_path):
+    result = find_python(tmp_path, "python9", python3_13=WORKS)
+    assert result.returncode == 1 and "PYTHON=python9" in result.stderr

@@ -1,0 +1,148 @@
+"""From rows to the table: every figure recomputed by hand, intervals against what theory says of them."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.plots import save_speedups, speedup_figure
+from experiments.summary import prompt_speedups, summarise
+from experiments.table import COLUMNS, markdown_table, rich_table
+from specdec_jax.analysis.statistics import mean_interval, ratio_of_totals, spread, total_speedup
+
+
+def row(prompt, method, seconds, tokens=60, temperature=0.0, repeated=0.0, equal=None, **counts):
+    zero = dict.fromkeys(
+        ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "drafter_passes", "checked_passes"), 0
+    )
+    return {
+        "prompt_id": prompt,
+        "method": method,
+        "temperature": temperature,
+        "seconds": seconds,
+        "num_emitted_tokens": tokens,
+        "repeated_share": repeated,
+        "equals_plain": equal,
+        **zero,
+        **counts,
+    }
+
+
+DRAFTED = {
+    "num_drafts": 10,
+    "num_draft_tokens": 40,
+    "num_accepted_tokens": 15,
+    "drafter_passes": 50,
+    "checked_passes": 5,
+}
+ROWS = [
+    row("a", "plain", 2.0, equal=True),
+    row("b", "plain", 6.0, repeated=0.5, equal=True),
+    row("a", "fast", 1.0, equal=True, **DRAFTED),
+    row("b", "fast", 1.5, repeated=0.5, equal=False, **DRAFTED),
+]
+
+
+def test_every_figure():
+    plain, fast = summarise(ROWS)
+    assert (plain.method, fast.method, fast.prompts) == ("plain", "fast", 2)
+    assert fast.tokens_per_second_mean == pytest.approx((60 + 40) / 2)
+    assert fast.tokens_per_second_total == pytest.approx(120 / 2.5)
+    assert prompt_speedups(ROWS)[0.0, "fast"] == pytest.approx([2.0, 4.0])
+    assert fast.speedup.mean.estimate == pytest.approx(3.0) and fast.speedup_total.estimate == pytest.approx(8 / 2.5)
+    assert fast.speedup_clean is not None and fast.speedup_clean.mean.estimate == pytest.approx(2.0)
+    assert fast.speedup_clean.count == 1 and fast.repeated_share == pytest.approx(0.25)
+    assert fast.draft_acceptance_rate == pytest.approx(30 / 80) and fast.mean_draft_length == pytest.approx(4.0)
+    assert fast.mean_acceptance_length == pytest.approx(1 + 30 / 20) and fast.checked_fraction == pytest.approx(0.1)
+    assert fast.equal == (1, 2) and plain.equal == (2, 2)
+    assert plain.draft_acceptance_rate is plain.mean_draft_length is plain.checked_fraction is None
+
+
+def test_repeats_of_a_prompt_are_added_up():
+    again = [row("a", "plain", 1.0, equal=True), row("a", "fast", 2.0, equal=False, **DRAFTED)]
+    fast = summarise([*ROWS, *again])[1]
+    assert fast.prompts == 2 and fast.equal == (0, 2)
+    assert prompt_speedups([*ROWS, *again])[0.0, "fast"] == pytest.approx([(120 / 3) / (120 / 3), 4.0])
+
+
+def test_a_prompt_that_loops_in_either_output_is_not_clean():
+    rows = [row("a", "plain", 2.0), row("a", "fast", 1.0, repeated=0.2)]
+    assert summarise(rows)[1].speedup_clean is None
+
+
+def test_temperatures_have_baselines_of_their_own():
+    rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
+    assert prompt_speedups(rows)[0.8, "fast"] == pytest.approx([4.0])
+    assert [s.temperature for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]
+
+
+def test_missing_results_are_named():
+    with pytest.raises(ValueError, match="no result of 'plain' for prompt 'c' at temperature 0"):
+        summarise([*ROWS, row("c", "fast", 1.0)])
+    with pytest.raises(ValueError, match="prompt 'a' has no 'drafter_passes'"):
+        summarise([{key: value for key, value in ROWS[0].items() if key != "drafter_passes"}])
+    with pytest.raises(ValueError, match="no results"):
+        summarise([])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_terminal_table_cuts_nothing(width):
+    screen = io.StringIO()
+    rows = [{**entry, "method": {"plain": "plain", "fast": "static-7"}[entry["method"]]} for entry in ROWS]
+    Console(file=screen, width=width).print(rich_table(summarise(rows), "title"))
+    text = screen.getvalue()
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    for cell in ("static-7", "3.00", "3.20", "0.38", "2.50", "10%", "1/2"):
+        assert cell in text, cell
+
+
+def test_the_markdown_table_has_every_column_and_the_notes():
+    lines = markdown_table(summarise(ROWS), "title").splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 4 and all(line.count("|") == len(COLUMNS) + 1 for line in table)
+    assert "**fast**" in table[3] and "**" not in table[2] and lines[0] == "# title"
+    assert lines[-1].startswith("2 prompts.")
+
+
+def test_the_picture_has_a_panel_a_temperature_and_the_numbers(tmp_path):
+    rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
+    greedy, sampled = speedup_figure(rows).axes
+    assert [text.get_text() for text in greedy.texts] == ["1.00", "3.00 [2.00–4.00]"]
+    assert [text.get_text() for text in sampled.texts] == ["1.00", "4.00"]
+    assert [patch.get_width() for patch in sampled.patches] == pytest.approx([1.0, 4.0])
+    save_speedups(rows, tmp_path / "speedup.png", "title")
+    assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_interval_of_a_mean_has_the_width_theory_says():
+    values = np.random.default_rng(0).normal(3.0, 0.5, size=400)
+    interval = mean_interval(values)
+    assert interval.estimate == pytest.approx(values.mean())
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
+    assert mean_interval(values, level=0.5).high < interval.high
+
+
+def test_totals_are_paired_by_prompt():
+    """Long prompts take long: tokens over seconds is exact here, and resampling the two apart would say otherwise."""
+    tokens = np.array([10.0, 500.0, 30.0, 90.0])
+    exact = ratio_of_totals(tokens, tokens / 25.0)
+    assert exact == pytest.approx((25.0, 25.0, 25.0))
+    doubled = total_speedup(tokens, tokens / 50.0, tokens, tokens / 25.0)
+    assert doubled == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_spread_and_its_refusals():
+    result = spread([1.0, 2.0, 3.0, 4.0, 10.0])
+    assert (result.count, result.median, result.lower_quartile, result.upper_quartile) == (5, 3.0, 2.0, 4.0)
+    assert (result.least, result.most) == (1.0, 10.0) and result.mean.low < 4.0 < result.mean.high
+    assert np.isnan(spread([2.0]).mean.low) and spread([2.0]).mean.estimate == 2.0
+    for values in ([], [1.0, float("nan")], [[1.0]]):
+        with pytest.raises(ValueError, match="values must be"):
+            spread(values)
+    with pytest.raises(ValueError, match="positive, got 0"):
+        ratio_of_totals([1.0], [0.0])
+    with pytest.raises(ValueError, match="2 numerators, 1"):
+        ratio_of_totals([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="level .* got 1"):
+        mean_interval([1.0], level=1)
