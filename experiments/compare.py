@@ -3,7 +3,7 @@
 Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
 Time:      the config says; a first run compiles each method once (about 15 s each on 2 cores)
-Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md and
+Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
            speedup.png. A stopped run goes on where it was with the same --out.
 
 Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Seconds are decoding only:
@@ -28,9 +28,9 @@ from experiments.table import markdown_table, rich_table
 from specdec_jax.analysis.agreement import compare_outputs
 from specdec_jax.analysis.repetition import repeated_share
 from specdec_jax.compilation_cache import enable
-from specdec_jax.decoding import slots_for
 from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
 from specdec_jax.loading import load_model
+from specdec_jax.requests import slots_for
 from specdec_jax.views.live import progress, show_live
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
@@ -116,7 +116,7 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
 def _requests(
     config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]
 ) -> dict[tuple[float, str], dict[str, Any]]:
-    """What every method is asked, by (temperature, prompt): equal cache slots everywhere, so that shapes are equal too."""
+    """What every method is asked, by (temperature, prompt); with equal cache slots, so that shapes are equal too."""
     target = next(iter(pairs.values())).target
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
     lengths = [len(encode(target, prompt.turns[0], chat=config.chat, system=config.system)) for prompt in prompts]

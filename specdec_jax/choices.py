@@ -1,7 +1,8 @@
-"""Strategies by name or by file: what `--policy adaedl entropy_factor=0.3` and `--policy my_rule.py` mean.
+"""Strategies by name or by file: what `--policy adaedl --policy-option threshold=0.6` and `--policy my_rule.py` mean.
 
 There is no registry. A name is a file of `stopping/`, `verification/` or `drafters/`, a path is a user's own file, and
-in both the factory has the file's name. What the factory takes is structure, what its `init` takes is numbers.
+in both the factory has the file's name. What the factory takes is structure, what its `init` takes is numbers. A policy
+that wraps another takes it by name too: `--policy at_least --policy-option minimum=2 --policy-option policy=adaedl`.
 """
 
 import ast
@@ -10,15 +11,20 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from specdec_jax.types import Drafter, StoppingPolicy, Verifier
 
 PACKAGES = {
     "policy": "specdec_jax.stopping",
     "verifier": "specdec_jax.verification",
     "drafter": "specdec_jax.drafters",
 }
+TYPES: dict[str, type] = {"policy": StoppingPolicy, "verifier": Verifier, "drafter": Drafter}
 
 
 class Choice(NamedTuple):
@@ -46,10 +52,10 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
     """The factory of a built-in name or of a Python file.
 
     Raises:
-        ValueError: there is no such name or file, or the file has no factory of its own name.
+        ValueError: there is no such name or file, the file fails, or it has no factory of its own name.
     """
     if name.endswith(".py"):
-        module, factory = _load_file(kind, Path(name)), Path(name).stem
+        module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
     elif name in names(kind):
         module, factory = importlib.import_module(f"{PACKAGES[kind]}.{name}"), name
     else:
@@ -63,41 +69,75 @@ def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
     """A strategy and its numbers from a name and `key=value` options.
 
     Raises:
-        ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value out of range.
+        ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value of the wrong type
+            or out of range, or a factory that returns something else.
     """
-    factory = find_factory(kind, name)
     given = dict(_parse(option) for option in options)
-    structure = {key: value for key, value in given.items() if key in _parameters(factory)}
-    try:
-        strategy = factory(**structure)
-    except TypeError as error:
-        raise ValueError(f"{kind} {name}: {error}") from None
+    strategy, structure = _build(kind, name, given)
     numbers = {key: value for key, value in given.items() if key not in structure}
-    check_numbers(kind, name, strategy, numbers, also=_parameters(factory))
+    check_numbers(kind, name, strategy, numbers, also=structure)
     return Choice(name, strategy, numbers)
 
 
-def check_numbers(kind: str, name: str, strategy: Any, numbers: dict[str, Any], also: Iterable[str] = ()) -> None:
+def check_numbers(kind: str, name: str, strategy: Any, numbers: Mapping[str, Any], also: Iterable[str] = ()) -> None:
     """Refuses numbers that `strategy.init` does not take, with the nearest name, or that it finds out of range.
 
     Raises:
         ValueError: as said.
     """
-    known = _parameters(strategy.init) - {"batch"}
+    known = _parameters(strategy.init).keys() - {"batch"}
     for key in numbers:
         if key not in known:
             raise ValueError(f"{kind} {name} has no option {key!r}{nearest(key, known | set(also))}")
-    strategy.init(1, **numbers)
+    try:
+        strategy.init(1, **numbers)
+    except TypeError as error:
+        raise ValueError(f"{kind} {name}: {error}") from None
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
+def _build(kind: str, name: str, given: Mapping[str, Any]) -> tuple[Any, set[str]]:
+    """The strategy with the structure found in `given`, and the names of all structure it (and what it wraps) takes."""
+    factory = find_factory(kind, name)
+    parameters = _parameters(factory)
+    structure, known = {}, set(parameters)
+    for key in given.keys() & parameters.keys():
+        value, parameter = given[key], parameters[key]
+        if isinstance(value, str) and TYPES[kind].__name__ in str(parameter.annotation):
+            rest = {other: given[other] for other in given.keys() - parameters.keys()}
+            value, inner = _build(kind, value, rest)
+            known |= inner
+        else:
+            _check_type(f"{kind} {name}: {key}", value, parameter.default)
+        structure[key] = value
+    try:
+        strategy = factory(**structure)
+    except TypeError as error:
+        raise ValueError(f"{kind} {name}: {error}") from None
+    if not isinstance(strategy, TYPES[kind]):
+        raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(strategy).__name__}")
+    return strategy, known
+
+
+def _check_type(what: str, value: Any, default: Any) -> None:
+    """A text where a switch is wanted would count as true: 'no' too."""
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ValueError(f"{what} must be true or false, got {value!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
+        raise ValueError(f"{what} must be a number, got {value!r}")
+    if isinstance(default, int) and isinstance(value, float):
+        raise ValueError(f"{what} must be a whole number, got {value!r}")
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
 
 
 def _parse(option: str) -> tuple[str, Any]:
     key, equals, text = option.partition("=")
-    if not equals or not key:
+    if not equals or not key.strip():
         raise ValueError(f"an option reads key=value, got {option!r}")
+    text = text.strip()
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
     except (ValueError, SyntaxError):
@@ -108,9 +148,19 @@ def _parse(option: str) -> tuple[str, Any]:
 def _load_file(kind: str, path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{kind} file {path} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{kind} file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file raises is one message with the file's line
+        raise ValueError(f"{kind} file {_line(path, error)}: {type(error).__name__}: {error}") from error
     return module
+
+
+def _line(path: Path, error: Exception) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
+    return f"{path}:{line}" if line else str(path)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.requests import fresh_state
 from specdec_jax.rounds import ModelParams, Parts, play_round
 from specdec_jax.sampling import laws, make_warp
-from specdec_jax.statistics import no_counts, no_record
 from specdec_jax.types import (
     Array,
     Cache,
@@ -68,15 +68,6 @@ def default_widths(max_draft_length: int) -> tuple[int, ...]:
     return (*powers, full)
 
 
-def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
-    """The bucket of cache slots that holds a generation: 64, 96, 128, 192, 256, 384 ... so that few shapes compile."""
-    needed = prompt + max_new_tokens + widest
-    bucket = 64
-    while bucket < needed:
-        bucket = bucket * 3 // 2 if bucket & (bucket - 1) == 0 else bucket * 4 // 3
-    return bucket
-
-
 def build_decoder(
     target: LanguageModel,
     drafter: Drafter,
@@ -95,7 +86,7 @@ def build_decoder(
         prefill_chunk: prompt tokens a target pass takes.
 
     Raises:
-        ValueError: widths that do not ascend or cannot hold the longest draft, or drafter and target vocabularies differ.
+        ValueError: widths that do not ascend or cannot hold the longest draft, or vocabularies that differ.
     """
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
     _check_parts(target, drafter, widths, prefill_chunk)
@@ -138,11 +129,13 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     """The Python side: arguments are checked here, before anything compiles."""
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        return jitted["prefill"](params, _fresh(parts, prompts, **options))
+        return jitted["prefill"](params, fresh_state(parts, prompts, **options))
 
-    def extend(params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
+    def extend(
+        params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
+    ) -> DecodeState:
         options.setdefault("slots", state.tokens.shape[1])
-        fresh = _fresh(parts, prompts, **options)
+        fresh = fresh_state(parts, prompts, **options)
         if fresh.tokens.shape != state.tokens.shape:
             raise ValueError(
                 f"extend needs the state's own shape {state.tokens.shape} (rows, slots), got {fresh.tokens.shape}"
@@ -176,83 +169,9 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
     if drafts != target.spec.vocab_size:
-        raise ValueError(f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries")
-
-
-def _fresh(
-    parts: Parts,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int | Sequence[int] = 64,
-    seed: int | Sequence[int] = 0,
-    warp: Warp | None = None,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
-    stop_ids: Sequence[int] | None = None,
-    slots: int | None = None,
-    record_rounds: int = 0,
-) -> DecodeState:
-    """A state on the host, caches still missing: everything a request brings, checked.
-
-    Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
-    max_new_tokens are ever played); 0 keeps none.
-    """
-    batch, most = len(prompts), parts.drafter.max_draft_length
-    lengths, limits = _lengths(parts, prompts, max_new_tokens)
-    widest = max(parts.widths)
-    needed = int(limits.max()) + widest
-    slots = slots_for(int(limits.max()), 0, widest) if slots is None else slots
-    if slots < needed:
-        raise ValueError(f"{slots} cache slots cannot hold {needed} = prompt + max_new_tokens + widest width {widest}")
-    warp = make_warp(batch) if warp is None else warp
-    if parts.verifier.greedy_only and np.any(np.asarray(warp.temperature) > 0):
-        raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
-    tokens = np.zeros((batch, slots), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    seeds = np.asarray(seed, np.uint32) if np.ndim(seed) else np.uint32(seed) + np.arange(batch, dtype=np.uint32)
-    stops = parts.target.spec.eos_ids if stop_ids is None else tuple(stop_ids)
-    return DecodeState(
-        tokens=tokens,
-        length=lengths,
-        prompt_length=lengths.copy(),
-        limit=limits,
-        done=limits <= lengths,
-        seed=seeds,
-        stop_ids=np.array([*stops, *[-1] * (-len(stops) % 8 or 8 * (not stops))], np.int32),
-        warp=warp,
-        target_cache=(),
-        drafter=(),
-        policy=parts.policy.init(batch, **(policy_numbers or {})),
-        verifier=parts.verifier.init(batch, **(verifier_numbers or {})),
-        monitor=parts.monitor.init(batch, **(monitor_numbers or {})),
-        statistics=no_counts(batch, most),
-        record=no_record(batch, most, record_rounds),
-    )
-
-
-def _lengths(
-    parts: Parts, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt lengths and the lengths at which rows end, [B] int32 each; refuses what cannot be decoded."""
-    spec = parts.target.spec
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    if not len(prompts) or lengths.min() < 1:
-        raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
-    for row, prompt in enumerate(prompts):
-        if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < spec.vocab_size)
-            raise ValueError(f"prompt {row} has token {wrong}, outside the vocabulary of {spec.vocab_size}")
-    new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
-    if new.min() < 0:
-        raise ValueError(f"max_new_tokens must not be negative, got {new.min()}")
-    if (lengths + new).max() > spec.context:
-        row = int((lengths + new).argmax())
         raise ValueError(
-            f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context of {spec.context}"
+            f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
-    return lengths, lengths + new
 
 
 def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:
@@ -313,4 +232,3 @@ def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: A
         return Scores(log_p, unknown, target_entropy, unknown)
     log_q, drafter_entropy = pass_over(parts.drafter.model, params.drafter)
     return Scores(log_p, log_q, target_entropy, drafter_entropy)
-

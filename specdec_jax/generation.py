@@ -92,7 +92,7 @@ def generate(
     """
     pair, options = split_options(pair, options)
     many = _is_batch(prompt)
-    prompts = list(prompt) if many else [prompt]
+    prompts: list[Any] = list(prompt) if many else [prompt]
     stop = tuple(options.pop("stop", ()))
     request = prepare(pair, prompts, record=record, **options)
     begun = start(pair, request)
@@ -137,7 +137,7 @@ def prepare(
     slots: int | None = None,
     record: bool = False,
 ) -> Request:
-    """Tokens and options for `Decoder.prefill`. The end of sequence is the target's unless `stop_ids` says otherwise."""
+    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given."""
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer = pair.target.tokenizer
     ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
@@ -173,7 +173,7 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
 
 
 def start(pair: Pair, request: Request) -> Begun:
-    """Prefill, and compile what is still to compile: `run` with zero rounds compiles the whole generation and plays none."""
+    """Prefill, and compile what is not yet: `run` with zero rounds compiles the whole generation and plays none."""
     watch = time.perf_counter()
     prefill, run = pair.decoder.jitted["prefill"], pair.decoder.jitted["run"]
     known = prefill._cache_size()

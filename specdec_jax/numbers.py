@@ -1,10 +1,11 @@
 """Numbers of policies, verifiers and warps: one value or one a row, checked while they are still known."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from specdec_jax.types import Array
 
@@ -18,15 +19,16 @@ def per_row(
     high: float = np.inf,
     open_low: bool = False,
     dtype: Any = np.float32,
-) -> Array | np.ndarray:
-    """`value` (a scalar or [B]) as [B], refused by name when it is not finite or outside [low, high] ((low, high] if `open_low`).
+) -> Array:
+    """`value` (a scalar or [B]) as [B] on the host.
 
+    It must be finite and in [low, high], or (low, high] if `open_low`.
     A traced value cannot be looked at and passes: the range is the caller's business then.
 
     Raises:
         ValueError: the value is out of range, not a number, or has another length than `batch`.
     """
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return jnp.broadcast_to(value.astype(dtype), (batch,))
     try:
         numbers = np.asarray(value).astype(dtype)
@@ -39,7 +41,12 @@ def per_row(
         left = "(" if open_low or low == -np.inf else "["
         right = ")" if high == np.inf else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
-    return np.broadcast_to(numbers, (batch,)).copy()
+    return host(np.broadcast_to(numbers, (batch,)).copy())
+
+
+def host(values: np.ndarray) -> Array:
+    """A numpy array where the types say jax array: states are built on the host; jit makes arrays of them."""
+    return cast(Array, values)
 
 
 def select_rows(chosen: Array, new: Any, old: Any) -> Any:

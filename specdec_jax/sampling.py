@@ -1,8 +1,8 @@
 """Logits to laws: warping, entropy, total variation, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
-top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts instead of a
-sort (a full sort of 49,152 entries costs 8.5 ms on a CPU core, a count about 0.01), exact, and ties at a threshold stay.
+top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
+(a full sort of 49,152 entries costs 8.5 ms on a CPU core, a count about 0.01). It is exact; ties at a threshold stay.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
 
 
 def log_probabilities(logits: Array, warp: Warp) -> Array:
-    """The warped law of [B, V] logits as log-probabilities [B, V]; at temperature 0 it is one-hot (the first maximum)."""
+    """The warped law of [B, V] logits, as log-probabilities; at temperature 0 it is one-hot (the first maximum)."""
     greedy = one_hot_log(argmax(logits), logits.shape[-1], logits.dtype)
     hot = warp.temperature > 0
 
@@ -49,7 +49,7 @@ def log_probabilities(logits: Array, warp: Warp) -> Array:
 def law(logits: Array, warp: Warp) -> Law:
     """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Law.
 
-    Entropies are in nats and skip zero probabilities. At temperature 0 the law sampled is one-hot and says nothing about
+    Entropies are in nats and skip zero probabilities. At temperature 0 the law sampled is one-hot and says nothing of
     doubt, so `entropy`, `max_prob` and `margin` are then those of the raw law (AdaEDL leaves greedy open).
     """
     log_prob = log_probabilities(logits, warp)

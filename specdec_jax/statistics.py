@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.numbers import host
 from specdec_jax.types import Array, Draft, DraftInfo, RoundInfo, Statistics
 
 
 def no_counts(batch: int, most: int) -> Statistics:
     """All zero, for `batch` rows and drafts of up to `most` tokens."""
-    one = np.zeros((batch,), np.int32)
-    per_position = np.zeros((batch, most), np.int32)
-    return Statistics(
-        one, one, one, one, one, one, one, per_position, per_position, per_position, np.zeros((batch, most + 1), np.int32)
-    )
+    one = host(np.zeros((batch,), np.int32))
+    per_position = host(np.zeros((batch, most), np.int32))
+    histogram = host(np.zeros((batch, most + 1), np.int32))
+    return Statistics(one, one, one, one, one, one, one, per_position, per_position, per_position, histogram)
 
 
 def count_round(
@@ -48,10 +48,10 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
     """An empty record of `rounds` rounds, or None for 0."""
     if rounds == 0:
         return None
-    whole = np.zeros((batch, rounds), np.int32)
-    drafts = np.full((batch, rounds, most), np.nan, np.float32)
+    whole = host(np.zeros((batch, rounds), np.int32))
+    drafts = host(np.full((batch, rounds, most), np.nan, np.float32))
     return RoundInfo(
-        proposed=np.zeros((batch, rounds, most), np.int32),
+        proposed=host(np.zeros((batch, rounds, most), np.int32)),
         drafted=whole,
         accepted=whole,
         emitted=whole,
@@ -60,7 +60,7 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
         width=whole,
         entropy=drafts,
         max_prob=drafts,
-        threshold=np.full((batch, rounds), np.nan, np.float32),
+        threshold=host(np.full((batch, rounds), np.nan, np.float32)),
         drafter_id=whole,
         phase=whole,
     )
@@ -108,8 +108,8 @@ def summarise(counts: Statistics) -> dict[str, Any]:
     """The field's figures over all rows of `counts`, as plain Python numbers and lists.
 
     `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
-    `mean_draft_length` over the same rounds,    `acceptance_per_position` is over all such rounds, `conditional_acceptance_per_position` over those that reached the
-    position. A figure without data is None.
+    `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
+    over those that reached the position. A figure without data is None.
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
     drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)

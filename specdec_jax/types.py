@@ -35,7 +35,7 @@ class ModelSpec(NamedTuple):
 
 
 class LanguageModel(NamedTuple):
-    """Two pure functions and a rollback. Parameters are arguments, so one compiled program serves any weights."""
+    """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
     init_cache: Callable[..., Cache]  # (params, batch, slots, source=None) -> Cache
     apply: Callable[..., tuple[Array, Cache]]
@@ -46,7 +46,7 @@ class LanguageModel(NamedTuple):
 
 
 class Warp(NamedTuple):
-    """How logits become the law that is sampled, per row; in Hugging Face's order (temperature, top-k, top-p, min-p)."""
+    """How logits become the law that is sampled, per row. In Hugging Face's order: temperature, top-k, top-p, min-p."""
 
     temperature: Array  # [B] float32; 0 is greedy
     top_k: Array  # [B] int32; 0 is off
@@ -55,7 +55,7 @@ class Warp(NamedTuple):
 
 
 class Law(NamedTuple):
-    """One next-token law and what rules read of it. At temperature 0 `entropy`, `max_prob` and `margin` are the raw ones."""
+    """One next-token law and what rules read of it; at temperature 0 entropy, max_prob and margin are the raw ones."""
 
     log_prob: Array  # [B, V] float32, the warped law; at temperature 0 one-hot
     top_token: Array  # [B] int32, its most probable token
@@ -113,7 +113,7 @@ class StoppingPolicy(NamedTuple):
     check: Callable[[PolicyState, Law, Array, RoundContext], tuple[Array, PolicyState]]
     # law of the next position known, token not drawn: (state, law, drafted [B], context) -> (draw [B] bool, state)
     proceed: Callable[[PolicyState, Law, Array, Array, RoundContext], tuple[Array, PolicyState]]
-    # token drawn and kept: (state, law, token [B], drafted [B], context) -> (go_on [B] bool, state); pay for another pass?
+    # token drawn and kept, pay for another? (state, law, token [B], drafted [B], context) -> (go_on [B] bool, state)
     update: Callable[[PolicyState, Draft, Verdict], PolicyState]  # once a round, before the end-of-sequence cut
     threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
 

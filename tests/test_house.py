@@ -29,7 +29,8 @@ CORE = {
     "models": {"types"},
     "loading": {"types", "models"},
     "rounds": {"types", "numbers", "sampling", "statistics"},
-    "decoding": {"types", "numbers", "sampling", "statistics", "rounds"},
+    "requests": {"types", "numbers", "sampling", "statistics", "rounds"},
+    "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
 }
 ABOVE = ["choices", "generation", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
 EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import

@@ -26,7 +26,9 @@ class Cost(NamedTuple):
     high: float
 
 
-def target_pass(model: LanguageModel, params: Params, width: int, batch: int, slots: int, passes: int) -> Callable[[], Any]:
+def target_pass(
+    model: LanguageModel, params: Params, width: int, batch: int, slots: int, passes: int
+) -> Callable[[], Any]:
     """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them."""
 
     def loop(params: Params, cache: Cache, tokens: Array) -> Array:

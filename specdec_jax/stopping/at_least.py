@@ -5,7 +5,7 @@ from specdec_jax.types import Array, Law, PolicyState, RoundContext, StoppingPol
 
 
 def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted. Its numbers are the policy's.
+    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted. Numbers are the policy's.
 
     Raises:
         ValueError: `minimum` is negative.

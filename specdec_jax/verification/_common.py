@@ -31,7 +31,7 @@ def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, A
 
 
 def residual(log_p: Array, log_q: Array) -> Array:
-    """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: such a refusal has probability 0)."""
+    """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: nothing is ever refused there)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
     empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
     return jnp.where(empty, jnp.exp(log_p), rest)
@@ -46,7 +46,7 @@ def at_position(values: Array, index: Array) -> Array:
 def bonus_or(
     recovered: Callable[[Array, Array], Array], draft: Draft, log_p: Array, log_q: Array, accepted: Array
 ) -> Array:
-    """The next token's law [B, V]: the target's own where the whole draft was accepted, else `recovered(log_p, log_q)`."""
+    """The next law [B, V]: the target's own where the whole draft was accepted, else `recovered(log_p, log_q)`."""
     p = at_position(log_p, accepted)
     if draft.tokens.shape[1] == 0:
         return jnp.exp(p)

@@ -63,5 +63,3 @@ def _weights(log_ratio: Array) -> Array:
     start = jnp.zeros_like(log_ratio[:, :1])[:, 0] if log_ratio.shape[1] else jnp.zeros(log_ratio.shape[:1])
     _, rest = lax.scan(step, start, log_ratio.T)
     return jnp.exp(jnp.concatenate([start[:, None], rest.T], axis=1))
-
-

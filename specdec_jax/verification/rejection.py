@@ -1,4 +1,4 @@
-"""Token-by-token rejection sampling (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318)."""
+"""Token-by-token rejection sampling (Leviathan et al., arXiv 2211.17192, alg. 1; Chen et al., arXiv 2302.01318)."""
 
 from collections.abc import Callable
 
