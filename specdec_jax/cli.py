@@ -1,246 +1,275 @@
 """`python -m specdec_jax ...`: what a person types. Options are the fields of the dataclasses below."""
 
 import contextlib
-import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, Union
 
 import tyro
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated, not listed: a list would swallow the prompt
+KeyValue = tyro.conf.arg(metavar="KEY=VALUE")
+Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" reads as its opposite
+
+
+@dataclass(frozen=True)
+class Models:
+    target: str = "smollm2"
+    """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
+    drafter: str = "smollm2-drafter"
+    """Given like the target; it must share its vocabulary. none: plain decoding."""
+    dtype: str = "bfloat16"
+    """Of weights and matrix products: bfloat16, float32 or float16."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    policy: str = "adaedl"
+    """When to stop drafting: adaedl, static, at_least (any file of specdec_jax/stopping), or a path to your own .py."""
+    policy_option: Annotated[Many[str], KeyValue] = ()
+    """A number or a switch of the policy. adaedl: threshold=0.6, keep_checked_token=true; static: draft_length=3."""
+    verifier: str = "rejection"
+    """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py."""
+    verifier_option: Annotated[Many[str], KeyValue] = ()
+    """As --policy-option, for the verifier."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    max_new_tokens: int = 256
+    """Most tokens to decode."""
+    temperature: float = 0.0
+    """0 is greedy: always the target's most probable token."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 is off."""
+    top_p: float = 1.0
+    """Keep the most probable tokens up to this mass, in (0, 1]; 1 is off."""
+    min_p: float = 0.0
+    """Keep tokens of at least this share of the largest probability; 0 is off."""
+    seed: int = 0
+    """The same seed gives the same tokens."""
+    stop: Annotated[Many[str], tyro.conf.arg(metavar="TEXT")] = ()
+    """A string that ends the text and is not printed."""
+    chat: Switch = True
+    """Take the prompt as it is, without the model's chat template."""
+    system: Annotated[str | None, Maybe] = None
+    """System prompt (needs the chat template)."""
+
+
+@dataclass(frozen=True)
+class Output:
+    json: Switch = False
+    """Print text, tokens, statistics and times as one line of JSON instead of streaming."""
+    record: Switch = False
+    """Put every round into the JSON: drafted, accepted, lambda, entropies."""
+    rejected: Switch = True
+    """Hide rejected drafts on a terminal."""
+    statistics: Switch = True
+    """Print no statistics to standard error at the end."""
+    profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Write a JAX profile of the decoding (scopes draft, verify, commit) to this folder."""
 
 
 @dataclass(frozen=True)
 class Generate:
     """Decode a prompt with adaptive speculative decoding and stream the text.
 
-    On a terminal accepted drafts are green, tokens the target put in place of a rejected draft (struck out in red)
-    yellow, its bonus tokens cyan; piped, the text is plain.
+    A small drafter proposes tokens, the target checks them in one pass, and the text is the target's own. On a
+    terminal accepted drafts are green, rejected ones struck out in red with the target's token in yellow after them;
+    cyan is what the target added to drafts that were all accepted. Piped, the text is plain.
 
-    Examples:
-        python -m specdec_jax generate "Why is the sky blue?"
-        python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-options draft_length=3 --json
-        echo "Tell a story" | python -m specdec_jax generate - --temperature 0.8 --seed 7
+      python -m specdec_jax generate "Why is the sky blue?"
+      python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-option draft_length=3
+      python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
+      echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
     """
 
-    prompt: tyro.conf.Positional[str]
-    """The prompt; - reads standard input."""
-    target: str = "smollm2"
-    """Target: a built-in name, a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
-    drafter: str = "smollm2-drafter"
-    """Drafter, given like the target; none is plain decoding."""
-    policy: str = "adaedl"
-    """Stopping policy: the name of a file in specdec_jax/stopping, or a path to your own .py."""
-    policy_options: tuple[str, ...] = ()
-    """Its structure and numbers, as key=value: threshold=0.6 entropy_factor=0.2 keep_checked_token=true."""
-    verifier: str = "rejection"
-    """Verifier: rejection, block, greedy, or a path to your own .py."""
-    verifier_options: tuple[str, ...] = ()
-    """Its structure and numbers, as key=value."""
+    prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PROMPT")]
+    """- reads standard input."""
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
     max_draft_length: int = 7
-    """Most tokens drafted in a round."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 is off."""
-    top_p: float = 1.0
-    """Keep the most probable tokens up to this mass; 1 is off."""
-    min_p: float = 0.0
-    """Keep tokens of at least this share of the largest probability; 0 is off."""
-    max_new_tokens: int = 256
-    """Most tokens to decode."""
-    stop: tuple[str, ...] = ()
-    """Strings that end the text; they are not printed."""
-    seed: int = 0
-    """The same seed gives the same tokens."""
-    dtype: str = "bfloat16"
-    """Weights and matrix products: bfloat16, float32 or float16."""
-    chat: bool = True
-    """Put the prompt through the model's chat template."""
-    system: str | None = None
-    """System prompt (needs the chat template)."""
-    json: bool = False
-    """Print tokens, text and statistics as one JSON object instead of streaming."""
-    rejected: bool = True
-    """Show rejected drafts on a terminal."""
-    statistics: bool = True
-    """Print a line of statistics to standard error at the end."""
-    profile: Path | None = None
-    """Write a JAX profile (scopes draft, verify, commit) to this folder."""
+    """Most tokens drafted in a round, whatever the policy says."""
+    decoding: Decoding = field(default_factory=Decoding)
+    output: Output = field(default_factory=Output)
 
 
 @dataclass(frozen=True)
 class VerifyLossless:
-    """Prove that a policy and a verifier leave the target's law unchanged: exact enumeration on toy models, then a
-    chi-square test of the whole decoder. With a target and a drafter the sampled test runs on that pair too.
+    """Prove that a policy and a verifier leave the target's law unchanged.
 
-    Examples:
-        python -m specdec_jax verify-lossless --policy adaedl --verifier block
-        python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
+    Exact enumeration of the output law on toy models, then a chi-square test of the whole decoder. With a target and a
+    drafter the sampled test runs on that pair too. Exit code 1: not lossless.
+
+      python -m specdec_jax verify-lossless --policy adaedl --policy-option keep_checked_token=true --verifier block
+      python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
     """
 
-    policy: str = "adaedl"
-    """Stopping policy: a built-in name or a path to your own .py."""
-    policy_options: tuple[str, ...] = ()
-    """Its structure and numbers, as key=value."""
-    verifier: str = "rejection"
-    """Verifier: a built-in name or a path to your own .py."""
-    verifier_options: tuple[str, ...] = ()
-    """Its structure and numbers, as key=value."""
+    rules: Rules = field(default_factory=Rules)
     sequences: int = 40960
     """Sequences of the sampled test."""
-    target: str | None = None
+    target: Annotated[str | None, Maybe] = None
     """A real target for the sampled test."""
-    drafter: str | None = None
+    drafter: Annotated[str | None, Maybe] = None
     """A real drafter for the sampled test."""
     prompt: str = "Once upon a time"
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0
     """Its temperature."""
-    json: bool = False
-    """Print the report as JSON."""
+    json: Switch = False
+    """Print the report as one line of JSON."""
 
 
-Command = (
-    Annotated[Generate, tyro.conf.subcommand("generate")]
-    | Annotated[VerifyLossless, tyro.conf.subcommand("verify-lossless")]
-)
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    command: tyro.conf.OmitSubcommandPrefixes[Command] = field()
+COMMANDS: dict[str, Any] = {"generate": Generate, "verify-lossless": VerifyLossless}
+STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (a proof failed), 2 (bad input), 130 (interrupted)."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    command = tyro.cli(
-        tyro.conf.OmitSubcommandPrefixes[Command],  # type: ignore[arg-type]
-        args=given,
-        prog="python -m specdec_jax",
-        description="Adaptive speculative decoding in JAX.",
-        config=(tyro.conf.FlagConversionOff,) if False else (),
-    )
+    """Run one command; returns the exit code: 0, 1 (not lossless), 2 (bad input), 130 (Ctrl-C), 141 (broken pipe).
+
+    What cannot be parsed, and --help, end the program as argparse does it (2 and 0).
+    """
     try:
+        command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         return run_generate(command) if isinstance(command, Generate) else run_verify(command)
-    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read our output has enough; nothing more can be written, at exit neither
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _parsed(arguments: list[str]) -> Any:
+    """The command's dataclass. Without a command's name the program ends with the list of them, a line each."""
+    program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
+    name = arguments[0] if arguments else ""
+    if name in COMMANDS:
+        return tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+    listed = [
+        Annotated[kind, tyro.conf.subcommand(name, description=str(kind.__doc__).split("\n")[0])]
+        for name, kind in COMMANDS.items()
+    ]
+    about = "Adaptive speculative decoding in JAX. A command's own --help says all of it."
+    return tyro.cli(Union[*listed], args=arguments, prog=program, description=about)  # type: ignore[arg-type]
 
 
 def run_generate(command: Generate) -> int:
     """The `generate` command."""
-    from specdec_jax.choices import choose
-    from specdec_jax.compilation_cache import enable
-    from specdec_jax.generation import build_pair, generate
+    prompt = _prompt(command.prompt)
+    policy, verifier = _checked_rules(command, prompt)
+    from specdec_jax.views.interrupts import interrupts_end_here
+    from specdec_jax.views.printing import print_json, print_stream, profiled
 
-    policy = choose("policy", command.policy, command.policy_options)
-    verifier = choose("verifier", command.verifier, command.verifier_options)
-    prompt = sys.stdin.read().strip() if command.prompt == "-" else command.prompt
-    _check_request(command, prompt)
-    enable()
-    pair = build_pair(
-        command.target,
-        None if command.drafter == "none" else command.drafter,
-        policy=policy.strategy,
-        verifier=verifier.strategy,
-        max_draft_length=command.max_draft_length,
-        dtype=command.dtype,
-    )
-    numbers = {} if command.drafter == "none" else policy.numbers
-    options: dict[str, Any] = {
-        name: getattr(command, name)
-        for name in ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "stop", "seed", "chat", "system")
-    }
-    options |= {"policy_numbers": numbers, "verifier_numbers": verifier.numbers, "pair": pair}
-    with _profiled(command.profile):
-        if command.json:
-            print(json.dumps(generate(prompt, **options)._asdict(), ensure_ascii=False))
-            return 0
-        return _stream(command, prompt, options)
-
-
-def _check_request(command: Generate, prompt: str) -> None:
-    """Refuses what needs no weights to be refused, before they are read."""
-    from specdec_jax.sampling import make_warp
-
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    make_warp(1, command.temperature, command.top_k, command.top_p, command.min_p)
-    if command.max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
-    if command.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {command.max_new_tokens}")
-    if command.verifier == "greedy" and command.temperature > 0:
-        raise ValueError(f"greedy verification needs temperature 0, got {command.temperature:g}")
-
-
-def _stream(command: Generate, prompt: str, options: dict[str, Any]) -> int:
-    from rich.console import Console
-
-    from specdec_jax.streaming import stream
-    from specdec_jax.views.terminal import coloured_chunk, legend
-
-    console = Console(highlight=False, soft_wrap=True)
-    chunks = stream(prompt, **options)
-    decode = options["pair"].target.tokenizer.decode
-    colours = console.is_terminal and not console.no_color
-    code, result = 0, None
-    try:
-        while True:
-            try:
-                chunk = next(chunks)
-            except StopIteration as end:
-                result = end.value
-                break
-            if colours:
-                console.print(coloured_chunk(chunk, decode, command.rejected), end="")
-            else:
-                print(chunk.text, end="", flush=True)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    print(flush=True)
-    if colours and command.rejected:
-        Console(stderr=True).print(legend())
-    if command.statistics and result is not None:
-        print(_summary(result), file=sys.stderr)
-    return code
-
-
-def _summary(result: Any) -> str:
-    """One line: speed, acceptance, lengths."""
-    figures, count = result.statistics, len(result.tokens)
-    parts = [f"{count} tokens", f"{count / result.seconds:.1f} tokens/s" if result.seconds > 0 else ""]
-    if figures["num_draft_tokens"]:
-        parts += [
-            f"acceptance {figures['draft_acceptance_rate']:.2f}",
-            f"mean draft {figures['mean_draft_length']:.2f}",
-            f"mean acceptance length {figures['mean_acceptance_length']:.2f}",
-        ]
-    parts += [f"compiled in {result.compile_seconds:.1f} s" if result.compile_seconds else "", result.finish_reason]
-    return "[" + ", ".join(part for part in parts if part) + "]"
-
-
-@contextlib.contextmanager
-def _profiled(folder: Path | None) -> Iterator[None]:
-    if folder is None:
-        yield
-        return
-    import jax
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with jax.profiler.trace(str(folder)):
-        yield
+    output = command.output
+    with interrupts_end_here():
+        chunks = _begin(command, prompt, policy, verifier)
+    with profiled(output.profile):
+        if output.json:
+            finished = print_json(chunks, output.record)
+        else:
+            finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
+    return 0 if finished else INTERRUPTED
 
 
 def run_verify(command: VerifyLossless) -> int:
-    """The `verify-lossless` command; 1 when a proof fails."""
+    """The `verify-lossless` command."""
+    from specdec_jax.views.interrupts import interrupts_end_here
     from specdec_jax.views.proof import verify
 
-    return 0 if verify(**vars(command)) else 1
+    options = {name: value for name, value in vars(command).items() if name != "rules"}
+    with interrupts_end_here():
+        return 0 if verify(**asdict(command.rules), **options) else FAILED
+
+
+def _begin(command: Generate, prompt: str, policy: Any, verifier: Any) -> Any:
+    """The Stream of the command's models and options, compiled and prefilled."""
+    from specdec_jax.compilation_cache import enable
+    from specdec_jax.generation import build_pair
+    from specdec_jax.streaming import stream
+    from specdec_jax.views.printing import status
+
+    models = command.models
+    drafter = None if models.drafter == "none" else models.drafter
+    enable()
+    with status(f"Loading {models.target}" + (f" and {drafter}" if drafter else "")):
+        pair = build_pair(
+            models.target,
+            drafter,
+            policy=policy.strategy,
+            verifier=verifier.strategy,
+            max_draft_length=command.max_draft_length,
+            dtype=models.dtype,
+        )
+    numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
+    with status("Compiling (once: the next run finds it in the cache)"):
+        rounds = 8 if command.output.json else 1
+        return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)
+
+
+def _prompt(given: str) -> str:
+    if given != "-":
+        text = given
+    else:
+        try:
+            text = sys.stdin.read().strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input is not UTF-8: {error}") from None
+    if not text.strip():
+        raise ValueError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in text):  # how Python keeps bytes it cannot decode
+        raise ValueError(f"the prompt is not valid UTF-8: {text!r}")
+    return text
+
+
+def _checked_rules(command: Generate, prompt: str) -> tuple[Any, Any]:
+    """The policy's and the verifier's Choice; refuses what needs no weights to be refused, before they are read."""
+    from specdec_jax.choices import choose
+    from specdec_jax.generation import stop_strings
+    from specdec_jax.loading.load import check_dtype
+    from specdec_jax.sampling import make_warp
+
+    rules, decoding = command.rules, command.decoding
+    policy = choose("policy", rules.policy, rules.policy_option)
+    verifier = choose("verifier", rules.verifier, rules.verifier_option)
+    if command.models.drafter == "none" and rules.policy_option:
+        raise ValueError(f"--drafter none drafts nothing: --policy-option {rules.policy_option[0]} has no use")
+    make_warp(1, decoding.temperature, decoding.top_k, decoding.top_p, decoding.min_p)
+    check_dtype(command.models.dtype)
+    stop_strings(decoding.stop)
+    for name, value in (
+        ("max_draft_length", command.max_draft_length),
+        ("max_new_tokens", decoding.max_new_tokens),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if verifier.strategy.greedy_only and decoding.temperature > 0:
+        raise ValueError(f"{rules.verifier} verification needs temperature 0, got {decoding.temperature:g}")
+    if not 0 <= decoding.seed < 2**32:
+        raise ValueError(f"seed must lie in [0, 2**32), got {decoding.seed}")
+    if command.output.record and not command.output.json:
+        raise ValueError("--record needs --json: there is no other place for it")
+    if command.output.profile is not None:
+        _check_writable(command.output.profile)
+    return policy, verifier
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None

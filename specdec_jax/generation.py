@@ -93,7 +93,7 @@ def generate(
     pair, options = split_options(pair, options)
     many = _is_batch(prompt)
     prompts: list[Any] = list(prompt) if many else [prompt]
-    stop = tuple(options.pop("stop", ()))
+    stop = stop_strings(options.pop("stop", ()))
     request = prepare(pair, prompts, record=record, **options)
     begun = start(pair, request)
     watch = time.perf_counter()
@@ -232,10 +232,25 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
     return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
 
 
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """The stop strings; one alone may come without a list around it.
+
+    Raises:
+        ValueError: one is empty, which every text would contain.
+    """
+    words = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(words):
+        raise ValueError(f"a stop string is empty: {words!r}")
+    return words
+
+
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins in `text`, or None."""
-    found = [text.find(word) for word in stop if word and word in text]
-    return min(found) if found else None
+    """Where the stop string that is complete first begins in `text`, or None.
+
+    Complete first, not begun first: what a text is cut at must not depend on how much of it is known.
+    """
+    found = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    return min(found)[1] if found else None
 
 
 def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:

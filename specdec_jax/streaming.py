@@ -1,14 +1,16 @@
-"""Text as it is decoded: one chunk every few rounds, each token with what became of it."""
+"""Text as it is decoded: one chunk a round, each token with what became of it."""
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from specdec_jax.generation import (
-    Begun,
     Conversation,
     Generation,
     Pair,
@@ -19,63 +21,153 @@ from specdec_jax.generation import (
     recorded_rounds,
     split_options,
     start,
+    stop_strings,
 )
-from specdec_jax.loading import StreamDecoder
+from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.types import DecodeState
+
+CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
+
+
+class Piece(NamedTuple):
+    """Text of one kind: that of a token, as far as it is certain, or of rejected drafts."""
+
+    text: str
+    kind: str  # "accepted", "recovered" (a draft was rejected here), "bonus" (none was) or "rejected"
 
 
 class Chunk(NamedTuple):
-    """What one round added. `text` never ends inside a character, so it may lag behind `tokens`."""
+    """What one round added. `text` never ends inside a character or what may be a stop string: it may lag."""
 
     text: str
+    pieces: list[Piece]  # `text` by kind, and between its pieces the rejected drafts where they stood
     tokens: list[int]
-    kinds: list[str]  # a token: "accepted", "recovered" (a draft was rejected here) or "bonus" (none was)
+    kinds: list[str]  # a token: "accepted", "recovered" or "bonus"
     rejected: list[int]  # drafts of this round that were rejected
     threshold: float  # the policy's, NaN where it has none
 
 
-def stream(
-    prompt: Conversation, *, pair: Pair | None = None, rounds: int = 1, **options: Any
-) -> Generator[Chunk, None, Generation]:
-    """Decode one prompt and yield a Chunk for each round, fetched every `rounds` rounds.
+class Stream(Iterator[Chunk]):
+    """The chunks of one generation. `result()` is what there is of it, at the end or at any time before."""
 
-    Takes the options of `generate`. The generator's return value (of `yield from`) is the Generation; closing it ends
-    the generation early. A stop string ends it too: text from there on is not yielded.
+    def __init__(self, pair: Pair, request: Request, stop: tuple[str, ...], rounds: int):
+        self._pair, self._request, self._stop, self._rounds = pair, request, stop, rounds
+        self._begun = start(pair, request)
+        self._state = self._begun.state
+        self._seconds = 0.0
+        self._chunks = self._play()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def result(self) -> Generation:
+        """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
+        return finish(self._pair, self._request, self._state, 0, self._seconds, self._begun, self._stop)
+
+    def _play(self) -> Iterator[Chunk]:
+        text, played = _HeldText(self._pair.target.tokenizer, self._stop), 0
+        ends = set(np.asarray(self._state.stop_ids).tolist())
+        while not bool(np.asarray(self._state.done)[0]):
+            self._run()
+            for chunk in _chunks(self._state, played):
+                played += 1
+                text.add(chunk, ends)
+                yield _filled(chunk, text.take())
+                if text.ended:
+                    return
+        rest = text.take(everything=True)
+        if rest:
+            yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
+
+    def _run(self) -> None:
+        watch = time.perf_counter()
+        with _interrupts_held():
+            state = self._pair.decoder.run(self._pair.params, self._state, rounds=self._rounds)
+            self._state = jax.block_until_ready(state)
+        self._seconds += time.perf_counter() - watch
+
+
+def stream(prompt: Conversation, *, pair: Pair | None = None, rounds: int = 1, **options: Any) -> Stream:
+    """Decode one prompt and iterate over its Chunks, one a round, fetched every `rounds` rounds.
+
+    Takes the options of `generate`. A stop string ends the text: from there on it is not given out. To end early,
+    leave the loop; `result()` is the Generation either way.
+
+        >>> chunks = stream("Why is the sky blue?")
+        >>> for chunk in chunks:
+        ...     print(chunk.text, end="", flush=True)
+        >>> chunks.result().statistics
 
     Raises:
         ValueError: bad input, at the call and not at the first chunk.
     """
     pair, options = split_options(pair, options)
-    stop = tuple(options.pop("stop", ()))
+    stop = stop_strings(options.pop("stop", ()))
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    request = prepare(pair, [prompt], record=True, **options)
-    return _stream(pair, request, start(pair, request), stop, rounds)
+    return Stream(pair, prepare(pair, [prompt], record=True, **options), stop, rounds)
 
 
-def _stream(
-    pair: Pair, request: Request, begun: Begun, stop: tuple[str, ...], rounds: int
-) -> Generator[Chunk, None, Generation]:
-    decoder, state = StreamDecoder(pair.target.tokenizer), begun.state
-    hold = max((len(word) for word in stop), default=1) - 1  # characters that may begin a stop string
-    played, seconds, text, shown = 0, 0.0, "", 0
-    while not bool(np.asarray(state.done)[0]):
-        watch = time.perf_counter()
-        state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=rounds))
-        seconds += time.perf_counter() - watch
-        for chunk in _chunks(state, played):
-            played += 1
-            text += decoder.push(_without_ends(state, chunk.tokens))
-            cut = find_stop(text, stop)
-            ready = max(shown, len(text) - hold) if cut is None else cut
-            yield chunk._replace(text=text[shown:ready])
-            shown = ready
-            if cut is not None:
-                return finish(pair, request, state, 0, seconds, begun, stop)
-    text += decoder.flush()
-    if len(text) > shown:
-        yield Chunk(text[shown:], [], [], [], float("nan"))
-    return finish(pair, request, state, 0, seconds, begun, stop)
+class _HeldText:
+    """Decoded pieces, held back until nothing that comes can take them away."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
+        self._tokenizer, self._stop = tokenizer, stop
+        self._decoder = StreamDecoder(tokenizer)
+        self._last: list[int] = []
+        self._text, self._given = "", 0  # decoded so far, and characters of it that were given out
+        self._held: list[Piece] = []
+        self._kind = "bonus"  # of the last token
+        self.ended = False  # a stop string is complete
+
+    def add(self, chunk: Chunk, ends: set[int]) -> None:
+        """The tokens of a round; ids in `ends` give no text."""
+        for token, kind in zip(chunk.tokens, chunk.kinds, strict=True):
+            if kind == "recovered":
+                self._hold(self._rejected_text(chunk.rejected), "rejected")
+            if token not in ends:
+                self._kind = kind
+                self._last = [*self._last[1 - CONTEXT :], token]
+                self._text += self._hold(self._decoder.push([token]), kind)
+
+    def take(self, everything: bool = False) -> list[Piece]:
+        """What is certain by now; at the end `everything` but what follows a stop string."""
+        if everything:
+            self._text += self._hold(self._decoder.flush(), self._kind)  # half a character, as U+FFFD
+        cut = find_stop(self._text, self._stop)
+        self.ended = cut is not None
+        held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
+        room = (len(self._text) - held if cut is None else cut) - self._given
+        self._given += max(room, 0)
+        ready = []
+        while self._held and room > 0:
+            text, kind = self._held.pop(0)
+            if kind != "rejected":
+                text, later, room = text[:room], text[room:], room - len(text)
+                if later:
+                    self._held.insert(0, Piece(later, kind))
+            ready.append(Piece(text, kind))
+        return ready if cut is not None or not everything else [*ready, *self._held]
+
+    def _hold(self, text: str, kind: str) -> str:
+        if text:
+            self._held.append(Piece(text, kind))
+        return text
+
+    def _rejected_text(self, tokens: list[int]) -> str:
+        before = self._tokenizer.decode(self._last)
+        text = self._tokenizer.decode([*self._last, *tokens])
+        return text.removeprefix(before) if text.startswith(before) else self._tokenizer.decode(tokens)
+
+
+def _may_begin_a_stop(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of `text` with which a stop string begins."""
+    beginnings = (word[:size] for word in stop for size in range(1, len(word)))
+    return max((len(begin) for begin in beginnings if text.endswith(begin)), default=0)
+
+
+def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
+    return chunk._replace(text="".join(text for text, kind in pieces if kind != "rejected"), pieces=pieces)
 
 
 def _chunks(state: DecodeState, known: int) -> list[Chunk]:
@@ -90,11 +182,23 @@ def _chunks(state: DecodeState, known: int) -> list[Chunk]:
         last = "bonus" if accepted == drafted else "recovered"
         kinds = ["accepted"] * accepted + [last] * (emitted - accepted)
         rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
-        chunks.append(Chunk("", tokens[begin : begin + emitted], kinds, rejected, float(round_["threshold"])))
+        chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, float(round_["threshold"])))
         begin += emitted
     return chunks
 
 
-def _without_ends(state: DecodeState, tokens: list[int]) -> list[int]:
-    ends = set(np.asarray(state.stop_ids).tolist())
-    return [token for token in tokens if token not in ends]
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: inside, the old state is donated and the new one has no name yet."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from specdec_jax.generation import Generation, Pair
 from specdec_jax.streaming import stream
-from specdec_jax.views.terminal import coloured_chunk, legend
+from specdec_jax.views.terminal import coloured, legend
 
 
 def progress(console: Console) -> Progress:
     """A bar with a count, the time gone and the time left."""
     return Progress(
-        TextColumn("{task.description:44s}"),
+        TextColumn("{task.description:44s}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -27,24 +27,30 @@ def progress(console: Console) -> Progress:
 
 def show_live(console: Console, pair: Pair, title: str, prompt: str, **options: Any) -> Generation:
     """Decode `prompt` with its tokens coloured as they come; where there is no terminal the end is printed once."""
-    text, chunks = Text(), stream(prompt, pair=pair, **options)
-    decode = pair.target.tokenizer.decode
+    text = Text()
+    with console.status(f"Compiling the live view of {title}"):
+        chunks = stream(prompt, pair=pair, **options)
 
-    def panel(footer: str) -> Panel:
-        return Panel(Group(text, Text(), legend()), title=f"{title}: {_short(prompt)}", subtitle=footer)
+    def panel(shown: Text, footer: str) -> Panel:
+        return Panel(Group(shown, Text(), legend()), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
 
-    with Live(panel("decoding"), console=console, refresh_per_second=20, transient=False) as live:
-        while True:
-            try:
-                text.append_text(coloured_chunk(next(chunks), decode))
-            except StopIteration as end:
-                result: Generation = end.value
-                break
-            live.update(panel("decoding"))
+    with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:
+        for chunk in chunks:
+            text.append_text(coloured(chunk.pieces))
+            live.update(panel(_end_of(text, console), "decoding"))
+        result = chunks.result()
         rate = result.statistics["draft_acceptance_rate"]
         accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
-        live.update(panel(f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes, {accepted}"))
+        live.update(
+            panel(text, f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes, {accepted}")
+        )
     return result
+
+
+def _end_of(text: Text, console: Console, frame: int = 8) -> Text:
+    """The last lines that fit: a live view cuts what is too tall at its end, where the new tokens are."""
+    lines = text.wrap(console, max(console.width - 4, 1))
+    return Text("\n").join(lines[-max(console.height - frame, 1) :])
 
 
 def _short(prompt: str, most: int = 60) -> str:

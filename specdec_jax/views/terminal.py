@@ -1,10 +1,13 @@
 """Tokens on a terminal: accepted drafts, the target's own tokens, and rejected drafts struck out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
-from specdec_jax.streaming import Chunk
+from specdec_jax.streaming import Piece
 
 STYLES = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan", "rejected": "strike dim red"}
 LEGEND = {
@@ -15,43 +18,36 @@ LEGEND = {
 }
 
 
-def coloured_chunk(chunk: Chunk, decode: Callable[[list[int]], str], show_rejected: bool = True) -> Text:
-    """One round as styled text: its rejected drafts stand, struck out, before the token that replaced them.
+def shows_colours(console: Console) -> bool:
+    """Whether escape codes are wanted where the console writes: a terminal, not a dumb one, and NO_COLOR not set."""
+    return console.is_terminal and not console.no_color and console.color_system is not None
 
-    Tokens are decoded one by one for their colour; where a character is spread over tokens the pieces join into the
-    first one's colour. `decode` turns ids into text.
-    """
+
+def visible(piece: Piece) -> str:
+    """Its text; a rejected draft breaks no line, and an escape code the model wrote is shown, not obeyed."""
+    text = piece.text.replace("\x1b", "␛")
+    return text.replace("\n", "↵") if piece.kind == "rejected" else text
+
+
+def coloured(pieces: Sequence[Piece], show_rejected: bool = True) -> Text:
+    """Pieces as rich's styled text, for panels and tables."""
     text = Text()
-    pieces = split_by_token(chunk.tokens, decode)
-    for piece, kind in zip(pieces, chunk.kinds, strict=True):
-        if kind == "recovered" and show_rejected and chunk.rejected:
-            text.append(decode(chunk.rejected), STYLES["rejected"])
-        text.append(piece, STYLES[kind])
+    for piece in pieces:
+        if show_rejected or piece.kind != "rejected":
+            text.append(visible(piece), STYLES[piece.kind])
     return text
 
 
-def split_by_token(tokens: list[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token's share of the text of all of them; a token inside a character gets the empty string."""
-    pieces, known = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = decode(tokens[:end])
-        text = "" if text.endswith("\ufffd") and end < len(tokens) else text
-        pieces.append(text[len(known) :] if text.startswith(known) else "")
-        known = text if text.startswith(known) else known
-    return pieces
+def ansi(pieces: Sequence[Piece], show_rejected: bool = True) -> str:
+    """Pieces with escape codes, to be written as they are: `Console.print` would expand tabs within each piece."""
+    return "".join(
+        Style.parse(STYLES[piece.kind]).render(visible(piece), color_system=ColorSystem.STANDARD)
+        for piece in pieces
+        if show_rejected or piece.kind != "rejected"
+    )
 
 
-def legend() -> Text:
-    """The four colours and what they mean, on one line."""
-    text = Text()
-    for name, meaning in LEGEND.items():
-        text.append(f"{meaning}   " if name != "rejected" else meaning, STYLES[name])
-    return text
-
-
-def coloured(chunks: Iterable[Chunk], decode: Callable[[list[int]], str]) -> Text:
-    """A whole generation as styled text."""
-    text = Text()
-    for chunk in chunks:
-        text.append_text(coloured_chunk(chunk, decode))
-    return text
+def legend(show_rejected: bool = True) -> Text:
+    """The colours and what they mean, on one line."""
+    kinds = [kind for kind in LEGEND if show_rejected or kind != "rejected"]
+    return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)

@@ -1,0 +1,51 @@
+"""Ctrl-C while XLA compiles: Python sees a signal only when the call into C++ returns, which may take a minute."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+EXIT_CODE = 130
+PATIENCE = 0.5  # seconds for KeyboardInterrupt to do it
+
+
+@contextlib.contextmanager
+def interrupts_end_here() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt; if that has not left the block after PATIENCE, the process ends (130).
+
+    The kernel's signal reaches a thread through the wake-up descriptor at once, while the main thread may sit in a long
+    call, or be where Python drops exceptions (jax has a callback of the garbage collector). The thread then restores
+    the cursor, which a rich status hides, and leaves. Only for work that has nothing to save; off the main thread it
+    does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    left = threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        with reader:
+            while woken := reader.recv(1):
+                if woken[0] == signal.SIGINT and not left.wait(PATIENCE):
+                    _leave()
+
+    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(descriptor)
+        writer.close()  # ends the thread
+
+
+def _leave() -> None:
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[2K\r\x1b[?25h")  # clears the status line, shows the cursor
+    os.write(2, b"interrupted\n")
+    os._exit(EXIT_CODE)
