@@ -1,0 +1,138 @@
+"""Is plain decoding here at least as fast as transformers on torch, with the same weights, dtype and machine?
+
+Question:  tokens/s of plain greedy decoding: this project's program against `AutoModelForCausalLM.generate`
+Command:   python -m experiments.versus_transformers --torch-python PATH/TO/python
+           where that interpreter has torch, transformers, gguf and accelerate (they are not requirements here)
+Time:      3 minutes on 2 cores
+Expected:  docs/performance.md has the figures of the machines it was run on
+Output:    runs/versus_transformers-<time>/ with manifest.json and table.md
+
+Each side lives in a process of its own, and the two take turns: one generation here, one there, --repeats times. Ratios
+are of neighbours in time, so that a busy machine slows both.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import tyro
+
+from experiments.run_folder import RunFolder
+from specdec_jax.analysis.step_cost import summary
+from specdec_jax.compilation_cache import enable
+from specdec_jax.generation import Pair, Request, build_pair, prepare, start
+from specdec_jax.loading.builtin import target_file
+
+PROMPT = "Explain in a few sentences how a bicycle stays upright."
+TORCH_SIDE = """
+import json, os, sys, time
+import torch
+from transformers import AutoModelForCausalLM
+path, dtype, new, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(threads)
+folder, name = os.path.split(path)
+model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=getattr(torch, dtype)).eval()
+ids = torch.tensor([json.loads(sys.stdin.readline())])
+print("ready", flush=True)
+for _ in sys.stdin:
+    watch = time.perf_counter()
+    with torch.inference_mode():
+        limits = {"max_new_tokens": new, "min_new_tokens": new}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **limits)
+    print(json.dumps([out.shape[1] - ids.shape[1], time.perf_counter() - watch]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Versus:
+    """Plain decoding here against transformers on torch, in turns."""
+
+    torch_python: str
+    """An interpreter with torch, transformers, gguf and accelerate."""
+    dtype: str = "bfloat16"
+    """bfloat16 or float32, for both."""
+    max_new_tokens: int = 64
+    """Tokens of a generation."""
+    threads: int = 2
+    """torch's threads."""
+    repeats: int = 9
+    """Generations on each side."""
+    out: str | None = None
+    """Run folder; none: runs/versus_transformers-<time>."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs both sides; 2 on bad input."""
+    config = tyro.cli(Versus, args=arguments, description=__doc__)
+    try:
+        folder = RunFolder.create("versus_transformers", config, config.out)
+        enable()
+        pair = build_pair("smollm2", None, dtype=config.dtype)
+        options = {"max_new_tokens": config.max_new_tokens, "stop_ids": ()}
+        request = prepare(pair, [PROMPT], **options)
+        other = _start_torch(config, request.prompts[0])
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with other:
+        pairs = [(_ours(pair, request), _theirs(other)) for _ in range(config.repeats + 1)][1:]
+        other.stdin.close()  # type: ignore[union-attr]
+    table = _report(config, pairs)
+    folder.write_text("table.md", table)
+    print(table)
+    return 0
+
+
+def _start_torch(config: Versus, prompt: list[int]) -> "subprocess.Popen[str]":
+    command = [config.torch_python, "-c", TORCH_SIDE, str(target_file()), config.dtype]
+    command += [str(config.max_new_tokens), str(config.threads)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps(prompt) + "\n")
+    process.stdin.flush()
+    if process.stdout.readline().strip() != "ready":
+        raise ValueError(f"{config.torch_python} could not load the target with torch: see its message above")
+    return process
+
+
+def _ours(pair: Pair, request: Request) -> tuple[int, float]:
+    """Tokens and seconds of one generation, prompt included as on the other side."""
+    begun = start(pair, request)
+    watch = time.perf_counter()
+    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
+    seconds = begun.prefill_seconds + time.perf_counter() - watch
+    return int(state.statistics.num_emitted_tokens[0]), seconds
+
+
+def _theirs(process: "subprocess.Popen[str]") -> tuple[int, float]:
+    assert process.stdin and process.stdout
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    count, seconds = json.loads(process.stdout.readline())
+    return count, seconds
+
+
+def _report(config: Versus, pairs: Sequence[tuple[tuple[int, float], tuple[int, float]]]) -> str:
+    ours = summary([count / seconds for (count, seconds), _ in pairs])
+    theirs = summary([count / seconds for _, (count, seconds) in pairs])
+    ratio = summary([(a / b) / (c / d) for (a, b), (c, d) in pairs])
+    lines = [
+        f"Plain greedy decoding of SmolLM2-135M-Instruct, {config.dtype}, {config.max_new_tokens} tokens, prompt "
+        f"included; medians of {config.repeats} alternating generations (quartiles).",
+        "",
+        "| | tokens/s |",
+        "| --- | ---: |",
+        f"| specdec_jax, jax {jax.__version__} | {ours.median:.1f} ({ours.low:.1f}–{ours.high:.1f}) |",
+        f"| transformers on torch | {theirs.median:.1f} ({theirs.low:.1f}–{theirs.high:.1f}) |",
+        f"| ratio, neighbours in time | {ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f}) |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
