@@ -215,7 +215,7 @@ def _begin(command: Generate, prompt: str, policy: Any, verifier: Any) -> Any:
         )
     numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
     with status("Compiling (once: the next run finds it in the cache)"):
-        rounds = 8 if command.output.json else 1
+        rounds = 8 if command.output.json and not command.decoding.stop else 1
         return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)
 
 

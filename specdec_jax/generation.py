@@ -15,6 +15,7 @@ from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.requests import slots_for
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import summarise
@@ -140,6 +141,8 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given."""
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer = pair.target.tokenizer
+    if slots is None:
+        slots = slots_for(max(map(len, ids), default=0), max_new_tokens, max(pair.decoder.parts.widths))
     ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
     options = {
         "max_new_tokens": max_new_tokens,
@@ -149,7 +152,7 @@ def prepare(
         "policy_numbers": policy_numbers,
         "verifier_numbers": verifier_numbers,
         "slots": slots,
-        "record_rounds": max_new_tokens if record else 0,
+        "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
     return Request(ids, options)
 

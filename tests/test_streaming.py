@@ -1,0 +1,164 @@
+"""Streaming: chunks are the text, in pieces that say what became of each token; nothing is shown and taken back."""
+
+import signal
+
+import pytest
+from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
+
+from specdec_jax.generation import find_stop, generate
+from specdec_jax.streaming import stream
+
+TEXT = "héllo 🙂 wörld, 你好: 1234 hello hello"
+
+
+def streamed(pair, **options):
+    chunks = stream(PROMPT, pair=pair, **{"max_new_tokens": 64, **OPTIONS, **options})
+    return list(chunks), chunks.result()
+
+
+@pytest.fixture(scope="module")
+def script():
+    return tokens_of(TEXT)
+
+
+@pytest.fixture(scope="module")
+def pair(script):
+    """Every emoji is four tokens, so rounds of up to four end inside characters; some drafts are wrong."""
+    return scripted_pair(script, wrong_at(script, 4, 6, 7, 17, 20, 21))
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 100])
+def test_chunks_together_are_the_text_and_the_tokens_of_generate(pair, script, rounds):
+    chunks, result = streamed(pair, rounds=rounds)
+    whole = generate(PROMPT, pair=pair, max_new_tokens=64, record=True, **OPTIONS)
+    assert "".join(chunk.text for chunk in chunks) == result.text == whole.text == TEXT
+    assert [token for chunk in chunks for token in chunk.tokens] == result.tokens == whole.tokens == [*script, EOS]
+    assert result.finish_reason == "stop"
+    assert result.statistics == whole.statistics
+
+
+def test_no_chunk_ends_inside_a_character(pair):
+    chunks, _ = streamed(pair)
+    assert len(chunks) > 8  # it did come in pieces, some of them inside a character
+    assert any(chunk.tokens and not chunk.text for chunk in chunks)
+    assert not any("\ufffd" in chunk.text for chunk in chunks)
+
+
+def test_pieces_are_the_text_by_kind(pair):
+    chunks, _ = streamed(pair)
+    for chunk in chunks:
+        assert "".join(piece.text for piece in chunk.pieces if piece.kind != "rejected") == chunk.text
+    struck_out = [piece.text for chunk in chunks for piece in chunk.pieces if piece.kind == "rejected"]
+    assert len(struck_out) == sum(1 for chunk in chunks if chunk.rejected) > 2
+    assert all(text.startswith("#") for text in struck_out)
+
+
+def test_kinds_are_the_round_by_round_counts(pair):
+    chunks, result = streamed(pair, seed=3)
+    kinds = [kind for chunk in chunks for kind in chunk.kinds]
+    counts = result.statistics
+    assert kinds.count("accepted") == counts["num_accepted_tokens"] > 0
+    assert len(kinds) == counts["num_emitted_tokens"]
+    assert sum(kinds.count(kind) for kind in ("recovered", "bonus")) == counts["num_rounds"] - (kinds[-1] == "accepted")
+    cut = next((i for i, chunk in enumerate(chunks) if EOS in chunk.tokens), None)
+    rejected = sum(len(chunk.rejected) for chunk in chunks[:cut])
+    before = sum(1 for chunk in chunks[:cut] for kind in chunk.kinds if kind == "accepted")
+    drafted = sum(int(round_["drafted"]) for round_ in result.rounds[:cut])
+    assert rejected + before == drafted
+
+
+def test_the_kinds_of_a_known_round():
+    script = tokens_of("abcdefgh")
+    chunks, _ = streamed(scripted_pair(script, wrong_at(script, 5)))
+    assert chunks[0].kinds == ["accepted", "accepted", "accepted", "bonus"]
+    assert chunks[1].kinds == ["accepted", "recovered"] and chunks[1].rejected == tokens_of("#g")
+    assert [tuple(piece) for piece in chunks[1].pieces] == [
+        ("e", "accepted"),
+        ("#g", "rejected"),
+        ("f", "recovered"),
+    ]
+
+
+def test_the_end_of_sequence_is_a_token_and_no_text():
+    chunks, result = streamed(scripted_pair(tokens_of("abc"), tokens_of("abc")))
+    assert result.tokens[-1] == EOS and "</s>" not in result.text
+    assert "".join(piece.text for chunk in chunks for piece in chunk.pieces) == "abc"
+
+
+def test_a_rejected_draft_before_the_end_of_sequence_is_still_shown():
+    chunks, _ = streamed(scripted_pair(tokens_of("ab"), tokens_of("ab###")))
+    assert [tuple(piece) for chunk in chunks for piece in chunk.pieces][-1] == ("#", "rejected")
+
+
+def test_half_a_character_at_the_limit_comes_out_as_decode_has_it():
+    script = tokens_of("a" * 62 + "🙂")
+    chunks, result = streamed(scripted_pair(script, script))
+    assert result.finish_reason == "length"
+    assert "".join(chunk.text for chunk in chunks) == result.text == tokenizer().decode(script[:64])
+    assert chunks[-1].tokens == [] and chunks[-1].pieces[0].kind == "bonus"
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 100])
+@pytest.mark.parametrize("stop", [["STOP"], ["never", "OP h"], "STOP"])
+def test_a_stop_string_across_rounds_ends_the_text_before_it(stop, rounds):
+    script = tokens_of("one ST two STOP hello")
+    pair = scripted_pair(script, wrong_at(script, 2, 13))
+    chunks, result = streamed(pair, stop=stop, rounds=rounds)
+    text = "one ST two ST" if "never" in stop else "one ST two "
+    assert "".join(chunk.text for chunk in chunks) == result.text == text
+    assert "".join(p.text for chunk in chunks for p in chunk.pieces if p.kind != "rejected") == text
+    assert result.finish_reason == "stop_string"
+    whole = generate(PROMPT, pair=pair, max_new_tokens=64, stop=stop, record=True, **OPTIONS)
+    assert (whole.text, whole.finish_reason) == (text, "stop_string")
+
+
+def test_what_may_begin_a_stop_string_waits_and_no_more():
+    script = tokens_of("abcdefghijkl")
+    chunks, _ = streamed(scripted_pair(script, script), stop=["cdX", "a very long stop string"])
+    assert [chunk.text for chunk in chunks][:2] == ["ab", "cdefgh"]
+
+
+def test_of_two_stop_strings_the_one_complete_first_cuts_however_much_is_known():
+    words = ["bcdef", "cd"]
+    assert find_stop("abcd", words) == find_stop("abcdef", words) == 2
+    assert find_stop("abxcd", ["x", "abxcd"]) == 2
+    assert find_stop("nothing", words) is None
+    script = tokens_of("abcdefgh")
+    pair = scripted_pair(script, script)
+    texts = {rounds: streamed(pair, stop=words, rounds=rounds)[1].text for rounds in (1, 100)}
+    assert set(texts.values()) == {"ab"}
+
+
+def test_leaving_the_loop_leaves_the_result_so_far(pair, script):
+    chunks = stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)
+    first, second = next(chunks), next(chunks)
+    result = chunks.result()
+    assert result.finish_reason == "interrupted"
+    assert result.tokens == first.tokens + second.tokens == script[: len(result.tokens)]
+    assert result.statistics["num_rounds"] == 2
+
+
+def test_ctrl_c_inside_a_round_waits_for_its_end(pair, script):
+    real = pair.decoder.run
+
+    def interrupted(params, state, rounds=None):
+        if rounds:  # not the call that compiles
+            signal.raise_signal(signal.SIGINT)
+        return real(params, state, rounds)
+
+    chunks = stream(PROMPT, pair=pair._replace(decoder=pair.decoder._replace(run=interrupted)), **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        next(chunks)
+    result = chunks.result()
+    assert result.finish_reason == "interrupted" and 0 < len(result.tokens) <= 4
+    assert result.tokens == script[: len(result.tokens)]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_bad_input_is_refused_at_the_call(pair):
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        stream(PROMPT, pair=pair, rounds=0)
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        stream(PROMPT, pair=pair, stop=["x", ""])
+    with pytest.raises(ValueError, match="temprature.*did you mean 'temperature'"):
+        stream(PROMPT, pair=pair, temprature=1.0)
