@@ -2,7 +2,7 @@
 
 Question:  tokens/s of plain greedy decoding: this project's program against `AutoModelForCausalLM.generate`
 Command:   python -m experiments.versus_transformers --torch-python PATH/TO/python
-           where that interpreter has torch, transformers, gguf and accelerate (they are not requirements here)
+           where that interpreter has torch and transformers (torch is no requirement here)
 Time:      3 minutes on 2 cores
 Expected:  docs/performance.md has the figures of the machines it was run on
 Output:    runs/versus_transformers-<time>/ with manifest.json and table.md
@@ -14,9 +14,11 @@ are of neighbours in time, so that a busy machine slows both.
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import tyro
@@ -25,17 +27,16 @@ from experiments.run_folder import RunFolder
 from specdec_jax.analysis.step_cost import summary
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, prepare, start
-from specdec_jax.loading.builtin import target_file
+from specdec_jax.loading import save_hf_folder
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 TORCH_SIDE = """
-import json, os, sys, time
+import json, sys, time
 import torch
 from transformers import AutoModelForCausalLM
 path, dtype, new, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(threads)
-folder, name = os.path.split(path)
-model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=getattr(torch, dtype)).eval()
+model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 ids = torch.tensor([json.loads(sys.stdin.readline())])
 print("ready", flush=True)
 for _ in sys.stdin:
@@ -52,7 +53,7 @@ class Versus:
     """Plain decoding here against transformers on torch, in turns."""
 
     torch_python: str
-    """An interpreter with torch, transformers, gguf and accelerate."""
+    """An interpreter with torch and transformers."""
     dtype: str = "bfloat16"
     """bfloat16 or float32, for both."""
     max_new_tokens: int = 64
@@ -74,11 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pair = build_pair("smollm2", None, dtype=config.dtype)
         options = {"max_new_tokens": config.max_new_tokens, "stop_ids": ()}
         request = prepare(pair, [PROMPT], **options)
-        other = _start_torch(config, request.prompts[0])
+        weights = tempfile.TemporaryDirectory()
+        other = _start_torch(config, _shared_weights(pair, Path(weights.name)), request.prompts[0])
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with other:
+    with weights, other:
         pairs = [(_ours(pair, request), _theirs(other)) for _ in range(config.repeats + 1)][1:]
         other.stdin.close()  # type: ignore[union-attr]
     table = _report(config, pairs)
@@ -87,8 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _start_torch(config: Versus, prompt: list[int]) -> "subprocess.Popen[str]":
-    command = [config.torch_python, "-c", TORCH_SIDE, str(target_file()), config.dtype]
+def _shared_weights(pair: Pair, folder: Path) -> Path:
+    """The target's dequantised weights as a Hugging Face folder: torch reads a GGUF packed, and casts at every use."""
+    target = pair.target
+    save_hf_folder(folder / "target", target.config, target.params, target.tokenizer)
+    return folder / "target"
+
+
+def _start_torch(config: Versus, weights: Path, prompt: list[int]) -> "subprocess.Popen[str]":
+    command = [config.torch_python, "-c", TORCH_SIDE, str(weights), config.dtype]
     command += [str(config.max_new_tokens), str(config.threads)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
