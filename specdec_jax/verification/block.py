@@ -28,7 +28,8 @@ def block() -> Verifier:
         width = log_q.shape[1]
         p, q = jnp.exp(log_p[:, :width]), jnp.exp(log_q)
         rest = jnp.sum(jnp.maximum(weight[:, :width, None] * p - q, 0.0), axis=-1)  # Z_0 .. Z_{K-1}
-        slack = rest + 1.0 - weight[:, :width]
+        # Not rest + 1 - w: that can round below rest where w = 1, and log(1 - h) is then NaN.
+        slack = rest + (1.0 - weight[:, :width])
         prefix = jnp.where(slack > 0, rest / jnp.where(slack > 0, slack, 1.0), 1.0)  # 0/0: w = 1 and p = q
         prefix = jnp.pad(prefix, ((0, 0), (0, 1)))
         index = positions(width + 1)[None, :]
