@@ -1,0 +1,173 @@
+"""Text in, text out: the same tokens as plain decoding, alone or in a batch, and what a request may ask for."""
+
+import json
+
+import numpy as np
+import pytest
+from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
+from tiny_pair import write_pair
+
+from specdec_jax.analysis.agreement import compare_outputs
+from specdec_jax.generation import build_pair, encode, generate
+from specdec_jax.stopping import adaedl, static
+from specdec_jax.streaming import stream
+
+PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
+CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
+REAL = {"max_new_tokens": 24, "slots": 96, "record": True, "policy_numbers": {"draft_length": 3}}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
+    return build_pair(
+        target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32"
+    )
+
+
+@pytest.fixture(scope="module")
+def script():
+    return tokens_of("one two three four")
+
+
+@pytest.fixture(scope="module")
+def scripted(script):
+    return scripted_pair(script, wrong_at(script, 2, 9))
+
+
+@pytest.fixture(scope="module")
+def real(smollm2, smollm2_drafter):
+    return build_pair(smollm2, smollm2_drafter, policy=static(), max_draft_length=3)
+
+
+@pytest.fixture(scope="module")
+def plain_outputs(smollm2):
+    plain = build_pair(smollm2, None, policy=static())
+    return [generate(prompt, pair=plain, **REAL) for prompt in PROMPTS]
+
+
+def test_real_greedy_output_is_plain_decodings(real, plain_outputs):
+    for prompt, plain in zip(PROMPTS, plain_outputs, strict=True):
+        result = generate(prompt, pair=real, **REAL)
+        assert result.prompt_tokens == plain.prompt_tokens
+        assert result.statistics["num_accepted_tokens"] > 0
+        assert result.statistics["num_rounds"] < len(result.tokens)
+        difference = compare_outputs(
+            real.target.model, real.params.target, plain.prompt_tokens, plain.tokens, result.tokens
+        )
+        assert difference is None or (difference.logit_gap is not None and difference.logit_gap < CLOSE), difference
+
+
+def test_real_output_is_english_and_streams_as_it_is_generated(real, plain_outputs):
+    assert " sky " in plain_outputs[0].text and "def " in plain_outputs[1].text
+    options = {name: value for name, value in REAL.items() if name != "record"}
+    chunks = stream(PROMPTS[1], pair=real, **options)
+    whole = generate(PROMPTS[1], pair=real, **REAL)
+    assert "".join(chunk.text for chunk in chunks) == chunks.result().text == whole.text
+    assert chunks.result().statistics == whole.statistics
+    assert whole.compile_seconds == 0  # a prompt of another length in the same slots compiled nothing
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_batch_gives_each_prompt_what_it_gets_alone(tiny, temperature):
+    prompts = ["hello", "a much longer prompt than that", "42"]
+    options = {"pair": tiny, "chat": False, "max_new_tokens": 12, "slots": 96, "temperature": temperature}
+    batch = generate(prompts, seed=5, **options)
+    alone = [generate(prompt, seed=5 + row, **options) for row, prompt in enumerate(prompts)]
+    assert [result.tokens for result in batch] == [result.tokens for result in alone]
+    assert [result.text for result in batch] == [result.text for result in alone]
+    assert [result.statistics for result in batch] == [result.statistics for result in alone]
+    assert len({tuple(result.tokens) for result in batch}) == 3
+
+
+def test_tiny_greedy_output_is_plain_decodings(tiny):
+    plain = build_pair(tiny.target, None)
+    options = {"chat": False, "max_new_tokens": 12, "slots": 96}
+    result = generate("hello", pair=tiny, **options)
+    assert result.tokens == generate("hello", pair=plain, **options).tokens
+    assert 0 < result.statistics["num_accepted_tokens"] < result.statistics["num_draft_tokens"]
+
+
+def test_the_seed_decides(tiny):
+    options = {"pair": tiny, "chat": False, "max_new_tokens": 12, "slots": 96, "temperature": 1.0}
+    one, again, other = (generate("hello", seed=seed, **options).tokens for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_what_comes_back(scripted, script):
+    result = generate(PROMPT, pair=scripted, max_new_tokens=64, record=True, **OPTIONS)
+    assert result.text == "one two three four"
+    assert result.tokens == [*script, EOS] and result.prompt_tokens == tokens_of(PROMPT)
+    assert result.finish_reason == "stop"
+    assert sum(int(round_["emitted"]) for round_ in result.rounds) == len(result.tokens)
+    assert len(result.rounds) == result.statistics["num_rounds"]
+    assert result.seconds > 0 and result.prefill_seconds > 0
+    json.dumps(result.statistics, allow_nan=False)
+
+
+def test_a_second_request_compiles_nothing(scripted):
+    options = {"pair": scripted, "record": True, **OPTIONS}
+    generate(PROMPT, max_new_tokens=64, **options)
+    again = generate("another prompt", max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, **options)
+    assert again.compile_seconds == 0
+
+
+def test_length_and_stop_ids_end_a_generation(scripted, script):
+    options = {"pair": scripted, "record": True, **OPTIONS}
+    short = generate(PROMPT, max_new_tokens=5, **options)
+    assert (short.tokens, short.finish_reason) == (script[:5], "length")
+    space = tokens_of(" ")[0]
+    stopped = generate(PROMPT, max_new_tokens=64, stop_ids=[space], **options)
+    assert (stopped.text, stopped.finish_reason) == ("one", "stop")
+    assert stopped.tokens == [*tokens_of("one"), space]
+
+
+def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scripted):
+    target = scripted.target
+    plain = encode(target, "hello", chat=False)
+    assert plain == tokens_of("hello")
+    assert encode(target, "hello") == tokens_of("user: hello</s>")
+    assert encode(target, "hello", system="be brief") == tokens_of("system: be brief</s>user: hello</s>")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    assert encode(target, messages) == tokens_of("user: hi</s>assistant: ho</s>")
+    result = generate(messages, pair=scripted, max_new_tokens=64, record=True, **{**OPTIONS, "chat": True})
+    assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
+
+
+def test_the_default_policy_keeps_its_numbers(tiny):
+    pair = build_pair(tiny.target, None, policy=adaedl())
+    state = pair.decoder.parts.policy.init(1, threshold=0.3)
+    assert np.allclose(state.threshold, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "the prompt is empty"),
+        (["fine", ""], {}, "the prompt is empty"),
+        ("x", {"temperature": -0.5}, r"temperature must lie in \[0, inf\), got -0.5"),
+        ("x", {"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+        ("x", {"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
+        ("x", {"top_k": -1}, "top_k must lie in .* got -1"),
+        ("x", {"min_p": 2}, "min_p must lie in .* got 2"),
+        ("x", {"max_new_tokens": -3}, "max_new_tokens must not be negative, got -3"),
+        ("x", {"max_new_tokens": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
+        ("x" * 170, {"max_new_tokens": 10, "slots": 96}, "96 cache slots cannot hold"),
+        ("x", {"max_token": 3}, "generate has no option 'max_token'; did you mean"),
+        ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
+        ("x", {"system": "be brief"}, "a system prompt and messages need the chat template"),
+        ("x", {"stop": [""]}, "a stop string is empty"),
+        ("x", {"policy_numbers": {"draft_length": -1}}, "draft_length must lie in"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(prompt, pair=scripted, **{**OPTIONS, "max_new_tokens": 8, **options})
+
+
+def test_bad_pairs_are_refused_by_name(tiny):
+    with pytest.raises(ValueError, match="max_draft_length must be at least 1, got 0"):
+        build_pair(tiny.target, tiny.target, max_draft_length=0)
+    with pytest.raises(ValueError, match=r"widest verification width 4 cannot hold max_draft_length 7"):
+        build_pair(tiny.target, tiny.target, verification_widths=(2, 4))
