@@ -1,0 +1,296 @@
+"""The exact output law of one decoding on a toy model: every draft, every verdict, round after round.
+
+States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
+it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
+`batch` rows at a time; only the draft loop (drafters/model.py) has a twin here.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.numbers import host, select_rows
+from specdec_jax.sampling import law, make_warp
+from specdec_jax.types import Draft, Law, RoundContext, StoppingPolicy, Verdict, Verifier
+
+GROUPS = 64  # batches a compiled call takes
+
+
+class Setting(NamedTuple):
+    """What stays the same through one enumeration."""
+
+    policy: StoppingPolicy
+    verifier: Verifier
+    drafter_laws: Law  # every leaf [V * V, ...], by the last two tokens
+    target_laws: Law
+    warp: Mapping[str, Any]
+    most: int  # K
+    tokens: int  # emitted tokens whose joint law is compared
+    limit: int  # max_new_tokens
+    batch: int
+    chosen: bool
+
+
+class Nodes(NamedTuple):
+    """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
+
+    tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
+    emitted: np.ndarray  # [N] int32
+    chance: np.ndarray  # [N] float64
+    policy: Any
+    verifier: Any
+
+
+class Branches(NamedTuple):
+    """Drafts of one round. Leaves are [M, ...]."""
+
+    node: np.ndarray  # [M] where it began
+    text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
+    log_q: np.ndarray  # [M, K, V]
+    drafted: np.ndarray  # [M] int32
+    chance: np.ndarray  # [M] float64, of the node and the draft
+    policy: Any
+
+
+def drawn_law(weights: np.ndarray) -> np.ndarray:
+    """The law of `sampling.draw` for [..., V] weights (V at most one of its blocks), whatever their signs and sum."""
+    vocab = weights.shape[-1]
+    positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
+    reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
+    reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        chance = np.diff(reached, axis=-1, prepend=0.0) / total
+    last = np.where(positive.any(axis=-1), vocab - 1 - np.argmax(positive[..., ::-1], axis=-1), vocab - 1)
+    fallback = np.eye(vocab)[last]
+    chance = np.where(total > 0, chance, fallback)
+    return chance + fallback * (1.0 - chance.sum(axis=-1, keepdims=True))
+
+
+def law_table(table: np.ndarray, warp: Mapping[str, Any]) -> Law:
+    flat = jnp.asarray(table.reshape(-1, table.shape[-1]), jnp.float64)
+    return jax.tree.map(np.asarray, jax.jit(law)(flat, make_warp(len(flat), **warp)))
+
+
+def first_node(setting: Setting, policy_numbers: Mapping[str, Any], verifier_numbers: Mapping[str, Any]) -> Nodes:
+    host = functools.partial(jax.tree.map, np.asarray)
+    return Nodes(
+        tokens=np.array([[0, 1] + [0] * setting.tokens], np.int32),
+        emitted=np.zeros(1, np.int32),
+        chance=np.ones(1),
+        policy=host(setting.policy.init(1, **policy_numbers)),
+        verifier=host(setting.verifier.init(1, **verifier_numbers)),
+    )
+
+
+def enumerate_law(setting: Setting, nodes: Nodes) -> tuple[float, tuple[int, ...]]:
+    """Total variation to the target's law, and the draft lengths that occurred."""
+    vocab = setting.target_laws.log_prob.shape[-1]
+    joint, lengths = np.zeros((vocab,) * setting.tokens), set()
+    while len(nodes.chance):
+        branches = draft_tree(setting, nodes)
+        lengths |= set(branches.drafted.tolist())
+        after = _merged(_verified(setting, nodes, branches))
+        done = after.emitted >= setting.tokens
+        finished = _take(after, done)
+        np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
+        nodes = _take(after, ~done)
+    distance = 0.5 * np.abs(joint - _target_joint(setting)).sum()
+    return float(distance) if np.isfinite(distance) else np.inf, tuple(sorted(lengths))
+
+
+def _target_joint(setting: Setting) -> np.ndarray:
+    """The target's own law of the same tokens: the product of its conditionals."""
+    prob = np.exp(setting.target_laws.log_prob)
+    vocab = prob.shape[-1]
+    joint = np.zeros((vocab,) * setting.tokens)
+    for sequence in np.ndindex(joint.shape):
+        text = (0, 1, *sequence)
+        pairs = zip(text, text[1:], text[2:], strict=False)
+        joint[sequence] = np.prod([prob[a * vocab + b, c] for a, b, c in pairs])
+    return joint
+
+
+def _context(setting: Setting, nodes: Nodes) -> RoundContext:
+    count = len(nodes.emitted)
+    warp = jax.tree.map(np.asarray, make_warp(count, **setting.warp))
+    room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
+    alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
+    emitted, budget = host(nodes.emitted), host(np.maximum(room, 0))
+    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, ())
+
+
+def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
+    """Every draft of a round: the twin of the draft loop, with all draws at once instead of one."""
+    context, rules = _context(setting, nodes), _rules(setting.policy, setting.batch)
+    going, policy = rules.begin(context, nodes.policy)
+    ends = nodes.emitted[:, None] + np.arange(2)[None, :]
+    vocab, count, most = setting.drafter_laws.log_prob.shape[-1], len(going), setting.most
+    text = np.full((count, 2 + most), vocab - 1, np.int32)
+    text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
+    log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
+    log_q[1::2] = -np.log(vocab)  # nothing, or the laws of tokens that other rows needed
+    branches = Branches(np.arange(count), text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
+    going, finished = going & (context.budget > 0), []
+    for step in range(most):
+        finished.append(_take(branches, ~going))
+        branches = _take(branches, going)
+        laws = _take(setting.drafter_laws, _pair(branches.text[:, step : step + 2], vocab))
+        branches.log_q[:, step] = laws.log_prob
+        draws, policy = rules.check(_take(context, branches.node), branches.policy, laws, branches.drafted)
+        branches = branches._replace(policy=policy)
+        finished.append(_take(branches, ~draws))
+        branches, laws = _take(branches, draws), _take(laws, draws)
+        branches, laws, token = _children(setting, branches, laws, step)
+        row = _take(context, branches.node)
+        going, policy = rules.proceed(row, branches.policy, laws, token, branches.drafted)
+        branches = branches._replace(policy=policy)
+        going = going & (branches.drafted < row.budget)
+    return _joined([*finished, branches])
+
+
+def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tuple[Branches, Law, np.ndarray]:
+    """One branch a token that can be drawn, with the law it was drawn from and the token itself."""
+    prob = np.exp(laws.log_prob)
+    if setting.chosen:
+        prob = np.eye(prob.shape[-1])[laws.top_token]
+    parent, token = np.nonzero(prob > 0)
+    branches, laws, token = _take(branches, parent), _take(laws, parent), token.astype(np.int32)
+    branches.text[:, 2 + step] = token
+    return (
+        branches._replace(drafted=branches.drafted + 1, chance=branches.chance * prob[parent, token]),
+        laws,
+        token,
+    )
+
+
+def _verified(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
+    """Every outcome of every draft: the rows at the beginning of the next round."""
+    vocab, most = setting.target_laws.log_prob.shape[-1], setting.most
+    context = _take(_context(setting, nodes), branches.node)
+    rules, judge = _rules(setting.policy, setting.batch), _judge(setting.verifier, setting.batch, most)
+    pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
+    drafts = np.ascontiguousarray(branches.text[:, 2:])
+    needs = setting.verifier.needs_log_q and not setting.chosen
+    draft = Draft(
+        tokens=host(drafts),
+        log_q=host(branches.log_q) if needs else None,
+        one_hot=host(np.full(drafts.shape, setting.chosen)),
+        length=host(branches.drafted),
+    )
+    state = _take(nodes.verifier, branches.node)
+    log_length, weights, state = judge(context, state, draft, _take(setting.target_laws, pairs))
+    chance = branches.chance[:, None, None] * drawn_law(np.exp(log_length))[:, :, None] * drawn_law(weights)
+    branch, accepted, token = np.nonzero(chance)
+    index = np.arange(most + 1)[None, :]
+    padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
+    new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
+    verdict = Verdict(host(new), host((accepted + 1).astype(np.int32)))
+    policy = rules.update(_take(context, branch), _take(branches.policy, branch), _take(draft, branch), verdict)
+    node = branches.node[branch]
+    tokens, emitted = nodes.tokens[node].copy(), nodes.emitted[node]
+    for k in range(most + 1):
+        place = 2 + emitted + k
+        rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
+        tokens[rows, place[rows]] = new[rows, k]
+    return Nodes(tokens, emitted + verdict.length, chance[branch, accepted, token], policy, _take(state, branch))
+
+
+def _merged(nodes: Nodes) -> Nodes:
+    """Rows that can never be told apart again as one."""
+    leaves = [nodes.tokens, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
+    leaves += jax.tree.leaves((nodes.policy, nodes.verifier))
+    count = len(nodes.chance)
+    raw = [np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8).reshape(count, -1) for leaf in leaves]
+    _, first, group = np.unique(np.concatenate(raw, axis=1), axis=0, return_index=True, return_inverse=True)
+    chance = np.bincount(group.ravel(), weights=nodes.chance, minlength=len(first))
+    return _take(nodes, first)._replace(chance=chance)
+
+
+class _Rules(NamedTuple):
+    begin: Callable[..., Any]
+    check: Callable[..., Any]
+    proceed: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+@functools.lru_cache(maxsize=64)
+def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
+    """The policy's functions as the loop calls them, in batches; rows that are finished keep their state."""
+
+    def begin(context: RoundContext, state: Any) -> Any:
+        go_on, new = policy.begin(state, context)
+        return go_on & context.alive, select_rows(context.alive, new, state)
+
+    def update(context: RoundContext, state: Any, draft: Draft, verdict: Verdict) -> Any:
+        return select_rows(context.alive, policy.update(state, draft, verdict), state)
+
+    return _Rules(
+        begin=_in_batches(begin, batch),
+        check=_in_batches(lambda context, state, law, drafted: policy.check(state, law, drafted, context), batch),
+        proceed=_in_batches(
+            lambda context, state, law, token, drafted: policy.proceed(state, law, token, drafted, context), batch
+        ),
+        update=_in_batches(update, batch),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _judge(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+    """(context, state, draft, laws) -> log_length [M, K+1], next-token weights [M, K+1, V], state."""
+
+    def judge(context: RoundContext, state: Any, draft: Draft, laws: Law) -> Any:
+        log_length, next_law, state = verifier.law(state, draft, laws, laws.log_prob, context)
+        weights = [next_law(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
+        return log_length, jnp.stack(weights, axis=1), state
+
+    return _in_batches(judge, batch)
+
+
+def _in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
+    """`function` over [N, ...] numpy arguments, `batch` rows a call; the last call is filled up with finished rows."""
+    compiled = jax.jit(lambda arguments: lax.map(lambda rows: function(*rows), arguments))
+    size = batch * GROUPS
+
+    def call(context: RoundContext, *rest: Any) -> Any:
+        count = len(context.length)
+        index = np.arange(-(-max(count, 1) // size) * size)
+        if count == 0:
+            return jax.tree.map(lambda leaf: leaf[:0], call(*_nobody((context, *rest))))
+        context, *others = _take((context, *rest), index % count)
+        alive = context.alive & (index < count)
+        context = context._replace(alive=alive, budget=np.where(alive, context.budget, 0))
+        results = []
+        for begin in range(0, len(index), size):
+            rows = _take((context, *others), slice(begin, begin + size))
+            grouped = jax.tree.map(lambda leaf: leaf.reshape(GROUPS, batch, *leaf.shape[1:]), rows)
+            results.append(jax.tree.map(_flattened, compiled(grouped)))
+        return _take(_joined(results), slice(0, count))
+
+    return call
+
+
+def _flattened(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
+def _nobody(rows: Any) -> Any:
+    """One row of zeros with the shapes of no rows at all."""
+    return jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), rows)
+
+
+def _pair(last_two: np.ndarray, vocab: int) -> np.ndarray:
+    return last_two[:, 0] * vocab + last_two[:, 1]
+
+
+def _take(rows: Any, index: Any) -> Any:
+    """Rows of every leaf, copied."""
+    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[index]), rows)
+
+
+def _joined(parts: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

@@ -1,0 +1,46 @@
+"""Toy models whose laws can be enumerated: tables of logits by the last two tokens."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models.adapters import TokenCache, from_function
+from specdec_jax.types import Array, LanguageModel, ModelSpec, Params
+
+
+class Toy(NamedTuple):
+    """A target and a drafter; entry [a, b] holds the logits [V] after the tokens a, b."""
+
+    target: np.ndarray  # [V, V, V] float32
+    drafter: np.ndarray  # [V, V, V] float32
+
+
+def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
+    """A random pair. Contexts differ in sharpness, so that entropies run from near 0 to near log V and every rule of
+    stopping says yes here and no there; `distance` is how far the drafter's logits are from the target's.
+    """
+    rng = np.random.default_rng(seed)
+    shape = (vocab_size,) * 3
+    sharpness = rng.uniform(0.3, 4.0, (vocab_size, vocab_size, 1))
+    target = rng.normal(size=shape)
+    drafter = target + distance * rng.normal(size=shape)
+    return Toy((target * sharpness).astype(np.float32), (drafter * sharpness).astype(np.float32))
+
+
+def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4096) -> LanguageModel:
+    """The language model of such a table; its parameters are the table [V, V, V]. Token 0 stands before a text."""
+
+    def init_cache(params: Params, batch: int, slots: int) -> TokenCache:
+        del params
+        return TokenCache(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
+
+    def apply(params: Params, tokens: Array, cache: TokenCache) -> tuple[Array, TokenCache]:
+        slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+        rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
+        known = cache.tokens.at[rows, slots].set(tokens, mode="drop", unique_indices=True)
+        before = jnp.take_along_axis(known, jnp.maximum(slots - 1, 0), axis=1, mode="clip")
+        before = jnp.where(slots > 0, before, 0)
+        return jnp.asarray(params)[before, tokens], TokenCache(known, cache.length + tokens.shape[1])
+
+    return from_function(apply, init_cache, ModelSpec(vocab_size, context, eos_ids))
