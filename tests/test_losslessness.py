@@ -1,0 +1,199 @@
+"""The output law is the target's: by enumeration, by chi-square of the whole decoder; and wrong rules are seen."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import sampling
+from specdec_jax.analysis import enumeration, losslessness, toys
+from specdec_jax.choices import choose
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model
+from specdec_jax.rounds import ModelParams
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.verification import block, greedy, rejection
+from tests.rules import FAST, restless
+
+POLICIES = {
+    "static": (static(), {"draft_length": 2}),
+    "adaedl": (adaedl(), FAST),
+    "adaedl_keep": (adaedl(keep_checked_token=True), FAST),
+    "adaedl_raw": (adaedl(raw_entropy=True), FAST),
+    "at_least": (at_least(1, adaedl()), FAST),
+    "restless": (restless(), {}),
+}
+VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_output_law_is_exactly_the_targets(policy, verifier):
+    rule, numbers = POLICIES[policy]
+    report = losslessness.prove_exactly(rule, VERIFIERS[verifier], policy_numbers=numbers)
+    assert report.total_variation < 1e-6 and report.lossless
+    assert {case.batch for case in report.cases} == {1, 3}
+    if verifier != "greedy":  # at temperature 0 a toy has one text, and a rule may never draft two tokens on it
+        assert max(report.draft_lengths) == 2 and len(report.draft_lengths) > 1, "an empty proof: nothing was decided"
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_output_law_with_longer_drafts_and_more_rounds(verifier):
+    report = losslessness.prove_exactly(
+        adaedl(keep_checked_token=True),
+        VERIFIERS[verifier],
+        policy_numbers=FAST,
+        max_draft_length=3,
+        tokens=4,
+        batches=(3,),
+        warps=({"temperature": 0.9},),
+        toys=(toys.toy_pair(3, 5), toys.toy_pair(4, 6)),
+        chosen=(False,),
+    )
+    assert report.total_variation < 1e-6
+    assert report.draft_lengths == (1, 2, 3)
+
+
+def test_a_greedy_verifier_needs_a_greedy_warp():
+    with pytest.raises(ValueError, match="temperature 0 only"):
+        losslessness.prove_exactly(static(), greedy(), warps=({"temperature": 1.0},))
+
+
+def test_a_users_own_file_is_proven(tmp_path):
+    file = tmp_path / "doubter.py"
+    file.write_text(
+        "from specdec_jax.stopping import static\n"
+        "def doubter():\n"
+        "    def check(state, law, drafted, context):\n"
+        "        return law.max_prob > 0.5, state\n"
+        "    return static()._replace(check=check)\n"
+    )
+    rule = choose("policy", str(file))
+    report = losslessness.prove_exactly(rule.strategy, rejection(), policy_numbers=rule.numbers)
+    assert report.lossless and report.draft_lengths == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.2, 0.5, 0.3], [0.0, 2.0, 1.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, -0.2, 0.1], [-0.3, 0.2, -0.1]]
+)
+def test_the_law_of_a_draw_is_that_of_the_real_draw(weights):
+    uniform = (np.arange(20_000) + 0.5) / 20_000
+    drawn = np.asarray(
+        sampling.draw(jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1)), jnp.asarray(uniform, jnp.float32))
+    )
+    frequencies = np.bincount(drawn, minlength=3) / 20_000
+    np.testing.assert_allclose(enumeration.drawn_law(np.array([weights]))[0], frequencies, atol=2e-4)
+
+
+# What must fail the proof
+
+
+def dropping(draft_tree):
+    """Drafts whose last token had a probability under a third are cut by it, after it was drawn."""
+
+    def wrong(setting, nodes):
+        branches = draft_tree(setting, nodes)
+        rows = np.flatnonzero(branches.drafted > 0)
+        last = branches.drafted[rows] - 1
+        prob = np.exp(branches.log_q[rows, last, branches.text[rows, 2 + last]])
+        branches.drafted[rows[prob < 1 / 3]] -= 1
+        return branches
+
+    return wrong
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_dropping_a_drawn_token_fails(monkeypatch, verifier):
+    monkeypatch.setattr(enumeration, "draft_tree", dropping(enumeration.draft_tree))
+    report = losslessness.prove_exactly(static(), VERIFIERS[verifier], batches=(1,), chosen=(False,))
+    assert report.total_variation > 0.01 and not report.lossless
+
+
+def test_a_residual_without_the_clamp_fails(monkeypatch):
+    module = importlib.import_module("specdec_jax.verification.rejection")
+    monkeypatch.setattr(module, "residual", lambda log_p, log_q: jnp.exp(log_p) - jnp.exp(log_q))
+    report = losslessness.prove_exactly(static(), rejection(), batches=(1,), chosen=(False,))
+    assert report.total_variation > 0.01 and not report.lossless
+
+
+def at_another_temperature(verifier, temperature=1.25):
+    def law(state, draft, laws, log_p, context):
+        return verifier.law(
+            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), laws, log_p, context
+        )
+
+    return verifier._replace(law=law)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_q_of_another_temperature_fails(verifier):
+    wrong = at_another_temperature(VERIFIERS[verifier])
+    report = losslessness.prove_exactly(static(), wrong, batches=(1,), chosen=(False,), warps=({"temperature": 1.0},))
+    assert report.total_variation > 0.001 and not report.lossless
+
+
+# The whole decoder
+
+
+SAMPLED = {
+    "adaedl-rejection": (adaedl(), rejection(), FAST, {"temperature": 1.0}),
+    "adaedl_keep-block": (adaedl(keep_checked_token=True), block(), FAST, {"temperature": 0.8}),
+    "restless-rejection": (restless(3), rejection(), {}, {"temperature": 1.0}),
+    "restless-block": (restless(3), block(), {}, {"temperature": 1.5, "top_p": 0.97}),
+}
+
+
+def sampled(policy, verifier, numbers, warp, **options):
+    decoder, params = losslessness.toy_decoder(policy, verifier, max_draft_length=3, toy=1)
+    return losslessness.test_by_sampling(decoder, params, warp=warp, policy_numbers=numbers, **options)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_whole_decoder_draws_from_the_targets_law(name):
+    report = sampled(*SAMPLED[name])
+    assert report.sequences >= 40_000 and report.degrees >= 20
+    assert report.p_value > 1e-3 and report.lossless
+
+
+@pytest.mark.parametrize("name", ["restless-rejection", "restless-block"])
+def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
+    def by_position(seed, emitted, position, role):
+        return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
+
+    for module in ("specdec_jax.rounds", "specdec_jax.drafters.model"):
+        monkeypatch.setattr(importlib.import_module(module), "uniforms", by_position)
+    report = sampled(*SAMPLED[name])
+    assert report.statistic > 2 * report.degrees and report.p_value < 1e-12 and not report.lossless
+
+
+def test_a_drafter_that_drops_a_drawn_token_fails():
+    table = toys.table_model(3)
+    inner = model(table, 2, catch_up=4)
+
+    def propose(*arguments):
+        draft, *rest = inner.propose(*arguments)
+        last = jnp.maximum(draft.length - 1, 0)
+        token = jnp.take_along_axis(draft.tokens, last[:, None], axis=1)
+        log_q = jnp.take_along_axis(draft.log_q, last[:, None, None], axis=1)[:, 0]
+        unlikely = jnp.take_along_axis(log_q, token, axis=1)[:, 0] < jnp.log(1 / 3)
+        return draft._replace(length=draft.length - (unlikely & (draft.length > 0)).astype(jnp.int32)), *rest
+
+    decoder = build_decoder(table, inner._replace(propose=propose), static(), rejection(), prefill_chunk=4)
+    pair = toys.toy_pair(3, 1)
+    report = losslessness.test_by_sampling(decoder, ModelParams(*pair), sequences=20_480)
+    assert report.p_value < 1e-12
+
+
+def test_the_sampled_test_bins_what_it_cannot_list():
+    """A vocabulary larger than the tree's branching: prefixes and the rest of each, still a partition."""
+    decoder, params = losslessness.toy_decoder(static(), rejection(), vocab_size=12)
+    report = losslessness.test_by_sampling(decoder, params, tokens=2, sequences=8192, branching=3)
+    assert report.cells == 3 * 3 + 3 + 1 and report.lossless
+    other = ModelParams(params.target * 1.2, params.drafter)
+    wrong = decoder._replace(
+        prefill=lambda params, *prompts, **options: decoder.prefill(other, *prompts, **options),
+        run=lambda params, state: decoder.run(other, state),
+    )
+    assert not losslessness.test_by_sampling(wrong, params, tokens=2, sequences=8192, branching=3).lossless
