@@ -1,8 +1,8 @@
-"""Strategies by name or by file: what `--policy adaedl --policy-option threshold=0.6` and `--policy my_rule.py` mean.
+"""Strategies by name or by file: what `--policy adaedl --policy-options threshold=0.6` or `--policy my_rule.py` means.
 
 There is no registry. A name is a file of `stopping/`, `verification/` or `drafters/`, a path is a user's own file, and
 in both the factory has the file's name. What the factory takes is structure, what its `init` takes is numbers. A policy
-that wraps another takes it by name too: `--policy at_least --policy-option minimum=2 --policy-option policy=adaedl`.
+that wraps another takes it by name too: `--policy at_least --policy-options minimum=2 policy=adaedl`.
 """
 
 import ast

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated, not listed: a list would swallow the prompt
-KeyValue = tyro.conf.arg(metavar="KEY=VALUE")
+KeyValue = tyro.conf.arg(metavar="KEY=VALUE ...", help_behavior_hint="")
+KEY_VALUE = re.compile(r"[A-Za-z_][\w-]*=\S*")
 Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" reads as its opposite
 
@@ -34,12 +36,12 @@ class Models:
 class Rules:
     policy: str = "adaedl"
     """When to stop drafting: adaedl, static, at_least (any file of specdec_jax/stopping), or a path to your own .py."""
-    policy_option: Annotated[Many[str], KeyValue] = ()
-    """A number or a switch of the policy. adaedl: threshold=0.6, keep_checked_token=true; static: draft_length=3."""
+    policy_options: Annotated[Many[str], KeyValue] = ()
+    """Its numbers and switches. adaedl: threshold=0.6 keep_checked_token=true; static: draft_length=3."""
     verifier: str = "rejection"
     """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py."""
-    verifier_option: Annotated[Many[str], KeyValue] = ()
-    """As --policy-option, for the verifier."""
+    verifier_options: Annotated[Many[str], KeyValue] = ()
+    """As --policy-options, for the verifier."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Generate:
     cyan is what the target added to drafts that were all accepted. Piped, the text is plain.
 
       python -m specdec_jax generate "Why is the sky blue?"
-      python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-option draft_length=3
+      python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-options draft_length=3
       python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
       echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
     """
@@ -106,16 +108,16 @@ class Generate:
 class VerifyLossless:
     """Prove that a policy and a verifier leave the target's law unchanged.
 
-    Exact enumeration of the output law on toy models, then a chi-square test of the whole decoder. With a target and a
-    drafter the sampled test runs on that pair too. Exit code 1: not lossless.
+    Exact enumeration of the output law on toy models, then a chi-square test of what the whole decoder draws, on a toy
+    and, with a target and a drafter, on that pair. Exit code 1: not lossless.
 
-      python -m specdec_jax verify-lossless --policy adaedl --policy-option keep_checked_token=true --verifier block
+      python -m specdec_jax verify-lossless --policy adaedl --policy-options keep_checked_token=true --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
     """
 
     rules: Rules = field(default_factory=Rules)
     sequences: int = 40960
-    """Sequences of the sampled test."""
+    """Sequences of the sampled test on a toy."""
     target: Annotated[str | None, Maybe] = None
     """A real target for the sampled test."""
     drafter: Annotated[str | None, Maybe] = None
@@ -124,6 +126,8 @@ class VerifyLossless:
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0
     """Its temperature."""
+    pair_sequences: int = 1024
+    """Its sequences."""
     json: Switch = False
     """Print the report as one line of JSON."""
 
@@ -154,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: list[str]) -> Any:
     """The command's dataclass. Without a command's name the program ends with the list of them, a line each."""
+    arguments = _spread(arguments)
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
@@ -164,6 +169,18 @@ def _parsed(arguments: list[str]) -> Any:
     ]
     about = "Adaptive speculative decoding in JAX. A command's own --help says all of it."
     return tyro.cli(Union[*listed], args=arguments, prog=program, description=about)  # type: ignore[arg-type]
+
+
+def _spread(arguments: Sequence[str]) -> list[str]:
+    """`--policy-options a=1 b=2` as an option for each. Only key=value words belong to it, so a prompt may follow."""
+    spread, option = [], ""
+    for word in arguments:
+        if option and KEY_VALUE.fullmatch(word):
+            spread += [word] if spread[-1] == option else [option, word]
+            continue
+        option = word if word in ("--policy-options", "--verifier-options") else ""
+        spread.append(word)
+    return spread
 
 
 def run_generate(command: Generate) -> int:
@@ -242,10 +259,10 @@ def _checked_rules(command: Generate, prompt: str) -> tuple[Any, Any]:
     from specdec_jax.sampling import make_warp
 
     rules, decoding = command.rules, command.decoding
-    policy = choose("policy", rules.policy, rules.policy_option)
-    verifier = choose("verifier", rules.verifier, rules.verifier_option)
-    if command.models.drafter == "none" and rules.policy_option:
-        raise ValueError(f"--drafter none drafts nothing: --policy-option {rules.policy_option[0]} has no use")
+    policy = choose("policy", rules.policy, rules.policy_options)
+    verifier = choose("verifier", rules.verifier, rules.verifier_options)
+    if command.models.drafter == "none" and rules.policy_options:
+        raise ValueError(f"--drafter none drafts nothing: --policy-options {rules.policy_options[0]} has no use")
     make_warp(1, decoding.temperature, decoding.top_k, decoding.top_p, decoding.min_p)
     check_dtype(command.models.dtype)
     stop_strings(decoding.stop)

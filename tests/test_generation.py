@@ -20,9 +20,7 @@ REAL = {"max_new_tokens": 24, "slots": 96, "record": True, "policy_numbers": {"d
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
-    return build_pair(
-        target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32"
-    )
+    return build_pair(target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32")
 
 
 @pytest.fixture(scope="module")

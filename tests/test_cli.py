@@ -1,0 +1,276 @@
+"""The command line: what it prints, where, and what it refuses; signals and pipes in processes of their own."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
+from tiny_pair import write_pair
+from tiny_weights import CONFIG, weights, write_folder
+
+from specdec_jax import cli
+from specdec_jax.generation import build_pair, generate
+from specdec_jax.streaming import stream
+from specdec_jax.views.printing import print_json, print_stream
+
+SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
+STATIC = ["--policy", "static", "--policy-options", "draft_length=2"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    target, drafter = folders
+    return ["--target", target, "--drafter", drafter]
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    """What the command below must print, from plain decoding in Python."""
+    plain = build_pair(folders[0], None, dtype="float32")
+    return generate("hello", pair=plain, chat=False, max_new_tokens=12)
+
+
+def run(capsys, *arguments):
+    code = cli.main(["generate", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_piped_text_is_plain_and_statistics_are_elsewhere(capsys, models, expected):
+    code, out, err = run(capsys, "hello", *models, *SHORT, *STATIC)
+    assert (code, out) == (0, expected.text + "\n")
+    assert "\x1b" not in out + err
+    assert re.fullmatch(r"\[12 tokens, .* tokens/s, \d+% of drafts accepted, .*reached max-new-tokens\]\n", err)
+
+
+def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected):
+    arguments = ["hello", *models, *SHORT, *STATIC]
+    code, out, err = run(capsys, *arguments, "--json", "--record")
+    assert code == 0 and out.count("\n") == 1 and not err
+    result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
+    assert result["statistics"]["num_emitted_tokens"] == 12 and result["finish_reason"] == "length"
+    assert sum(round_["emitted"] for round_ in result["rounds"]) == 12
+    assert result["statistics"]["mean_draft_length"] <= 2  # the policy's numbers arrived
+
+
+def test_a_prompt_from_standard_input(capsys, folders, monkeypatch, expected):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    arguments = ["--target", folders[0], "--drafter", "none", *SHORT, "--no-statistics"]
+    assert run(capsys, "-", *arguments) == (0, expected.text + "\n", "")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    code, out, err = run(capsys, "-", *arguments)
+    assert (code, out) == (2, "") and "standard input is not UTF-8" in err and err.count("\n") == 1
+
+
+def test_options_may_stand_before_the_prompt():
+    words = ["--policy-options", "a=1", "b=x y", "--stop", "c=2", "why?"]
+    assert cli._spread(words) == words
+    words = ["--policy-options", "a=1", "b-c=true", "why?", "d=3"]
+    assert cli._spread(words) == ["--policy-options", "a=1", "--policy-options", "b-c=true", "why?", "d=3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the prompt is empty"),
+        (["  "], "the prompt is empty"),
+        (["a\udcff"], "the prompt is not valid UTF-8"),
+        (["x", "--temperature", "-1"], "temperature must lie in [0, inf), got -1.0"),
+        (["x", "--temperature", "nan"], "temperature must lie in [0, inf), got nan"),
+        (["x", "--top-p", "0"], "top_p must lie in (0, 1], got 0.0"),
+        (["x", "--top-p", "1.5"], "top_p must lie in (0, 1], got 1.5"),
+        (["x", "--top-k", "-2"], "top_k must lie in [0, inf), got -2"),
+        (["x", "--min-p", "2"], "min_p must lie in [0, 1], got 2.0"),
+        (["x", "--max-draft-length", "0"], "max_draft_length must be at least 1, got 0"),
+        (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["x", "--seed", "-1"], "seed must lie in [0, 2**32), got -1"),
+        (["x", "--stop", ""], "a stop string is empty"),
+        (["x", "--dtype", "bfloat"], "unknown dtype 'bfloat'; did you mean 'bfloat16'"),
+        (["x", "--policy", "adadl"], "unknown policy 'adadl'; did you mean 'adaedl'"),
+        (["x", "--policy", "none.py"], "policy file none.py does not exist"),
+        (["x", "--policy-options", "treshold=1"], "no option 'treshold'; did you mean 'threshold'"),
+        (["x", "--policy-options", "threshold"], "an option reads key=value, got 'threshold'"),
+        (["x", "--policy-options", "threshold=2"], "threshold must lie in [0, 0.99], got 2"),
+        (["x", "--verifier", "rejecton"], "unknown verifier 'rejecton'; did you mean 'rejection'"),
+        (["x", "--verifier-options", "a=1"], "verifier rejection has no option 'a'"),
+        (["x", "--verifier", "greedy", "--temperature", "1"], "greedy verification needs temperature 0, got 1"),
+        (["x", "--drafter", "none", "--policy-options", "step=0.1"], "--policy-options step=0.1 has no use"),
+        (["x", "--record"], "--record needs --json"),
+        (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
+        (["x", "--target", "nowhere"], "no model 'nowhere'"),
+        (["x", "--target", "nowhere.gguf"], "no such weight file: nowhere.gguf"),
+        (["x", "--target", "."], "is no model folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, models, arguments, message):
+    code, out, err = run(capsys, *(arguments if "--target" in arguments else [*models, *arguments]))
+    assert code == 2 and not out
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err, err
+
+
+def test_bad_models_are_one_line_and_exit_code_2(capsys, folders, models, tmp_path, monkeypatch):
+    def refused(target, drafter, *more):
+        code, out, err = run(capsys, "hello", "--target", str(target), "--drafter", str(drafter), *SHORT, *more)
+        assert code == 2 and not out and err.count("\n") == 1
+        return err
+
+    other = write_folder(tmp_path / "other", weights())
+    known = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = known["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(known))
+    cut = write_folder(tmp_path / "cut", weights())
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:5000])
+    bare = write_folder(tmp_path / "bare", weights())
+    (bare / "tokenizer.json").unlink()
+    strange = write_folder(tmp_path / "strange", weights(), {**CONFIG, "model_type": "lama"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "model.safetensors" in refused(cut, folders[1])
+    assert "has no tokenizer.json" in refused(folders[0], bare)
+    assert "unknown model_type 'lama'; did you mean 'llama'" in refused(strange, folders[1])
+    assert "nobody/nothing" in refused("nobody/nothing", folders[1])
+    assert "exceed the target's context, 128" in refused(*folders, "--max-new-tokens", "128")
+    assert "have different vocabularies, of 263 and 263 tokens: token" in refused(folders[0], other)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["genrate"], ["generate"], ["generate", "x", "--temprature", "1"], ["generate", "x", "--seed", "s"]],
+)
+def test_what_cannot_be_parsed_ends_with_2_and_says_so(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err and not captured.out
+
+
+def test_help_teaches(capsys):
+    def text_of(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*arguments, "--help"])
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    overview, page = text_of(), text_of("generate")
+    assert "generate" in overview and "verify-lossless" in overview and len(overview.splitlines()) < 20
+    assert 'generate "Why is the sky blue?"' in page and "keep_checked_token=true" in page
+    for option in ("target", "drafter", "policy", "verifier", "temperature", "top-k", "top-p", "min-p", "stop", "seed"):
+        assert f"--{option} " in page
+    assert "--no-chat" in page and "--no-no" not in page
+
+
+def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, monkeypatch):
+    script = tokens_of("one two three four")
+    pair = scripted_pair(script, wrong_at(script, 2))
+    real = pair.decoder.run
+
+    def interrupted_in_the_third_round(params, state, rounds=None):
+        if rounds and int(state.statistics.num_rounds[0]) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return real(params, state, rounds)
+
+    pair = pair._replace(decoder=pair.decoder._replace(run=interrupted_in_the_third_round))
+    assert print_stream(stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)) is False
+    captured = capsys.readouterr()
+    assert captured.out == "one two\n" and captured.err.endswith("interrupted]\n")
+    assert print_json(stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)) is False
+    result = json.loads(capsys.readouterr().out)
+    assert result["finish_reason"] == "interrupted" and result["text"] == "one two thr"
+    assert result["statistics"]["num_rounds"] == 3
+
+
+def test_json_after_the_end_of_sequence_has_it_among_the_tokens(capsys):
+    script = tokens_of("abc")
+    assert print_json(stream(PROMPT, pair=scripted_pair(script, script), max_new_tokens=64, **OPTIONS)) is True
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens"] == [*script, EOS] and result["text"] == "abc" and "rounds" not in result
+
+
+def command(models, *arguments):
+    root = str(Path(cli.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment.pop("NO_COLOR", None)
+    return [sys.executable, "-m", "specdec_jax", "generate", "hello", *models, *SHORT, *arguments], environment
+
+
+def read_terminal(descriptor, until, seconds=120.0):
+    """What comes out of a pseudo-terminal until a pattern appears or it is closed."""
+    text, end = b"", time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not select.select([descriptor], [], [], 0.2)[0]:
+            continue
+        try:
+            new = os.read(descriptor, 65536)
+        except OSError:  # Linux says EIO when the other side is closed
+            break
+        text += new
+        if not new or until in text:
+            break
+    return text.decode(errors="replace")
+
+
+def in_terminal(models, *arguments):
+    master, slave = pty.openpty()
+    words, environment = command(models, *arguments)
+    process = subprocess.Popen(
+        words, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, close_fds=True
+    )
+    os.close(slave)
+    return process, master
+
+
+def test_on_a_terminal_there_are_a_status_colours_and_a_legend(models):
+    process, master = in_terminal(models, *STATIC)
+    text = read_terminal(master, b"no such thing")
+    assert process.wait(60) == 0
+    assert "Loading" in text and "Compiling" in text
+    assert "\x1b[32m" in text and "accepted draft" in text  # green
+    assert re.search(r"\x1b\[2;9;31m|\x1b\[9;2;31m", text)  # struck out
+    assert "reached max-new-tokens" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is back
+
+
+def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
+    # A fresh cache folder, so that there is something to compile; ten draft lengths, so that it takes a while.
+    os.environ["JAX_COMPILATION_CACHE_DIR"], before = str(tmp_path), os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    try:
+        process, master = in_terminal(models, "--max-draft-length", "40")
+    finally:
+        os.environ.pop("JAX_COMPILATION_CACHE_DIR")
+        if before is not None:
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = before
+    read_terminal(master, b"Compiling")
+    time.sleep(1.0)
+    pressed = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    text = read_terminal(master, b"no such thing")
+    assert process.wait(60) == 130
+    assert time.monotonic() - pressed < 5
+    assert "interrupted" in text and "Traceback" not in text
+    assert text.rstrip().endswith("interrupted") and "\x1b[?25h" in text
+
+
+def test_a_closed_pipe_is_quiet(models):
+    words, environment = command(models, *STATIC)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(120) == 141
