@@ -184,7 +184,7 @@ def _catch_up(
         _, cache = language_model.apply(params, _window(tokens, start, chunk), cache)
         return ModelDrafterState(cache, jnp.maximum(state.valid, jnp.minimum(start + chunk, wanted)))
 
-    state = state._replace(valid=jnp.minimum(state.valid, length - 1))
+    state = state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
     return lax.while_loop(lambda state: jnp.any(state.valid < wanted), feed, state)
 
 
