@@ -1,0 +1,104 @@
+"""docs/extending.md is run as a reader would: files where it says, blocks in order, commands as commands."""
+
+import os
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_weights import write_tokenizer
+
+from specdec_jax import cli, models
+from specdec_jax.analysis.losslessness import prove_exactly
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# file: (\S+)\n", text))}
+SNIPPETS = [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# file: ")]
+COMMANDS = [line[2:] for kind, text in BLOCKS if kind == "console" for line in text.splitlines() if line[:2] == "$ "]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The page's files, importable, as the current folder."""
+    folder, before = tmp_path_factory.mktemp("docs"), Path.cwd()
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    models.__path__.append(str(folder / "specdec_jax" / "models"))
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+    sys.path.remove(str(folder))
+    models.__path__.pop()
+    for name in ("survival", "damped", "specdec_jax.models.olmo"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_has_what_this_test_runs():
+    assert list(FILES) == ["survival.py", "compare_survival.py", "damped.py", "specdec_jax/models/olmo.py"]
+    assert len(SNIPPETS) == 3 and len(COMMANDS) == 5
+    assert {kind for kind, _ in BLOCKS} == {"python", "console"}
+
+
+def test_the_snippets_run_in_order(folder):
+    namespace = {}
+    for text in SNIPPETS:
+        exec(compile(text, "docs/extending.md", "exec"), namespace)
+
+
+def test_the_verifier_is_lossless_and_its_number_matters(folder):
+    from damped import damped
+
+    from specdec_jax.stopping import adaedl
+
+    for keep in (0.0, 0.6, 1.0):
+        report = prove_exactly(adaedl(), damped(), verifier_numbers={"keep": keep}, batches=[1], chosen=[False])
+        assert report.lossless and max(report.draft_lengths) == 2, report.total_variation
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "verify-lossless" in line])
+def test_the_proofs_on_the_command_line_succeed(folder, line, capsys):
+    words = shlex.split(line)
+    assert words[:3] == ["python", "-m", "specdec_jax"]
+    assert cli.main([*words[3:], "--sequences", "2048"]) == 0
+    assert "Lossless." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if " generate " in line])
+def test_the_generate_commands_parse_and_name_rules_that_exist(folder, line):
+    command = cli._parsed(shlex.split(line)[3:])
+    policy, verifier = cli._checked_rules(command, command.prompt)
+    assert {policy.name, verifier.name} & {"survival.py", "damped.py"}
+
+
+def test_the_config_loads(folder):
+    config = runpy.run_path("compare_survival.py")["config"]
+    names = [method.name for method in config.chosen_methods()]
+    assert names == ["plain", "static-3", "adaedl", "survival-0.1", "survival-0.3", "survival-0.5"]
+    policies = [method.build_policy() for method in config.methods[3:]]
+    assert policies[0] is policies[1] is policies[2]  # one compiled program
+    assert "python -m experiments.compare compare_survival.py --limit 2 --max-new-tokens 16" in COMMANDS
+
+
+def test_the_family_loads_from_a_hugging_face_folder(folder, tmp_path):
+    from specdec_jax.loading import load_model, save_hf_folder
+    from specdec_jax.loading.tokenizer import tokenizer_from_folder
+    from specdec_jax.models import olmo
+
+    write_tokenizer(tmp_path)
+    config = olmo.OlmoConfig(272, 24, 40, 2, 4, 2, max_position_embeddings=64, eos_token_id=2)
+    params = olmo.init_params(config, jax.random.key(1), "float32")
+    save_hf_folder(tmp_path / "olmo", config, params, tokenizer_from_folder(tmp_path))
+    loaded = load_model(tmp_path / "olmo", dtype="float32")
+    assert loaded.config == config and loaded.model.spec.eos_ids == (2,)
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), loaded.params, params))
+    with pytest.raises(ValueError, match="serves no clip_qkv, got 8.0"):
+        olmo.OlmoConfig.from_hf({**config.to_hf(), "clip_qkv": 8.0})
