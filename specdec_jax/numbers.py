@@ -31,9 +31,11 @@ def per_row(
     if isinstance(value, Tracer):
         return jnp.broadcast_to(value.astype(dtype), (batch,))
     try:
-        numbers = np.asarray(value).astype(dtype)
+        numbers = np.asarray(value).astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
+    if np.issubdtype(dtype, np.integer) and np.any(numbers != np.round(numbers)):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
     if numbers.shape not in ((), (batch,)):
         raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
     above = numbers > low if open_low else numbers >= low
@@ -41,7 +43,7 @@ def per_row(
         left = "(" if open_low or low == -np.inf else "["
         right = ")" if high == np.inf else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
-    return host(np.broadcast_to(numbers, (batch,)).copy())
+    return host(np.broadcast_to(numbers.astype(dtype), (batch,)).copy())
 
 
 def host(values: np.ndarray) -> Array:

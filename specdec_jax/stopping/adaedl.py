@@ -55,13 +55,14 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
         step: Any = 0.01,
         initial_acceptance: Any = None,
     ) -> AdaEDLState:
-        start = target_acceptance if initial_acceptance is None else initial_acceptance
+        target = per_row(batch, target_acceptance, "target_acceptance", low=0.0, high=1.0)
+        start = target if initial_acceptance is None else initial_acceptance
         return AdaEDLState(
             threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
             acceptance=per_row(batch, start, "initial_acceptance", low=0.0, high=1.0),
             failed=per_row(batch, False, "failed", dtype=bool),
             entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
-            target_acceptance=per_row(batch, target_acceptance, "target_acceptance", low=0.0, high=1.0),
+            target_acceptance=target,
             acceptance_decay=per_row(batch, acceptance_decay, "acceptance_decay", low=0.0, high=1.0),
             threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
             step=per_row(batch, step, "step", low=0.0, high=1.0),

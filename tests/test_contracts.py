@@ -1,0 +1,167 @@
+"""Every file of stopping/, verification/ and drafters/ meets its seam, and a fork's file is tested once it exists.
+
+A public file has a factory of its own name whose defaults are enough to build it. models/ has the same in test_models.
+"""
+
+import importlib
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.analysis import losslessness
+from specdec_jax.choices import find_factory, names
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model as model_drafter
+from specdec_jax.models import llama
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import law, make_warp
+from specdec_jax.stopping import static
+from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, Verdict, Verifier
+from specdec_jax.verification import rejection
+
+BATCH, MOST, VOCAB = 3, 4, 11
+POLICIES, VERIFIERS, DRAFTERS = names("policy"), names("verifier"), names("drafter")
+
+
+def context():
+    rows = jnp.arange(BATCH, dtype=jnp.int32)
+    return RoundContext(
+        length=rows + 5,
+        emitted=rows,
+        budget=jnp.full((BATCH,), MOST, jnp.int32),
+        alive=jnp.array([True, True, False]),
+        seed=rows.astype(jnp.uint32),
+        warp=jax.tree.map(jnp.asarray, make_warp(BATCH, 0.8)),
+        monitor=(),
+    )
+
+
+def some_law():
+    return law(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
+
+
+def same_shapes(one, other):
+    described = [jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree) for tree in (one, other)]
+    assert described[0] == described[1] and jax.tree.structure(one) == jax.tree.structure(other)
+
+
+@pytest.mark.parametrize("kind", ["policy", "verifier", "drafter"])
+def test_every_public_file_has_a_documented_factory_of_its_name(kind):
+    found = names(kind)
+    assert found
+    for name in found:
+        factory = find_factory(kind, name)
+        assert inspect.getdoc(factory) and inspect.getdoc(importlib.import_module(factory.__module__))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
+    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    assert isinstance(policy, StoppingPolicy)
+    state = policy.init(BATCH)
+    assert all(jnp.shape(leaf)[0] == BATCH for leaf in jax.tree.leaves(state))
+    drafted = jnp.zeros((BATCH,), jnp.int32)
+    for answer, after in (
+        jax.jit(policy.begin)(state, now),
+        jax.jit(policy.check)(state, seen, drafted, now),
+        jax.jit(policy.proceed)(state, seen, drafted, drafted + 1, now),
+    ):
+        assert answer.shape == (BATCH,) and answer.dtype == bool
+        same_shapes(state, after)
+    draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 2)
+    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
+    same_shapes(state, jax.jit(policy.update)(state, draft, verdict))
+    shown = policy.threshold(state)
+    assert shown.shape == (BATCH,) and jnp.result_type(shown) == jnp.float32
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policys_rows_do_not_look_at_each_other(name):
+    """The same row beside other neighbours gives the same answers and the same next state."""
+    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    drafted = jnp.zeros((BATCH,), jnp.int32)
+    accepted = jnp.array([3, 1, 2], jnp.int32)
+    draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 3)
+    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
+
+    def play(order):
+        pick = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], tree)  # noqa: E731
+        state = pick(policy.init(BATCH))
+        draw, state = policy.check(state, pick(seen), drafted, pick(now))
+        go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
+        return draw, go_on, policy.update(state, draft, pick(verdict))
+
+    whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
+    back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)
+    jax.tree.map(np.testing.assert_array_equal, whole, back)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policys_numbers_are_traced_and_checked(name):
+    policy = find_factory("policy", name)()
+    numbers = {key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"}
+    given = {key: value for key, value in numbers.items() if value is not None}
+    init = jax.jit(lambda numbers: policy.init(BATCH, **numbers))
+    same_shapes(policy.init(BATCH), init(jax.tree.map(jnp.asarray, given)))
+    for key in given:
+        with pytest.raises(ValueError, match=key):
+            policy.init(BATCH, **{key: float("nan")})
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_verifiers_lengths_are_a_law(name):
+    """P(accepted = k) sums to one over 0..length and is zero beyond; a next law that can be reached has mass."""
+    verifier = find_factory("verifier", name)()
+    assert isinstance(verifier, Verifier)
+    temperature = 0.0 if verifier.greedy_only else 0.8
+    warp = make_warp(BATCH * (MOST + 1), temperature)
+    logits = jax.random.normal(jax.random.key(1), (BATCH * (MOST + 1), VOCAB))
+    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), law(logits, warp))
+    log_q = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (BATCH, MOST, VOCAB)))
+    length = jnp.array([0, 2, MOST], jnp.int32)
+    tokens = jnp.argmax(log_q, axis=-1).astype(jnp.int32)
+    draft = Draft(tokens, log_q if verifier.needs_log_q else None, jnp.zeros((BATCH, MOST), bool), length)
+    state = verifier.init(BATCH)
+    log_length, next_law, after = verifier.law(state, draft, target, target.log_prob, context())
+    same_shapes(state, after)
+    chances = np.exp(np.asarray(log_length, np.float64))
+    assert chances.shape == (BATCH, MOST + 1) and np.all(chances >= 0)
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-5)
+    for row in range(BATCH):
+        assert np.all(chances[row, int(length[row]) + 1 :] == 0)
+    for accepted in range(MOST + 1):
+        weights = np.asarray(next_law(jnp.full((BATCH,), accepted, jnp.int32)))
+        assert weights.shape == (BATCH, VOCAB)
+        reached = chances[:, accepted] > 0
+        assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_calls_itself_lossless_is(policy, verifier):
+    judge = find_factory("verifier", verifier)()
+    report = losslessness.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
+    assert report.lossless == judge.lossless, f"total variation {report.total_variation}"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_decodes_as_plain_decoding_does(name):
+    """The greedy output is the target's with every drafter; a language model is handed to those that ask for one."""
+    factory = find_factory("drafter", name)
+    config = llama.example_config()
+    tiny = llama.language_model(config, jnp.float32)
+    asks = next(iter(inspect.signature(factory).parameters), None) == "language_model"
+    drafter = factory(tiny) if asks else factory()
+    assert isinstance(drafter, Drafter)
+    target, other = (llama.init_params(config, jax.random.key(seed), jnp.float32) for seed in (0, 1))
+    prompts = [[1, 2, 3], [4]]
+    texts = []
+    with jax.default_matmul_precision("highest"):
+        for candidate in (drafter, model_drafter(tiny, 1)):
+            decoder = build_decoder(tiny, candidate, static(), rejection())
+            state = decoder.prefill(ModelParams(target, other), prompts, max_new_tokens=12, slots=64)
+            texts.append(np.asarray(decoder.run(ModelParams(target, other), state).tokens)[:, :13])
+    np.testing.assert_array_equal(*texts)
