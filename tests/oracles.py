@@ -1,0 +1,232 @@
+"""What is tested, once more: numpy and plain loops over single rows, written from the papers and from documentation.
+
+Nothing here imports jax or the package. Laws are float64 arrays of probabilities unless a name says log.
+"""
+
+import math
+
+import numpy as np
+
+DRAFT, ACCEPT, NEXT = 0, 1, 2
+
+
+# Laws
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - np.max(logits))
+    return exponentials / exponentials.sum()
+
+
+def entropy(prob):
+    """Nats, over the nonzero probabilities."""
+    return -sum(p * math.log(p) for p in prob if p > 0)
+
+
+def warp(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Hugging Face's warpers in their order (transformers, generation/logits_process.py), by sorting.
+
+    TopKLogitsWarper keeps what is not below the k-th largest score: ties stay. TopPLogitsWarper sorts upwards and drops
+    the tokens whose cumulative probability is at most 1 - top_p; which of two equal ones it drops is an accident of the
+    sort, so here ties with a kept token stay. MinPLogitsWarper drops what is below min_p times the largest probability.
+    Each renormalises what the one before left.
+    """
+    if temperature == 0:
+        return np.eye(len(logits))[int(np.argmax(logits))]
+    scores = np.asarray(logits, np.float64) / temperature
+    if top_k > 0:
+        kth = np.sort(scores)[-min(top_k, len(scores))]
+        scores = np.where(scores < kth, -np.inf, scores)
+    if top_p < 1:
+        prob = softmax(scores)
+        order = np.argsort(scores, kind="stable")
+        dropped = order[np.cumsum(prob[order]) <= 1 - top_p]
+        dropped = [token for token in dropped if token != order[-1]]
+        kept = np.setdiff1d(np.arange(len(scores)), dropped)
+        scores = np.where(scores < scores[kept].min(), -np.inf, scores)
+    if min_p > 0:
+        prob = softmax(scores)
+        scores = np.where(prob < min_p * prob.max(), -np.inf, scores)
+    return softmax(scores)
+
+
+def draw(weights, uniform):
+    """Inverse of the cumulative sum: the first token whose sum exceeds the uniform's share of the total."""
+    goal, reached = uniform * weights.sum(), 0.0
+    for token, weight in enumerate(weights):
+        reached += weight
+        if weight > 0 and reached > goal:
+            return token
+    return int(np.flatnonzero(weights > 0)[-1])
+
+
+# Verifiers: the law of the number of accepted drafts, and the law of the token after them
+
+
+def rejection_law(drafts, q, p):
+    """Leviathan et al. (arXiv 2211.17192), algorithm 1. q [n, V], p [n + 1, V]."""
+    chance, law = 1.0, []
+    for i, token in enumerate(drafts):
+        accept = min(1.0, p[i][token] / q[i][token])
+        law.append(chance * (1 - accept))
+        chance *= accept
+    return np.array([*law, chance])
+
+
+def rejection_next(drafts, q, p, accepted):
+    if accepted == len(drafts):
+        return p[accepted]
+    residual = np.maximum(p[accepted] - q[accepted], 0)
+    return residual / residual.sum() if residual.sum() > 0 else p[accepted]
+
+
+def block_weights(drafts, q, p):
+    """p_0 .. p_n of Sun et al. (arXiv 2403.10444), algorithm 2."""
+    weights = [1.0]
+    for i, token in enumerate(drafts):
+        weights.append(min(1.0, weights[-1] * p[i][token] / q[i][token]))
+    return weights
+
+
+def block_law(drafts, q, p):
+    weights, n = block_weights(drafts, q, p), len(drafts)
+    coins = []
+    for i in range(n):
+        z = np.maximum(weights[i] * p[i] - q[i], 0).sum()
+        coins.append(1.0 if z + 1 - weights[i] == 0 else z / (z + 1 - weights[i]))
+    coins.append(weights[n])
+    coins[0] = 1.0  # tau = 0 if no coin says yes
+    return np.array([coins[i] * math.prod(1 - coin for coin in coins[i + 1 :]) for i in range(n + 1)])
+
+
+def block_next(drafts, q, p, accepted):
+    if accepted == len(drafts):
+        return p[accepted]
+    residual = np.maximum(block_weights(drafts, q, p)[accepted] * p[accepted] - q[accepted], 0)
+    return residual / residual.sum() if residual.sum() > 0 else p[accepted]
+
+
+def greedy_law(drafts, q, p):
+    right = 0
+    while right < len(drafts) and drafts[right] == int(np.argmax(p[right])):
+        right += 1
+    return np.eye(len(drafts) + 1)[right]
+
+
+VERIFIERS = {
+    "rejection": (rejection_law, rejection_next),
+    "block": (block_law, block_next),
+    "greedy": (greedy_law, lambda drafts, q, p, accepted: p[accepted]),
+}
+
+
+# Stopping rules: objects with begins(), draws(entropy, drafted), goes_on(drafted) and learns(drafted, accepted, most)
+
+
+class Static:
+    def __init__(self, length):
+        self.length = length
+
+    def begins(self):
+        return self.length > 0
+
+    def draws(self, entropy, drafted):
+        return True
+
+    def goes_on(self, drafted):
+        return drafted < self.length
+
+    def learns(self, drafted, accepted, most):
+        pass
+
+
+class AdaEDL:
+    """arXiv 2410.18351: the bound of section 3 and Algorithm 1, line by line."""
+
+    def __init__(self, gamma=0.2, lam=0.7, alpha=0.9, beta1=0.5, beta2=0.9, epsilon=0.01, keep=False, minimum=0):
+        self.gamma, self.lam, self.alpha, self.epsilon = gamma, lam, alpha, epsilon
+        self.beta1, self.beta2, self.rate = beta1, beta2, alpha
+        self.keep, self.minimum, self.failed = keep, minimum, False
+
+    def begins(self):
+        return True
+
+    def draws(self, entropy, drafted):
+        self.failed = 1 - math.sqrt(self.gamma * entropy) < self.lam
+        return self.keep or not self.failed or drafted < self.minimum
+
+    def goes_on(self, drafted):
+        return not (self.keep and self.failed) or drafted < self.minimum
+
+    def learns(self, drafted, accepted, most):
+        if drafted == 0:
+            return
+        self.rate = self.beta1 * self.rate + (1 - self.beta1) * accepted / drafted
+        if self.rate < self.alpha:
+            new = self.lam + self.epsilon
+        elif accepted == most:
+            new = self.lam
+        else:
+            new = self.lam - self.epsilon
+        self.lam = min(max(self.beta2 * self.lam + (1 - self.beta2) * new, 0.0), 0.99)
+
+
+# The whole decoder, one row
+
+
+def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform, numbers, stop_ids=()):
+    """Draft, verify, append, round after round, for one row.
+
+    Args:
+        target, drafter: functions of a list of tokens giving the next logits [V].
+        uniform: function of (emitted, position, role).
+        numbers: of `warp`.
+
+    Returns:
+        The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes and lambda.
+    """
+    text, rounds = list(prompt), []
+    length_law, next_law = VERIFIERS[verifier]
+    while len(text) - len(prompt) < new_tokens:
+        emitted = len(text) - len(prompt)
+        budget = min(most, new_tokens - emitted - 1)
+        drafts, q, passes = draft(drafter, text, rule, budget, lambda at, e=emitted: uniform(e, at, DRAFT), numbers)
+        p = [warp(target(text + drafts[:k]), **numbers) for k in range(len(drafts) + 1)]
+        accepted = draw(length_law(drafts, q, p), uniform(emitted, 0, ACCEPT))
+        token = draw(next_law(drafts, q, p, accepted), uniform(emitted, accepted, NEXT))
+        before = getattr(rule, "lam", None)
+        rule.learns(len(drafts), accepted, most)
+        new = (drafts[:accepted] + [token])[: new_tokens - emitted]
+        stops = [i for i, token in enumerate(new) if token in stop_ids]
+        new = new[: stops[0] + 1] if stops else new
+        text += new
+        rounds.append(
+            {
+                "proposed": drafts,
+                "drafted": len(drafts),
+                "accepted": min(accepted, len(new)),
+                "emitted": len(new),
+                "passes": passes,
+                "lambda": before,
+            }
+        )
+        if stops:
+            break
+    return text, rounds
+
+
+def draft(drafter, text, rule, budget, uniform, numbers):
+    """The drafts of one round, the law each was drawn from, and the drafter passes spent."""
+    drafts, laws, passes = [], [], 0
+    going = budget > 0 and rule.begins()
+    while going:
+        logits = drafter(text + drafts)
+        passes += 1
+        law = warp(logits, **numbers)
+        if not rule.draws(entropy(law if numbers["temperature"] > 0 else softmax(logits)), len(drafts)):
+            break
+        token = int(np.argmax(logits)) if numbers["temperature"] == 0 else draw(law, uniform(len(drafts)))
+        drafts.append(token)
+        laws.append(law)
+        going = rule.goes_on(len(drafts)) and len(drafts) < budget
+    return drafts, laws, passes

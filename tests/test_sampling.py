@@ -1,0 +1,152 @@
+"""Warps against Hugging Face's semantics in numpy, laws, and drawing from one uniform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import sampling
+from specdec_jax.sampling import make_warp
+from tests import oracles
+
+ROWS, VOCAB = 1000, 200
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """1,000 rows of logits with numbers of their own; every third row is rounded, so that it is full of ties."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(ROWS, VOCAB)) * rng.uniform(0.5, 5.0, (ROWS, 1))
+    logits[::3] = np.round(logits[::3] * 2) / 2
+    numbers = {
+        "temperature": rng.choice([0.0, 0.5, 0.8, 1.0, 1.7], ROWS),
+        "top_k": rng.choice([0, 1, 2, 5, 50, VOCAB, 10 * VOCAB], ROWS),
+        "top_p": rng.choice([1.0, 0.99, 0.9, 0.5, 0.01], ROWS),
+        "min_p": rng.choice([0.0, 0.02, 0.3, 1.0], ROWS),
+    }
+    return logits.astype(np.float32), numbers
+
+
+def test_warps_are_hugging_faces(rows):
+    logits, numbers = rows
+    ours = np.exp(np.asarray(jax.jit(sampling.log_probabilities)(logits, make_warp(ROWS, **numbers))))
+    tied = []
+    for row in range(ROWS):
+        own = {name: values[row].item() for name, values in numbers.items()}
+        theirs = oracles.warp(logits[row].astype(np.float64), **own)
+        assert (ours[row] > 0).tolist() == (theirs > 0).tolist(), (row, own)
+        np.testing.assert_allclose(ours[row], theirs, rtol=2e-5, atol=1e-7, err_msg=str((row, own)))
+        kept = logits[row][theirs > 0]
+        if 0 < own["top_k"] < len(kept):
+            tied.append(row)  # more than k are kept, because they tie at the k-th place
+    assert len(tied) > 30 and all(row % 3 == 0 for row in tied), tied
+
+
+@pytest.mark.parametrize("name, value", [("top_k", 7), ("top_p", 0.7), ("min_p", 0.1)])
+def test_each_warp_alone_is_hugging_faces(rows, name, value):
+    logits, _ = rows
+    warp = make_warp(ROWS, 1.0, **{name: value})
+    ours = np.exp(np.asarray(jax.jit(sampling.log_probabilities)(logits, warp)))
+    for row in range(0, ROWS, 7):
+        theirs = oracles.warp(logits[row].astype(np.float64), **{name: value})
+        np.testing.assert_allclose(ours[row], theirs, rtol=2e-5, atol=1e-7, err_msg=str(row))
+
+
+def test_a_row_is_warped_as_if_alone(rows):
+    """Exactly among other neighbours; in a batch of another size up to the order of additions."""
+    logits, numbers = rows
+    warped = jax.jit(sampling.log_probabilities)
+    together = np.asarray(warped(logits, make_warp(ROWS, **numbers)))
+    turned = {name: np.roll(values, 7) for name, values in numbers.items()}
+    moved = np.asarray(warped(np.roll(logits, 7, axis=0), make_warp(ROWS, **turned)))
+    np.testing.assert_array_equal(np.roll(moved, -7, axis=0), together)
+    for row in range(30):
+        own = make_warp(1, **{name: values[row] for name, values in numbers.items()})
+        np.testing.assert_allclose(warped(logits[row : row + 1], own)[0], together[row], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_a_law_says_what_rules_read(rows, temperature):
+    logits = rows[0][:100]
+    law = jax.jit(sampling.law)(logits, make_warp(100, temperature, top_k=20))
+    for row in range(100):
+        raw = oracles.softmax(logits[row].astype(np.float64))
+        seen = raw if temperature == 0 else oracles.warp(logits[row].astype(np.float64), temperature, top_k=20)
+        largest, second = np.sort(seen)[-1], np.sort(seen)[-2]
+        figures = [law.entropy, law.max_prob, law.margin, law.raw_entropy, law.raw_max_prob]
+        expected = [oracles.entropy(seen), largest, largest - second, oracles.entropy(raw), raw.max()]
+        np.testing.assert_allclose([figure[row] for figure in figures], expected, rtol=1e-4, atol=1e-6)
+        assert law.top_token[row] == int(np.argmax(logits[row]))
+        if temperature == 0:
+            assert np.exp(law.log_prob[row]).tolist() == np.eye(VOCAB)[np.argmax(logits[row])].tolist()
+
+
+def test_laws_of_a_block_are_the_laws_of_its_positions(rows):
+    logits = rows[0][:12].reshape(3, 4, VOCAB)
+    warp = make_warp(3, [0.0, 0.6, 1.1], top_p=[1.0, 0.8, 1.0])
+    block = jax.jit(sampling.laws)(logits, warp)
+    for position in range(4):
+        one = jax.jit(sampling.law)(logits[:, position], warp)
+        jax.tree.map(lambda many, few, p=position: np.testing.assert_array_equal(many[:, p], few), block, one)
+
+
+def test_entropy_and_total_variation_of_laws_with_zeros():
+    p, q = np.array([[0.5, 0.5, 0.0]]), np.array([[0.25, 0.0, 0.75]])
+    with np.errstate(divide="ignore"):
+        log_p, log_q = jnp.asarray(np.log(p), jnp.float32), jnp.asarray(np.log(q), jnp.float32)
+    np.testing.assert_allclose(sampling.entropy(log_p), [np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(sampling.total_variation(log_p, log_q), [0.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [3, 128, 129, 1000])
+def test_drawing_inverts_the_cumulative_sum(vocab):
+    rng = np.random.default_rng(vocab)
+    weights = rng.uniform(size=(400, vocab)) * (rng.uniform(size=(400, vocab)) < 0.4)
+    weights[:, rng.integers(vocab)] = 0.5  # never all zero
+    uniform = rng.uniform(size=400).astype(np.float32)
+    uniform[:4] = [0.0, np.nextafter(np.float32(1), np.float32(0)), 0.5, 0.0]
+    drawn = np.asarray(jax.jit(sampling.draw)(jnp.asarray(weights, jnp.float32), jnp.asarray(uniform)))
+    assert (weights[np.arange(400), drawn] > 0).all()
+    for row in range(400):
+        sums = np.cumsum(weights[row]) / weights[row].sum()
+        low, high = sums[drawn[row]] - weights[row, drawn[row]] / weights[row].sum(), sums[drawn[row]]
+        assert low - 1e-5 <= uniform[row] <= high + 1e-5, (row, low, uniform[row], high)
+
+
+def test_drawing_never_gives_a_token_of_weight_zero():
+    uniform = jnp.asarray(np.linspace(0, 1, 1001, endpoint=False), jnp.float32)
+    weights = jnp.tile(jnp.array([0.0, 1e-30, 0.0, 1.0, 0.0], jnp.float32), (1001, 1))
+    assert set(np.asarray(sampling.draw(weights, uniform)).tolist()) <= {1, 3}
+
+
+def one_uniform(seed, emitted, position, role):
+    arguments = (np.array([seed], np.uint32), np.array([emitted], np.int32), np.array([position], np.int32))
+    return float(sampling.uniforms(*map(jnp.asarray, arguments), role)[0])
+
+
+def test_uniforms_differ_by_seed_emitted_position_and_role_and_by_nothing_else():
+    grid = [(s, e, p, r) for s in (0, 1, 2**32 - 1) for e in range(4) for p in range(4) for r in range(3)]
+    columns = [np.array(column) for column in zip(*grid, strict=True)]
+    seeds, emitted, positions = columns[0].astype(np.uint32), columns[1].astype(np.int32), columns[2].astype(np.int32)
+    by_role = [np.asarray(sampling.uniforms(*map(jnp.asarray, (seeds, emitted, positions)), r)) for r in range(3)]
+    values = [float(by_role[role][i]) for i, (*_, role) in enumerate(grid)]
+    assert len(set(values)) == len(grid) and min(values) >= 0 and max(values) < 1
+    assert values[5] == one_uniform(*grid[5]) and values[-1] == one_uniform(*grid[-1])
+
+
+@pytest.mark.parametrize(
+    "numbers, words",
+    [
+        ({"temperature": -0.5}, "temperature.*-0.5"),
+        ({"temperature": float("nan")}, "temperature.*nan"),
+        ({"top_p": 0.0}, r"top_p.*\(0, 1\].*0.0"),
+        ({"top_p": 1.5}, "top_p.*1.5"),
+        ({"top_k": -1}, "top_k.*-1"),
+        ({"min_p": 2}, "min_p.*2"),
+        ({"temperature": [1.0, 1.0]}, "temperature.*3"),
+        ({"temperature": "warm"}, "temperature.*'warm'"),
+    ],
+)
+def test_warps_refuse_what_they_cannot_mean(numbers, words):
+    with pytest.raises(ValueError, match=words):
+        make_warp(3, **numbers)

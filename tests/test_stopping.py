@@ -1,0 +1,173 @@
+"""Stopping rules against the paper's lines, and against what the paper leaves open."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.sampling import law, make_warp
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.types import Draft, RoundContext, Verdict
+from tests import oracles
+
+K, VOCAB = 7, 30
+
+
+def context(rows):
+    zeros = jnp.zeros(rows, jnp.int32)
+    return RoundContext(zeros + 4, zeros, zeros + K, zeros == 0, zeros.astype(jnp.uint32), make_warp(rows), ())
+
+
+def outcome(drafted, accepted):
+    drafted, accepted = np.asarray(drafted, np.int32), np.asarray(accepted, np.int32)
+    rows = len(drafted)
+    draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted))
+    return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted + 1))
+
+
+def law_of_entropies(rows, seed=0, temperature=1.0):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, VOCAB)) * rng.uniform(0, 6, (rows, 1))
+    return law(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
+
+
+@pytest.mark.parametrize(
+    "numbers, own",
+    [
+        ({}, {}),
+        ({"threshold": 0.3, "target_acceptance": 0.6}, {"lam": 0.3, "alpha": 0.6}),
+        (
+            {"step": 0.2, "threshold_decay": 0.3, "acceptance_decay": 0.8, "threshold": 0.9},
+            {"epsilon": 0.2, "beta2": 0.3, "beta1": 0.8, "lam": 0.9},
+        ),
+    ],
+    ids=["paper", "other_target", "fast"],
+)
+def test_algorithm_1_line_by_line(numbers, own):
+    """300 rounds of 20 rows with random outcomes: rounds without drafts, full ones, and drafts cut by the budget."""
+    rng, rows, policy = np.random.default_rng(1), 20, adaedl()
+    twins = [oracles.AdaEDL(**own) for _ in range(rows)]
+    state, update = policy.init(rows, **numbers), jax.jit(policy.update)
+    seen = set()
+    for _ in range(300):
+        drafted = rng.integers(0, K + 1, rows)
+        accepted = np.minimum(rng.integers(0, 2 * K, rows), drafted)
+        state = update(state, *outcome(drafted, accepted))
+        for twin, n, a in zip(twins, drafted.tolist(), accepted.tolist(), strict=True):
+            twin.learns(n, a, K)
+            seen.add((n == 0, a == n, a == K, twin.rate < twin.alpha))
+        np.testing.assert_allclose(state.threshold, [twin.lam for twin in twins], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(policy.threshold(state), state.threshold)
+        np.testing.assert_allclose(state.acceptance, [twin.rate for twin in twins], rtol=2e-5, atol=1e-6)
+    assert len(seen) >= 7, "the random outcomes missed a branch"
+
+
+def test_one_step_of_algorithm_1_by_hand():
+    """Lambda 0.7 and rate 0.9: 4 of 5 accepted give rate 0.85 < 0.9 and lambda 0.9 * 0.7 + 0.1 * 0.71."""
+    policy = adaedl()
+    after = policy.update(policy.init(4), *outcome([5, 5, 7, 0], [4, 5, 7, 0]))
+    np.testing.assert_allclose(after.acceptance, [0.85, 0.95, 0.95, 0.9], rtol=1e-6)
+    # all 5 of 5 accepted is not the full length of 7: lambda falls; 7 of 7 leaves it, and so does no draft at all
+    np.testing.assert_allclose(after.threshold, [0.701, 0.699, 0.7, 0.7], rtol=1e-6)
+
+
+def test_a_round_without_drafts_teaches_nothing():
+    policy = adaedl()
+    state = policy.init(3, threshold=[0.0, 0.5, 0.99], initial_acceptance=0.2)
+    after = policy.update(state, *outcome([0, 0, 0], [0, 0, 0]))
+    np.testing.assert_array_equal(after.threshold, state.threshold)
+    np.testing.assert_array_equal(after.acceptance, state.acceptance)
+
+
+def test_lambda_stays_within_0_and_099():
+    policy = adaedl()
+    numbers = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
+    up = policy.update(policy.init(1, threshold=0.95, **numbers), *outcome([3], [0]))
+    down = policy.update(policy.init(1, threshold=0.05, **numbers), *outcome([3], [3]))
+    np.testing.assert_allclose([up.threshold[0], down.threshold[0]], [0.99, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_bound_of_adaedl(temperature, raw):
+    rows, policy = 300, adaedl(raw_entropy=raw)
+    seen, logits = law_of_entropies(rows, temperature=temperature)
+    state = policy.init(rows, entropy_factor=0.15, threshold=0.75)
+    draw, after = policy.check(state, seen, jnp.zeros(rows, jnp.int32), context(rows))
+    read = 1.0 if raw or temperature == 0 else temperature
+    entropies = np.array([oracles.entropy(oracles.warp(row, read)) for row in logits])
+    bound = 1 - np.sqrt(0.15 * entropies)
+    clear = np.abs(bound - 0.75) > 1e-4
+    assert clear.sum() > 250 and 20 < (bound < 0.75).sum() < 280
+    np.testing.assert_array_equal(np.asarray(draw)[clear], (bound >= 0.75)[clear])
+    go_on, _ = policy.proceed(after, seen, seen.top_token, jnp.ones(rows, jnp.int32), context(rows))
+    assert np.asarray(go_on).all(), "the published rule stops in check alone"
+
+
+def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure():
+    rows, keep, published = 300, adaedl(keep_checked_token=True), adaedl()
+    seen, _ = law_of_entropies(rows)
+    drafted, ctx = jnp.zeros(rows, jnp.int32), context(rows)
+    says, _ = published.check(published.init(rows), seen, drafted, ctx)
+    draw, state = keep.check(keep.init(rows), seen, drafted, ctx)
+    go_on, _ = keep.proceed(state, seen, seen.top_token, drafted + 1, ctx)
+    assert np.asarray(draw).all()
+    np.testing.assert_array_equal(go_on, says)
+    assert 0 < np.asarray(says).sum() < rows
+
+
+def test_static_stops_before_the_next_pass_is_paid():
+    rows, policy = 4, static()
+    state = policy.init(rows, draft_length=[0, 1, 3, 9])
+    begins, _ = policy.begin(state, context(rows))
+    assert np.asarray(begins).tolist() == [False, True, True, True]
+    seen, _ = law_of_entropies(rows)
+    draw, _ = policy.check(state, seen, jnp.full(rows, 8, jnp.int32), context(rows))
+    assert np.asarray(draw).all()
+    for drafted in range(1, 10):
+        go_on, _ = policy.proceed(state, seen, seen.top_token, jnp.full(rows, drafted, jnp.int32), context(rows))
+        assert np.asarray(go_on).tolist() == [drafted < length for length in (0, 1, 3, 9)]
+
+
+@pytest.mark.parametrize("minimum", [0, 1, 3])
+def test_at_least_overrules_until_its_minimum_only(minimum):
+    rows, inner, policy = 300, adaedl(), at_least(minimum, adaedl())
+    seen, _ = law_of_entropies(rows)
+    for drafted in range(5):
+        count = jnp.full(rows, drafted, jnp.int32)
+        own, _ = inner.check(inner.init(rows), seen, count, context(rows))
+        draw, _ = policy.check(policy.init(rows), seen, count, context(rows))
+        np.testing.assert_array_equal(draw, np.asarray(own) | (drafted < minimum))
+    none = at_least(minimum, static())
+    begins, _ = none.begin(none.init(1, draft_length=0), context(1))
+    assert bool(begins[0]) == (minimum > 0)
+    keep = at_least(minimum, adaedl(keep_checked_token=True))
+    _, state = keep.check(keep.init(rows, threshold=0.99), seen, jnp.zeros(rows, jnp.int32), context(rows))
+    for drafted in range(1, 5):
+        count = jnp.full(rows, drafted, jnp.int32)
+        go_on, _ = keep.proceed(state, seen, seen.top_token, count, context(rows))
+        np.testing.assert_array_equal(go_on, ~np.asarray(state.failed) | (drafted < minimum))
+
+
+@pytest.mark.parametrize(
+    "policy, numbers, words",
+    [
+        (adaedl(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
+        (adaedl(), {"threshold": -0.1}, "threshold.*-0.1"),
+        (adaedl(), {"entropy_factor": 0.0}, r"entropy_factor.*\(0.*0.0"),
+        (adaedl(), {"target_acceptance": 1.5}, "target_acceptance.*1.5"),
+        (adaedl(), {"acceptance_decay": -1}, "acceptance_decay.*-1"),
+        (adaedl(), {"threshold_decay": 2}, "threshold_decay.*2"),
+        (adaedl(), {"step": float("nan")}, "step.*nan"),
+        (static(), {"draft_length": -1}, "draft_length.*-1"),
+        (static(), {"draft_length": [1, 2, 3]}, "draft_length.*2.*3"),
+    ],
+)
+def test_numbers_out_of_range_are_named(policy, numbers, words):
+    with pytest.raises(ValueError, match=words):
+        policy.init(2, **numbers)
+
+
+def test_at_least_refuses_a_negative_minimum():
+    with pytest.raises(ValueError, match="-1"):
+        at_least(-1)
