@@ -34,8 +34,12 @@ def per_row(
         numbers = np.asarray(value).astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if np.issubdtype(dtype, np.integer) and np.any(numbers != np.round(numbers)):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if np.issubdtype(dtype, np.integer):
+        if np.any(numbers != np.round(numbers)):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+        high = min(high, np.iinfo(dtype).max)
+    else:
+        numbers = numbers.astype(dtype)  # compared as it is used: float32(0.99) lies in [0, 0.99]
     if numbers.shape not in ((), (batch,)):
         raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
     above = numbers > low if open_low else numbers >= low

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rules import FAST, restless
 
 from specdec_jax import sampling
 from specdec_jax.analysis import enumeration, losslessness, toys
@@ -15,7 +16,6 @@ from specdec_jax.drafters import model
 from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
-from tests.rules import FAST, restless
 
 POLICIES = {
     "static": (static(), {"draft_length": 2}),

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 
 from specdec_jax import sampling
 from specdec_jax.sampling import make_warp
-from tests import oracles
 
 ROWS, VOCAB = 1000, 200
 

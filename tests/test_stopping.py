@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 
 from specdec_jax.sampling import law, make_warp
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.types import Draft, RoundContext, Verdict
-from tests import oracles
 
 K, VOCAB = 7, 30
 
@@ -161,11 +161,19 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
         (adaedl(), {"step": float("nan")}, "step.*nan"),
         (static(), {"draft_length": -1}, "draft_length.*-1"),
         (static(), {"draft_length": [1, 2, 3]}, "draft_length.*2.*3"),
+        (static(), {"draft_length": 1.5}, "draft_length.*whole.*1.5"),
+        (static(), {"draft_length": 2**40}, "draft_length.*1099511627776"),
+        (adaedl(), {"entropy_factor": 1e-60}, "entropy_factor.*1e-60"),
     ],
 )
 def test_numbers_out_of_range_are_named(policy, numbers, words):
     with pytest.raises(ValueError, match=words):
         policy.init(2, **numbers)
+
+
+def test_a_threshold_read_from_a_state_is_accepted():
+    state = adaedl().init(1, threshold=0.99)
+    np.testing.assert_array_equal(adaedl().init(1, threshold=state.threshold).threshold, state.threshold)
 
 
 def test_at_least_refuses_a_negative_minimum():

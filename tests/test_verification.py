@@ -5,12 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 
 from specdec_jax.sampling import laws, make_warp
 from specdec_jax.types import Draft, RoundContext
 from specdec_jax.verification import block, greedy, rejection
-from tests import oracles
 
 FACTORIES = {"rejection": rejection, "block": block, "greedy": greedy}
 K, VOCAB = 4, 6
