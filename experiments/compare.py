@@ -31,6 +31,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
 from specdec_jax.loading import load_model
 from specdec_jax.requests import slots_for
+from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.live import progress, show_live
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
@@ -52,41 +53,49 @@ class Job(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if not given or given[0].startswith("-"):
-        print("usage: python -m experiments.compare CONFIG.py [--help] [--out FOLDER] [overrides]", file=sys.stderr)
-        return 0 if given and given[0] in ("-h", "--help") else 2
+    if given and given[0] in ("-h", "--help"):
+        print(f"usage: python -m experiments.compare CONFIG.py [OPTIONS]; CONFIG.py --help lists them\n\n{__doc__}")
+        return 0
     try:
-        config = load_config(given[0], given[1:])
-        compare(config, Console())
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not given or given[0].startswith("-"):
+            raise ValueError("name a config first: python -m experiments.compare CONFIG.py [OPTIONS]")
+        compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; run the same command with --out to go on", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     return 0
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
-    """Measures everything the config asks for and writes the run folder."""
+    """Measures everything the config asks for, or what is still missing of it, and writes the run folder.
+
+    Raises:
+        ValueError, FileNotFoundError: bad input, before anything is written or compiled.
+    """
     prompts = read_prompts(config.prompts, config.limit)
-    folder = RunFolder.create(config.name, config, config.out)
     enable()
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     requests = _requests(config, pairs, prompts)
-    _warm_up(config, pairs, requests, prompts, folder, console)
+    folder = RunFolder.create(config.name, config, config.out)
     jobs = _jobs(config, prompts)
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
-    with progress(console) as bar:
-        task = bar.add_task("Measuring", total=len(jobs))
-        for job in jobs:
-            if job.key not in known:
+    missing = [job for job in jobs if job.key not in known]
+    try:
+        _warm_up(config, pairs, requests, missing, folder, console)
+        with progress(console) as bar:
+            task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
+            for job in missing:
                 bar.update(task, description=f"{job.method.name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                row = _measure(config, job, pairs[job.method.name], requests[job.key[:2]], known)
-                folder.append(row)
-                known[job.key] = row
-            bar.advance(task)
+                known[job.key] = _measure(config, job, pairs[job.method.name], requests[job.key[:2]], known)
+                folder.append(known[job.key])
+                bar.advance(task)
+    except KeyboardInterrupt:
+        console.print(f"\nTo go on: the same command with --out {folder.path}")
+        raise
     _report(config, folder, [known[job.key] for job in jobs], console)
     return folder
 
@@ -116,10 +125,20 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
 def _requests(
     config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]
 ) -> dict[tuple[float, str], dict[str, Any]]:
-    """What every method is asked, by (temperature, prompt); with equal cache slots, so that shapes are equal too."""
+    """What every method is asked, by (temperature, prompt); with equal cache slots, so that shapes are equal too.
+
+    Raises:
+        ValueError: a prompt that does not fit into the target's context.
+    """
     target = next(iter(pairs.values())).target
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
     lengths = [len(encode(target, prompt.turns[0], chat=config.chat, system=config.system)) for prompt in prompts]
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length + config.max_new_tokens > target.model.spec.context:
+            raise ValueError(
+                f"prompt {prompt.id!r} of {length} tokens and {config.max_new_tokens} new ones exceed the context of "
+                f"{config.target}, {target.model.spec.context}"
+            )
     common = {
         "max_new_tokens": config.max_new_tokens,
         "top_k": config.top_k,
@@ -152,24 +171,28 @@ def _warm_up(
     config: CompareConfig,
     pairs: dict[str, Pair],
     requests: dict[tuple[float, str], dict[str, Any]],
-    prompts: Sequence[Prompt],
+    missing: Sequence[Job],
     folder: RunFolder,
     console: Console,
 ) -> None:
-    """Compiles every method, decodes one prompt untimed with each, and shows one generation live."""
+    """Compiles the methods still to measure, decodes a prompt untimed with each, and shows one generation live."""
+    if not missing:
+        return
     seconds = {}
-    request = requests[config.temperatures[0], prompts[0].id]
-    for method in config.chosen_methods():
-        pair = pairs[method.name]
-        with console.status(f"Compiling {method.name}"):
-            begun = start(pair, _prepare(pair, method, request))
+    request = requests[missing[0].key[:2]]
+    for method in dict.fromkeys(job.method.name for job in missing):
+        pair = pairs[method]
+        chosen = next(job.method for job in missing if job.method.name == method)
+        with interrupts_end_here(), console.status(f"Compiling {method}"):
+            begun = start(pair, _prepare(pair, chosen, request))
             jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-        seconds[method.name] = round(begun.compile_seconds, 3)
-    folder.update_manifest(compile_seconds=seconds)
-    console.print("compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    last = config.chosen_methods()[-1]
+        seconds[method] = round(begun.compile_seconds, 3)
+    folder.add_compile_seconds(seconds)
+    console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    last = missing[-1].method
     options = {name: value for name, value in request.items() if name not in ("prompt", "slots")}
-    show_live(console, pairs[last.name], last.name, request["prompt"], **options, policy_numbers=dict(last.numbers))
+    numbers = {"policy_numbers": dict(last.numbers), "verifier_numbers": dict(last.verifier_numbers)}
+    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **numbers)
 
 
 def _measure(

@@ -54,11 +54,17 @@ class RunFolder:
                 pass
         except OSError as error:
             raise ValueError(f"cannot write the run folder {str(path)!r}: {error.strerror or error}") from None
-        _refuse_strangers(path, digest)
+        earlier = _earlier_manifest(path, digest)
         folder = cls(path, digest)
         folder._drop_torn_line()
-        folder.write_json(MANIFEST, {"name": name, "config_hash": digest, "config": describe(config), **environment()})
+        manifest = {"name": name, "config_hash": digest, "config": describe(config), **environment()}
+        folder.write_json(MANIFEST, manifest | {"compile_seconds": earlier.get("compile_seconds")})
         return folder
+
+    def add_compile_seconds(self, seconds: dict[str, float]) -> None:
+        """Adds to those in the manifest: a run that goes on compiles only what it still needs."""
+        manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
+        self.update_manifest(compile_seconds=(manifest["compile_seconds"] or {}) | seconds)
 
     def update_manifest(self, **fields: Any) -> None:
         """Adds what is known only later (`compile_seconds=...`) to manifest.json."""
@@ -182,16 +188,19 @@ def _unused(path: Path) -> Path:
     return free
 
 
-def _refuse_strangers(path: Path, digest: str) -> None:
+def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
+    """The folder's manifest, {} in an empty folder; refuses a folder of another config or of something else."""
     there = sorted(entry.name for entry in path.iterdir())
     if not there:
-        return
+        return {}
     try:
-        known = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["config_hash"]
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        known = manifest["config_hash"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
     if known != digest:
         raise ValueError(f"{str(path)!r} holds results of another config ({known}, this one is {digest})")
+    return manifest
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from specdec_jax.generation import Generation, Pair
 from specdec_jax.streaming import stream
+from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.terminal import coloured, legend
 
 
@@ -28,7 +29,7 @@ def progress(console: Console) -> Progress:
 def show_live(console: Console, pair: Pair, title: str, prompt: str, **options: Any) -> Generation:
     """Decode `prompt` with its tokens coloured as they come; where there is no terminal the end is printed once."""
     text = Text()
-    with console.status(f"Compiling the live view of {title}"):
+    with interrupts_end_here(), console.status(f"Compiling the live view of {title}"):
         chunks = stream(prompt, pair=pair, **options)
 
     def panel(shown: Text, footer: str) -> Panel:

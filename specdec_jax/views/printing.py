@@ -85,7 +85,7 @@ def summary(result: Generation) -> str:
             f"mean acceptance length {figures['mean_acceptance_length']:.2f}",
         ]
     elif figures["drafter_passes"]:
-        parts.append(f"nothing drafted ({figures['checked_passes']} drafter passes only checked)")
+        parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
     if result.compile_seconds:
         parts.append(f"compiled in {result.compile_seconds:.1f} s")
     return "[" + ", ".join([*parts, ENDS[result.finish_reason]]) + "]"

@@ -1,0 +1,177 @@
+"""experiments.compare from config to picture on tiny models: what it writes, how it goes on, what it refuses."""
+
+import json
+
+import pytest
+from tiny_pair import write_pair
+
+from experiments import compare
+from experiments.compare import equality_verdict, main
+from specdec_jax.generation import build_pair, generate
+
+CONFIG = """
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import static
+
+config = CompareConfig(
+    name="tiny",
+    prompts={prompts!r},
+    methods=(Method("plain", policy=None), Method("static-2", static, numbers={{"draft_length": 2}})),
+    target={target!r},
+    drafter={drafter!r},
+    dtype="float32",
+    temperatures=(0.0, 1.0),
+    max_new_tokens=8,
+    max_draft_length=2,
+    verification_widths=(3,),
+    chat=False,
+)
+"""
+KEYS = ("temperature", "prompt_id", "method")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    target, drafter = write_pair(folder)
+    prompts = folder / "prompts.jsonl"
+    lines = [{"id": "one", "category": "a", "text": "hello"}, {"id": "two", "category": "b", "text": "why?"}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = folder / "config.py"
+    path.write_text(CONFIG.format(prompts=str(prompts), target=target, drafter=drafter))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """(exit code, the run folder) of one whole run."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    return main([str(config), "--out", str(out)]), out
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_four_files_with_every_result(finished):
+    code, out = finished
+    assert code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "results.jsonl", "speedup.png", "table.md"]
+    found = [tuple(row[key] for key in KEYS) for row in rows(out)]
+    methods = ("plain", "static-2")
+    assert found == [(t, prompt, method) for t in (0.0, 1.0) for prompt in ("one", "two") for method in methods]
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert set(manifest["compile_seconds"]) == {"plain", "static-2"}
+    assert manifest["compile_seconds"]["static-2"] > 0 and manifest["config"]["dtype"] == "float32"
+    assert (out / "speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_says_what_was_decoded(finished, config):
+    _, out = finished
+    plain, static = rows(out)[:2]
+    assert plain["equals_plain"] is None and static["equals_plain"] is True
+    target = build_pair(json.loads((out / "manifest.json").read_text())["config"]["target"], None, dtype="float32")
+    assert plain["tokens"] == generate("hello", pair=target, chat=False, max_new_tokens=8).tokens == static["tokens"]
+    assert plain["num_emitted_tokens"] == static["num_emitted_tokens"] == 8
+    assert plain["num_drafts"] == 0 < static["num_accepted_tokens"] <= static["num_draft_tokens"]
+    assert sum(static["accepted_at"]) == static["num_accepted_tokens"] and len(static["accepted_at"]) == 2
+    assert plain["seconds"] > 0 and plain["text"] and plain["category"] == "a"
+    assert all(row["equals_plain"] is None for row in rows(out) if row["temperature"] > 0)
+
+
+def test_the_table_has_greedy_and_sampled_rows_and_the_verdict(finished):
+    text = (finished[1] / "table.md").read_text()
+    assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
+    assert "Greedy: all 2 outputs equal plain decoding token for token." in text
+
+
+def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypatch):
+    whole, out = rows(finished[1]), tmp_path / "out"
+    out.mkdir()
+    for name in ("manifest.json", "results.jsonl"):
+        (out / name).write_bytes((finished[1] / name).read_bytes())
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "results.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:40])  # killed inside a line
+    measured = []
+    real = compare._measure
+    monkeypatch.setattr(compare, "_measure", lambda *args: measured.append(args[1].key) or real(*args))
+    assert main([str(config), "--out", str(out)]) == 0
+    assert len(measured) == 3
+    again = rows(out)
+    assert [row["tokens"] for row in again] == [row["tokens"] for row in whole]
+    assert [row["seconds"] for row in again[:5]] == [row["seconds"] for row in whole[:5]]
+    assert (out / "table.md").exists() and (out / "speedup.png").exists()
+
+
+def test_a_finished_run_is_only_reported_again(finished, config, monkeypatch, capsys):
+    before = (finished[1] / "manifest.json").read_text()
+    monkeypatch.setattr(compare, "start", lambda *args: pytest.fail("something was decoded"))
+    assert main([str(config), "--out", str(finished[1])]) == 0
+    assert "outputs equal plain decoding" in capsys.readouterr().out
+    seconds = [json.loads(text)["compile_seconds"] for text in (before, (finished[1] / "manifest.json").read_text())]
+    assert seconds[0] == seconds[1]
+
+
+def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "_warm_up", interrupted)
+    assert main([str(config), "--out", str(tmp_path / "out")]) == 130
+    captured = capsys.readouterr()
+    assert f"--out {tmp_path / 'out'}" in captured.out.replace("\n", "") and captured.err == "interrupted\n"
+
+
+def refused(capsys, monkeypatch, *arguments):
+    """The one line of an exit code 2; nothing may have been compiled or decoded by then."""
+    monkeypatch.setattr(compare, "start", lambda *args: pytest.fail("something was compiled"))
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_bad_input_is_one_line_and_leaves_nothing_behind(config, tmp_path, monkeypatch, capsys):
+    def refuses(message, *arguments):
+        assert message in refused(capsys, monkeypatch, config, "--out", tmp_path / "out", *arguments)
+        assert not (tmp_path / "out").exists()
+
+    refuses("unknown option --max-new-tokns; did you mean '--max-new-tokens'", "--max-new-tokns", "3")
+    refuses("no prompt file 'nowhere.jsonl'", "--prompts", "nowhere.jsonl")
+    refuses("no model 'nowhere'", "--target", "nowhere")
+    refuses("prompt 'two' of 4 tokens and 125 new ones exceed the context of", "--max-new-tokens", "125")
+    refuses("widest verification width 3 cannot hold max_draft_length 5", "--max-draft-length", "5")
+
+
+def test_an_unwritable_folder_and_a_strangers_are_refused(config, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    assert "cannot write the run folder" in refused(capsys, monkeypatch, config, "--out", tmp_path / "file" / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    assert "no run folder (it holds 'thesis.tex')" in refused(capsys, monkeypatch, config, "--out", tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_misspelt_key_and_no_config_at_all(config, tmp_path, monkeypatch, capsys):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(config.read_text().replace("max_new_tokens=", "max_new_token="))
+    message = refused(capsys, monkeypatch, wrong)
+    assert "wrong.py:5: CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'" in message
+    assert "name a config first" in refused(capsys, monkeypatch)
+    assert main(["--help"]) == 0
+    assert "python -m experiments.compare configs/demo.py" in capsys.readouterr().out
+
+
+def test_the_verdict_names_every_difference_and_its_gap():
+    def row(method, equal, position=None, gap=None):
+        difference = None if equal else {"position": position, "tokens": [1, 2], "logit_gap": gap}
+        return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
+
+    assert equality_verdict([row("a", None), row("a", None)]) == "No greedy outputs to compare."
+    lines = equality_verdict(
+        [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
+    ).splitlines()
+    assert lines[0] == "Greedy: 1 of 4 outputs equal plain decoding token for token."
+    assert lines[1] == "  b on p: parts at token 7, logit gap 0.030 (rounding of a near tie)"
+    assert lines[2] == "  c on p: parts at token 9, logit gap 1.500"
+    assert lines[3] == "  d on p: parts at token 3, one of them had ended"
