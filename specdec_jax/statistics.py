@@ -37,7 +37,7 @@ def count_round(
         drafter_passes=one * info.passes,
         checked_passes=one * info.checked,
         drafted_at=drafted.astype(jnp.int32),
-        reached_at=(drafted & (index <= accepted[:, None])).astype(jnp.int32),
+        reached_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
     )

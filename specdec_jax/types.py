@@ -161,7 +161,7 @@ class Statistics(NamedTuple):
     drafter_passes: Array  # [B] int32
     checked_passes: Array  # [B] int32, drafter passes whose law was only checked
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
-    reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted
+    reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
 

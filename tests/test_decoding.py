@@ -1,0 +1,273 @@
+"""The jitted loops against a plain Python twin: the same tokens, rounds and counts; ends of all kinds."""
+
+import functools
+
+import jax
+import numpy as np
+import oracles
+import pytest
+from rules import FAST
+
+from specdec_jax import sampling
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model, nothing
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.statistics import summarise
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.verification import block, greedy, rejection
+
+K, NEW = 3, 24
+NUMBERS = {**FAST, "entropy_factor": 0.1}
+TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "lam": 0.6}
+POLICIES = {
+    "static": (static, {"draft_length": 3}, lambda: oracles.Static(3)),
+    "static_2": (static, {"draft_length": 2}, lambda: oracles.Static(2)),
+    "static_0": (static, {"draft_length": 0}, lambda: oracles.Static(0)),
+    "adaedl": (adaedl, NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST)),
+    "adaedl_keep": (lambda: adaedl(True), NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST, keep=True)),
+    "at_least": (lambda: at_least(2, adaedl()), NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST, minimum=2)),
+    "at_least_keep": (
+        lambda: at_least(2, adaedl(True)),
+        NUMBERS,
+        lambda: oracles.AdaEDL(**TWIN_FAST, keep=True, minimum=2),
+    ),
+}
+VERIFIERS = {"rejection": rejection, "block": block, "greedy": greedy}
+
+
+@functools.cache
+def decoder_of(policy, verifier, vocab=5, widths=None):
+    small = table_model(vocab)
+    factory = POLICIES[policy][0]
+    drafter = model(small, K, catch_up=4)
+    return build_decoder(small, drafter, factory(), VERIFIERS[verifier](), verification_widths=widths, prefill_chunk=4)
+
+
+@functools.cache
+def uniform_table(seed):
+    """uniform[emitted, position, role] of one request."""
+    emitted, position = (grid.ravel().astype(np.int32) for grid in np.mgrid[0 : NEW + 1, 0 : K + 1])
+    seeds = np.full(len(emitted), seed, np.uint32)
+    roles = [np.asarray(sampling.uniforms(seeds, emitted, position, role), np.float64) for role in range(3)]
+    return np.stack(roles, axis=-1).reshape(NEW + 1, K + 1, 3)
+
+
+def logits_of(table):
+    return lambda text: table[text[-2] if len(text) > 1 else 0, text[-1]].astype(np.float64)
+
+
+def assert_as_twin(
+    policy, verifier, prompts, *, pair=None, numbers=None, new_tokens=NEW, seed=3, stop_ids=(), **options
+):
+    """Runs the decoder and the twin and compares everything they both know; returns the final state."""
+    pair = toy_pair(5, 0, distance=0.9) if pair is None else pair
+    numbers = {"temperature": 1.0} if numbers is None else numbers
+    decoder, params = decoder_of(policy, verifier, pair.target.shape[0], **options), ModelParams(*pair)
+    limits = np.broadcast_to(new_tokens, len(prompts)).tolist()
+    state = decoder.prefill(
+        params,
+        prompts,
+        max_new_tokens=limits,
+        seed=seed,
+        warp=make_warp(len(prompts), **numbers),
+        policy_numbers=POLICIES[policy][1],
+        stop_ids=stop_ids,
+        record_rounds=NEW,
+        slots=64,
+    )
+    state = jax.tree.map(np.asarray, decoder.run(params, state))
+    assert state.done.all()
+    for row, prompt in enumerate(prompts):
+        table = uniform_table(seed + row)
+        text, rounds = oracles.decode(
+            *map(logits_of, pair),
+            prompt,
+            rule=POLICIES[policy][2](),
+            verifier=verifier,
+            most=K,
+            new_tokens=limits[row],
+            uniform=lambda *where, t=table: t[where],
+            numbers=numbers,
+            stop_ids=stop_ids,
+        )
+        assert state.tokens[row, : state.length[row]].tolist() == text
+        assert_same_rounds(state, row, rounds)
+        assert_same_counts(state, row, rounds)
+    return state
+
+
+def assert_same_rounds(state, row, rounds):
+    record = jax.tree.map(lambda leaf: leaf[row], state.record)
+    for name, key in [("drafted", "drafted"), ("accepted", "accepted"), ("emitted", "emitted")]:
+        padded = [turn[key] for turn in rounds] + [0] * (NEW - len(rounds))
+        assert getattr(record, name).tolist() == padded, name
+    for index, turn in enumerate(rounds):
+        assert record.proposed[index, : turn["drafted"]].tolist() == turn["proposed"]
+        assert record.drafter_passes[index] == turn["passes"]
+        assert record.checked[index] == turn["passes"] - turn["drafted"]
+        assert np.isfinite(record.entropy[index]).tolist() == [k < turn["passes"] for k in range(K)]
+        assert record.width[index] >= turn["drafted"] + 1
+        if turn["lambda"] is not None:
+            np.testing.assert_allclose(record.threshold[index], turn["lambda"], rtol=1e-4)
+
+
+def assert_same_counts(state, row, rounds):
+    counts = jax.tree.map(lambda leaf: leaf[row], state.statistics)
+    total = lambda key: sum(turn[key] for turn in rounds)  # noqa: E731
+    assert counts.num_rounds == len(rounds)
+    assert counts.num_drafts == sum(turn["drafted"] > 0 for turn in rounds)
+    assert counts.num_draft_tokens == total("drafted")
+    assert counts.num_accepted_tokens == total("accepted")
+    assert counts.num_emitted_tokens == total("emitted") == state.length[row] - state.prompt_length[row]
+    assert counts.drafter_passes == total("passes")
+    assert counts.checked_passes == total("passes") - total("drafted")
+    for k in range(K):
+        drafted = [turn for turn in rounds if turn["drafted"] > k]
+        assert counts.drafted_at[k] == len(drafted)
+        assert counts.reached_at[k] == sum(turn["emitted"] > k for turn in drafted)  # a text that ended reaches nothing
+        assert counts.accepted_at[k] == sum(turn["accepted"] > k for turn in drafted)
+    histogram = [sum(turn["accepted"] == k for turn in rounds) for k in range(K + 1)]
+    assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)
+
+
+RAGGED = [[1, 2, 3], [4], [0, 0, 3, 1, 2, 4, 4, 1, 0, 2, 3], [2, 2]]
+WARPS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 4, "top_p": 0.95, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize(
+    "policy, verifier",
+    [
+        ("static", "rejection"),
+        ("static", "block"),
+        ("static", "greedy"),
+        ("adaedl", "rejection"),
+        ("adaedl", "block"),
+        ("adaedl_keep", "block"),
+        ("at_least", "rejection"),
+        ("at_least_keep", "block"),
+    ],
+)
+def test_the_loop_is_the_twin(policy, verifier):
+    warps = WARPS[:1] if verifier == "greedy" else WARPS
+    states = [assert_as_twin(policy, verifier, RAGGED, numbers=numbers) for numbers in warps]
+    accepted, drafted, checked = (
+        sum(int(getattr(state.statistics, name).sum()) for state in states)
+        for name in ("num_accepted_tokens", "num_draft_tokens", "checked_passes")
+    )
+    assert 10 < accepted < drafted - 10, "little was at stake"
+    assert (checked > 0) == (policy in ("adaedl", "at_least"))
+
+
+def test_one_row_is_the_twin_too():
+    assert_as_twin("adaedl", "rejection", RAGGED[:1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
+    """From the same state: the published rule's draft is a prefix, one token shorter where its check failed."""
+    records = {}
+    for policy in ("adaedl", "adaedl_keep"):
+        decoder, params = decoder_of(policy, "rejection"), ModelParams(*toy_pair(5, 0, distance=0.9))
+        options = {"warp": make_warp(4, temperature), "policy_numbers": FAST, "record_rounds": 1, "slots": 64}
+        state = decoder.step(params, decoder.prefill(params, RAGGED, max_new_tokens=NEW, seed=11, **options))
+        records[policy] = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], state.record)
+    published, kept = records["adaedl"], records["adaedl_keep"]
+    assert (kept.checked == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
+    assert (kept.drafted == published.drafted + published.checked).all() and published.checked.any()
+
+
+# Ends
+
+
+def chain_pair(vocab=40, wrong=(7, 8, 15)):
+    """Greedily token a is followed by a + 1, so every position has its own token; the drafter errs after some."""
+    after = np.arange(vocab) + 1
+    target, drafter = np.zeros((2, vocab, vocab, vocab), np.float32)
+    target[:, np.arange(vocab), after % vocab] = 8.0
+    after[list(wrong)] += 5
+    drafter[:, np.arange(vocab), after % vocab] = 8.0
+    return type(toy_pair())(target, drafter)
+
+
+@pytest.mark.parametrize("stop", [4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 39])
+def test_a_stop_token_anywhere_ends_the_text_after_it(stop):
+    """First token, inside accepted drafts, a recovered and a bonus token, or never; rows end at different times."""
+    prompts = [[3], [1, 2], [9], [14, 15], [20]]
+    state = assert_as_twin(
+        "static", "rejection", prompts, pair=chain_pair(), numbers=WARPS[0], stop_ids=(stop, 1000), new_tokens=14
+    )
+    for row, prompt in enumerate(prompts):
+        new = state.tokens[row, len(prompt) : state.length[row]].tolist()
+        reach = (stop - prompt[-1]) % 40
+        assert len(new) == (reach if 0 < reach <= 14 else 14)
+        assert stop not in new[:-1]
+
+
+def test_a_stop_token_in_a_prompt_ends_nothing():
+    assert_as_twin("static", "rejection", [[3, 4]], pair=chain_pair(), numbers=WARPS[0], stop_ids=(4,), new_tokens=9)
+
+
+def test_of_several_stop_tokens_the_first_counts():
+    state = assert_as_twin("static", "rejection", [[3]], pair=chain_pair(), numbers=WARPS[0], stop_ids=(6, 5))
+    assert state.tokens[0, 1 : state.length[0]].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("policy", ["static", "adaedl", "adaedl_keep"])
+def test_limits_of_0_1_2_and_more_tokens_in_one_batch(policy):
+    state = assert_as_twin(policy, "rejection", [*RAGGED, [1], [3, 3]], new_tokens=[0, 1, 2, 3, 4, 24])
+    assert (state.length - state.prompt_length).tolist() == [0, 1, 2, 3, 4, 24]
+    assert (state.statistics.num_draft_tokens[:2] == 0).all(), "a draft could not have been used"
+    assert state.record.drafted[2].max() <= 1
+
+
+def test_a_static_length_of_0_is_plain_decoding():
+    state = assert_as_twin("static_0", "rejection", RAGGED)
+    assert state.statistics.drafter_passes.sum() == 0 and (state.statistics.num_rounds == NEW).all()
+
+
+def test_a_shorter_length_runs_in_a_narrower_width():
+    assert_as_twin("static_2", "block", RAGGED)
+    decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0))
+    for length, width in [(0, 2), (1, 2), (2, 4), (3, 4)]:
+        state = decoder.prefill(
+            params, [[1]], max_new_tokens=8, policy_numbers={"draft_length": length}, record_rounds=1, slots=64
+        )
+        assert int(decoder.step(params, state).record.width[0, 0]) == width
+
+
+def test_without_a_drafter_decoding_is_plain():
+    small, pair = table_model(5), toy_pair(5, 0)
+    decoder = build_decoder(small, nothing(), static(), rejection(), prefill_chunk=4)
+    state = decoder.prefill(ModelParams(pair.target), RAGGED, max_new_tokens=NEW, slots=64)
+    state = decoder.run(ModelParams(pair.target), state)
+    for row, prompt in enumerate(RAGGED):
+        text = list(prompt)
+        for _ in range(NEW):
+            text.append(int(np.argmax(logits_of(pair.target)(text))))
+        assert np.asarray(state.tokens)[row, : state.length[row]].tolist() == text
+
+
+def test_figures_of_a_known_generation():
+    decoder, params = decoder_of("static", "rejection", 40), ModelParams(*chain_pair(wrong=(8,)))
+    state = decoder.prefill(params, [[3]], max_new_tokens=9, policy_numbers={"draft_length": 3}, slots=64)
+    figures = summarise(decoder.run(params, state).statistics)
+    # 4 5 6 + bonus 7; 8 right, then 14 wrong + recovered 9; two drafts fit: 10 11 + bonus 12
+    expected = {
+        "num_rounds": 3,
+        "num_drafts": 3,
+        "num_draft_tokens": 8,
+        "num_accepted_tokens": 6,
+        "num_emitted_tokens": 9,
+        "draft_acceptance_rate": 6 / 8,
+        "mean_acceptance_length": 3.0,
+        "acceptance_per_position": [3 / 3, 2 / 3, 1 / 3],
+        "conditional_acceptance_per_position": [1.0, 2 / 3, 1.0],
+        "acceptance_histogram": [0, 1, 1, 1],
+    }
+    assert {name: figures[name] for name in expected} == expected
