@@ -43,7 +43,13 @@ def test_every_committed_config_loads_and_opens_with_its_question(path):
 
 def test_the_demo_is_what_it_says():
     config = load_config("configs/demo.py")
-    assert [method.name for method in config.chosen_methods()] == ["plain", "static-3", "static-7", "adaedl"]
+    assert [method.name for method in config.chosen_methods()] == [
+        "plain",
+        "static-3",
+        "static-7",
+        "adaedl",
+        "adaedl-keep",
+    ]
     assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
     assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
 
@@ -65,7 +71,7 @@ def test_overrides():
     config = load_config("configs/demo.py", arguments)
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
-    assert len(config.methods) == 4 and load_config("configs/demo.py").max_new_tokens == 64
+    assert len(config.methods) == 5 and load_config("configs/demo.py").max_new_tokens == 64
 
 
 @pytest.mark.parametrize("argument", ["--max-new-token", "--max_new_token=32", "--max-new-tokns"])
