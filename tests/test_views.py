@@ -136,7 +136,8 @@ def test_a_proof_that_succeeds(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path):
+def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SampledReport(3.0, 4, 0.5, 100, 4, 5, True))
     (tmp_path / "generous.py").write_text(BIASED)
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)

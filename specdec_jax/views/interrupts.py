@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 EXIT_CODE = 130
 PATIENCE = 0.5  # seconds for KeyboardInterrupt to do it
@@ -35,13 +36,20 @@ def interrupts_end_here() -> Iterator[None]:
                     _leave()
 
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    hook, sys.unraisablehook = sys.unraisablehook, _quiet(sys.unraisablehook)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         left.set()
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(descriptor)
         writer.close()  # ends the thread
+
+
+def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A hook that reports everything but a KeyboardInterrupt that was dropped: the thread sees to it."""
+    return lambda dropped: None if isinstance(dropped.exc_value, KeyboardInterrupt) else hook(dropped)
 
 
 def _leave() -> None:
