@@ -80,11 +80,11 @@ def assert_as_twin(
     state = jax.tree.map(np.asarray, decoder.run(params, state))
     assert state.done.all()
     for row, prompt in enumerate(prompts):
-        table = uniform_table(seed + row)
+        table, rule = uniform_table(seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
             *map(logits_of, pair),
             prompt,
-            rule=POLICIES[policy][2](),
+            rule=rule,
             verifier=verifier,
             most=K,
             new_tokens=limits[row],
@@ -95,6 +95,8 @@ def assert_as_twin(
         assert state.tokens[row, : state.length[row]].tolist() == text
         assert_same_rounds(state, row, rounds)
         assert_same_counts(state, row, rounds)
+        if isinstance(rule, oracles.AdaEDL):
+            np.testing.assert_allclose(state.policy.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
     return state
 
 

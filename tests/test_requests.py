@@ -1,0 +1,285 @@
+"""Requests to a tiny llama in float32: greedy equals plain, neighbours, resuming, extending, scoring, refusals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_llama
+
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.decoding import build_decoder, default_widths
+from specdec_jax.drafters import model, nothing
+from specdec_jax.models import llama
+from specdec_jax.requests import STOP_IDS
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.verification import block, greedy, rejection
+
+CONFIG = tiny_llama.variant(max_position_embeddings=256)
+# This llama is never sure, and often refused: at the published numbers lambda soon forbids every draft.
+LIVELY = {"entropy_factor": 0.05, "threshold": 0.6, "step": 0.04, "threshold_decay": 0.2, "target_acceptance": 0.4}
+POLICIES = {
+    "static": (static(), {"draft_length": 3}),
+    "adaedl": (adaedl(), LIVELY),
+    "adaedl_keep": (adaedl(keep_checked_token=True), LIVELY),
+    "at_least": (at_least(1, adaedl()), LIVELY),
+}
+VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
+PROMPTS = [[7], list(range(3, 40)), [5, 9, 2, 2, 60, 1]]  # the second is longer than two prefill chunks
+NEW, SLOTS = 20, 96
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@functools.cache
+def pair():
+    """A target and the same with noise in its weights, so that some drafts are rejected and some are not."""
+    named = tiny_llama.random_named(CONFIG)
+    rng = np.random.default_rng(9)
+    noisy = {name: tensor + rng.normal(0, 0.02, tensor.shape).astype(np.float32) for name, tensor in named.items()}
+    tiny = llama.language_model(CONFIG, jnp.float32)
+    return tiny, ModelParams(*(llama.params_from_named(CONFIG, tensors, jnp.float32) for tensors in (named, noisy)))
+
+
+@functools.cache
+def decoder_of(policy="adaedl", verifier="rejection", widths=(4,)):
+    tiny, _ = pair()
+    rule = POLICIES[policy][0]
+    drafter = model(tiny, 3, catch_up=16)
+    return build_decoder(tiny, drafter, rule, VERIFIERS[verifier], verification_widths=widths, prefill_chunk=16)
+
+
+def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
+    options = {"max_new_tokens": NEW, "slots": SLOTS, "policy_numbers": POLICIES[policy][1], **options}
+    return decoder.prefill(pair()[1], prompts, **options)
+
+
+def texts(state):
+    return [
+        row[:length].tolist() for row, length in zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
+    ]
+
+
+def decoded(decoder, prompts=PROMPTS, **options):
+    return texts(decoder.run(pair()[1], begin(decoder, prompts, **options)))
+
+
+@functools.cache
+def plain():
+    """Greedy decoding without a drafter, and without a cache to go wrong."""
+    tiny, params = pair()
+
+    @jax.jit
+    def next_token(tokens, length):
+        logits, _ = tiny.apply(params.target, tokens, tiny.init_cache(params.target, 1, SLOTS))
+        return jnp.argmax(logits[0, length - 1])
+
+    found = []
+    for prompt in PROMPTS:
+        text = list(prompt)
+        for _ in range(NEW):
+            padded = np.zeros((1, SLOTS), np.int32)
+            padded[0, : len(text)] = text
+            text.append(int(next_token(padded, len(text))))
+        found.append(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    "policy, verifier",
+    [(policy, "rejection") for policy in POLICIES]
+    + [("static", "greedy"), ("adaedl_keep", "block"), ("adaedl", "greedy")],
+)
+def test_greedy_is_plain_decoding(policy, verifier):
+    decoder = decoder_of(policy, verifier, widths=default_widths(3))
+    state = decoder.run(pair()[1], begin(decoder, policy=policy))
+    assert texts(state) == plain()
+    accepted, drafted = (int(np.sum(getattr(state.statistics, f"num_{n}_tokens"))) for n in ("accepted", "draft"))
+    assert 0 < accepted < drafted, "all drafts were alike: this proves little"
+
+
+def test_greedy_without_a_drafter_or_as_a_single_row_is_plain_decoding():
+    tiny, params = pair()
+    alone = build_decoder(tiny, nothing(), static(), rejection(), prefill_chunk=16)
+    state = alone.prefill(ModelParams(params.target), PROMPTS, max_new_tokens=NEW, slots=SLOTS)
+    assert texts(alone.run(ModelParams(params.target), state)) == plain()
+    for row, prompt in enumerate(PROMPTS):
+        assert decoded(decoder_of(), [prompt]) == [plain()[row]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_row_does_not_depend_on_its_neighbours(temperature):
+    """Another text, another seed, another end and other numbers beside it; one verification width."""
+    hot = {"warp": make_warp(3, temperature), "seed": [5, 6, 7]}
+    one = decoded(decoder_of(), **hot)
+    others = {
+        "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
+        "seed": [0, 6, 1],
+        "max_new_tokens": [3, NEW, 0],
+        "policy_numbers": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
+    }
+    assert decoded(decoder_of(), [[1, 2], PROMPTS[1], [3] * 9], **others)[1] == one[1]
+    single = decoded(decoder_of(), [PROMPTS[1]], warp=make_warp(1, temperature), seed=6)
+    assert single == [one[1]]
+
+
+def test_a_seed_gives_the_same_tokens_after_any_resume():
+    options = {"warp": make_warp(3, 1.0), "seed": 12}
+    whole = decoded(decoder_of(), **options)
+    decoder, params = decoder_of(), pair()[1]
+    state = begin(decoder, **options)
+    while not np.asarray(state.done).all():
+        state = decoder.run(params, decoder.step(params, state), rounds=3)
+    assert texts(state) == whole
+    assert texts(decoder.step(params, state)) == whole, "a finished state changed"
+    assert decoded(decoder_of(), **{**options, "seed": 13}) != whole
+
+
+def test_a_last_chunk_does_not_run_over_the_end():
+    """No slot to spare: a chunk that began where the one before ended would be clamped and overwrite good entries."""
+    decoder, params = decoder_of(), pair()[1]
+    options = {"max_new_tokens": [8, 4, 8], "record_rounds": 8}
+    tight, roomy = (decoder.run(params, begin(decoder, slots=slots, **options)) for slots in (45, 128))
+    assert (
+        texts(tight)
+        == texts(roomy)
+        == [text[: len(text) - NEW + new] for text, new in zip(plain(), (8, 4, 8), strict=True)]
+    )
+    np.testing.assert_array_equal(tight.record.drafted, roomy.record.drafted)
+    valid = np.arange(3)[None, None, :] < np.asarray(roomy.record.drafted)[..., None]
+    np.testing.assert_array_equal(*(np.where(valid, state.record.proposed, 0) for state in (tight, roomy)))
+
+
+def test_seeds_of_a_batch_count_up_from_one_number():
+    hot = {"warp": make_warp(3, 1.0)}
+    assert decoded(decoder_of(), seed=4, **hot) == decoded(decoder_of(), seed=[4, 5, 6], **hot)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: [*text, 8, 1, 30],  # the whole text and more
+        lambda text: text,  # the text itself
+        lambda text: text[:-7],  # shorter
+        lambda text: [*text[:4], 11, 12],  # a common prefix and something else
+        lambda text: [50, *text],  # nothing in common
+        lambda text: text[:1],
+        lambda text: [*text, *range(1, 36)],  # more than two chunks at once
+    ],
+    ids=["longer", "same", "shorter", "forked", "disjoint", "one_token", "much_longer"],
+)
+def test_extending_is_prefilling_anew(temperature, change):
+    decoder, params = decoder_of(), pair()[1]
+    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_numbers": LIVELY, "seed": 3}
+    state = decoder.run(params, decoder.prefill(params, PROMPTS, max_new_tokens=NEW, **options))
+    prompts = [change(text) for text in texts(state)]
+    prompts[0] = prompts[0][:9]  # rows go different ways
+    fresh = decoder.prefill(params, prompts, max_new_tokens=NEW, **options)
+    continued = decoder.extend(params, state, prompts, max_new_tokens=NEW, **options)
+    assert np.asarray(continued.target_cache.length).tolist() == [len(prompt) - 1 for prompt in prompts]
+    for row, prompt in enumerate(prompts):
+        for one, other in zip(continued.target_cache.keys, fresh.target_cache.keys, strict=True):
+            slots = len(prompt) - 1  # what lies beyond a row's length is never read
+            np.testing.assert_allclose(
+                *(np.moveaxis(np.asarray(k[row]), -2, 0)[:slots] for k in (one, other)), atol=1e-5
+            )
+    assert texts(decoder.run(params, continued)) == texts(decoder.run(params, fresh))
+
+
+def test_extending_needs_the_states_own_shape():
+    decoder, params = decoder_of(), pair()[1]
+    state = begin(decoder)
+    with pytest.raises(ValueError, match=r"\(3, 96\).*\(2, 96\)"):
+        decoder.extend(params, state, PROMPTS[:2], max_new_tokens=4)
+    assert not state.tokens.is_deleted()
+
+
+@pytest.mark.parametrize("length", [2, 31, 32, 33, 70])
+def test_a_score_is_what_both_models_say(length):
+    tiny, params = pair()
+    tokens = np.random.default_rng(length).integers(0, 61, (2, length)).astype(np.int32)
+    scores = decoder_of().score(params, tokens, make_warp(2, 0.7))
+    for weights, chances, entropies in (
+        (params.target, scores.log_p, scores.target_entropy),
+        (params.drafter, scores.log_q, scores.drafter_entropy),
+    ):
+        logits, _ = jax.jit(tiny.apply)(weights, tokens, tiny.init_cache(weights, 2, length))
+        law = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32) / 0.7), np.float64)[:, :-1]
+        np.testing.assert_allclose(chances, np.take_along_axis(law, tokens[:, 1:, None], 2)[..., 0], atol=2e-4)
+        np.testing.assert_allclose(entropies, -(np.exp(law) * law).sum(-1), atol=2e-4)
+
+
+def test_a_score_without_a_drafter_leaves_its_part_open():
+    small = table_model(5)
+    decoder = build_decoder(small, nothing(), static(), rejection())
+    scores = decoder.score(ModelParams(toy_pair(5).target), [[1, 2, 3]])
+    assert np.isfinite(scores.log_p).all() and np.isnan(scores.log_q).all()
+    with pytest.raises(ValueError, match=r"\(1, 1\)"):
+        decoder.score(ModelParams(toy_pair(5).target), [[1]])
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "prompts, options, words",
+    [
+        ([[1], []], {}, "empty"),
+        ([], {}, "empty"),
+        ([[1, 61]], {}, "prompt 0.*61.*61"),
+        ([[-1]], {}, "-1"),
+        ([[1] * 250], {"slots": None}, "250.*20.*256"),
+        ([[1] * 80], {}, "96 cache slots.*104"),
+        ([[1]], {"max_new_tokens": -1}, "max_new_tokens.*-1"),
+        ([[1]], {"seed": -1}, "seed.*-1"),
+        ([[1]], {"seed": 2**32}, "seed.*4294967296"),
+        ([[1]], {"seed": 0.5}, "seed.*0.5"),
+        ([[1]], {"seed": [1, 2]}, "seed.*1.*2"),
+        ([[1]], {"policy_numbers": {"threshold": 2.0}}, "threshold.*2.0"),
+    ],
+)
+def test_requests_that_cannot_be_decoded_are_refused(prompts, options, words):
+    decoder = decoder_of()
+    with pytest.raises(ValueError, match=words):
+        begin(decoder, prompts, **options)
+
+
+def test_greedy_verification_refuses_a_temperature():
+    with pytest.raises(ValueError, match=r"temperature 0.*0\.8"):
+        begin(decoder_of("static", "greedy"), policy="static", warp=make_warp(3, [0.0, 0.8, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "widths, words", [((2,), "2.*3.*4"), ((4, 2), r"\(4, 2\)"), ((0, 4), "0"), ((2, 2, 4), r"\(2, 2, 4\)")]
+)
+def test_widths_that_cannot_hold_the_draft_are_refused(widths, words):
+    tiny, _ = pair()
+    with pytest.raises(ValueError, match=words):
+        build_decoder(tiny, model(tiny, 3), static(), rejection(), verification_widths=widths)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    tiny, _ = pair()
+    with pytest.raises(ValueError, match="max_draft_length.*0"):
+        model(tiny, 0)
+    with pytest.raises(ValueError, match="catch_up.*1"):
+        model(tiny, 3, catch_up=1)
+    with pytest.raises(ValueError, match="prefill_chunk.*1"):
+        build_decoder(tiny, model(tiny, 3), static(), rejection(), prefill_chunk=1)
+    with pytest.raises(ValueError, match="5.*61"):
+        build_decoder(tiny, model(table_model(5), 3), static(), rejection())
+
+
+def test_stop_tokens_are_padded_to_one_shape():
+    decoder = decoder_of()
+    for count in (0, 1, STOP_IDS):
+        assert begin(decoder, stop_ids=tuple(range(count))).stop_ids.shape == (STOP_IDS,)
+    assert begin(decoder, stop_ids=tuple(range(STOP_IDS + 1))).stop_ids.shape == (2 * STOP_IDS,)
