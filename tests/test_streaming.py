@@ -6,7 +6,7 @@ import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 
 from specdec_jax.generation import find_stop, generate
-from specdec_jax.streaming import stream
+from specdec_jax.streaming import Piece, stream
 
 TEXT = "héllo 🙂 wörld, 你好: 1234 hello hello"
 
@@ -83,6 +83,9 @@ def test_the_end_of_sequence_is_a_token_and_no_text():
     chunks, result = streamed(scripted_pair(tokens_of("abc"), tokens_of("abc")))
     assert result.tokens[-1] == EOS and "</s>" not in result.text
     assert "".join(piece.text for chunk in chunks for piece in chunk.pieces) == "abc"
+    chunks, result = streamed(scripted_pair(tokens_of("one two"), tokens_of("one two")), stop_ids=tokens_of(" "))
+    assert "".join(chunk.text for chunk in chunks) == result.text == "one"  # an ordinary token, asked to be an end
+    assert result.tokens == tokens_of("one ")
 
 
 def test_a_rejected_draft_before_the_end_of_sequence_is_still_shown():
@@ -96,6 +99,9 @@ def test_half_a_character_at_the_limit_comes_out_as_decode_has_it():
     assert result.finish_reason == "length"
     assert "".join(chunk.text for chunk in chunks) == result.text == tokenizer().decode(script[:64])
     assert chunks[-1].tokens == [] and chunks[-1].pieces[0].kind == "bonus"
+    cut = tokens_of("ab🙂")[:3]
+    chunks, _ = streamed(scripted_pair(cut, cut))
+    assert chunks[-1].pieces == [Piece("\ufffd", "accepted")]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 100])
@@ -125,8 +131,9 @@ def test_of_two_stop_strings_the_one_complete_first_cuts_however_much_is_known()
     assert find_stop("nothing", words) is None
     script = tokens_of("abcdefgh")
     pair = scripted_pair(script, script)
-    texts = {rounds: streamed(pair, stop=words, rounds=rounds)[1].text for rounds in (1, 100)}
-    assert set(texts.values()) == {"ab"}
+    results = {rounds: streamed(pair, stop=words, rounds=rounds)[1] for rounds in (1, 100)}
+    assert {result.text for result in results.values()} == {"ab"}
+    assert results[1].tokens == script[:4]  # the generation ended with the text
 
 
 def test_leaving_the_loop_leaves_the_result_so_far(pair, script):
