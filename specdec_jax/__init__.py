@@ -13,6 +13,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_jax import drafters as drafters
+    from specdec_jax import stopping as stopping
+    from specdec_jax import verification as verification
     from specdec_jax.decoding import build_decoder as build_decoder
     from specdec_jax.generation import Generation as Generation
     from specdec_jax.generation import build_pair as build_pair
@@ -39,10 +42,14 @@ _HOMES = {
     "stream": "streaming",
 }
 
-__all__ = [*_HOMES, "__version__"]
+_FOLDERS = ("drafters", "stopping", "verification")
+
+__all__ = [*_HOMES, *_FOLDERS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"specdec_jax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'specdec_jax' has no attribute {name!r}")
     return getattr(importlib.import_module(f"specdec_jax.{_HOMES[name]}"), name)

@@ -1,0 +1,44 @@
+"""The README's Python runs as it stands there, in a process that has imported nothing of the package before."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny_pair import write_pair
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+OWN_WEIGHTS = """
+import dataclasses
+import jax
+import specdec_jax as sd
+from specdec_jax.models import llama
+config = dataclasses.replace(llama.example_config(), max_position_embeddings=512)
+target = drafter = llama.language_model(config)
+target_params, drafter_params = (llama.init_params(config, jax.random.key(seed)) for seed in (0, 1))
+"""
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", "from specdec_jax.compilation_cache import enable; enable()\n" + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_generate_and_stream(tmp_path):
+    """On a tiny pair: what is tested is that the calls are there and fit together."""
+    target, drafter = write_pair(tmp_path)
+    tiny = BLOCKS[0].replace('"smollm2", "smollm2-drafter"', f"{target!r}, {drafter!r}")
+    tiny = tiny.replace(
+        "max_new_tokens=64, ", f"max_new_tokens=8, target={target!r}, drafter={drafter!r}, chat=False, "
+    )
+    tiny = tiny.replace('"Tell me a story.", ', '"Tell me", max_new_tokens=8, chat=False, ')
+    assert tiny.count("max_new_tokens=8") == 2 and "smollm2" not in tiny
+    assert run(tiny)
+
+
+def test_own_weights():
+    out = run(OWN_WEIGHTS + BLOCKS[1])
+    assert "'num_emitted_tokens': " in out
