@@ -44,7 +44,7 @@ _HOMES = {
 
 _FOLDERS = ("drafters", "stopping", "verification")
 
-__all__ = [*_HOMES, *_FOLDERS, "__version__"]
+__all__ = [*_HOMES, *_FOLDERS, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
