@@ -29,7 +29,7 @@ class Models:
     drafter: str = "smollm2-drafter"
     """Given like the target; it must share its vocabulary. none: plain decoding."""
     dtype: str = "bfloat16"
-    """Of weights and matrix products: bfloat16, float32 or float16."""
+    """Of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class VerifyLossless:
     temperature: float = 1.0
     """Its temperature."""
     pair_sequences: int = 1024
-    """Its sequences."""
+    """Its sequences; 1024 take minutes on two CPU cores."""
     json: Switch = False
     """Print the report as one line of JSON."""
 

@@ -18,7 +18,7 @@ from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.requests import slots_for
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
-from specdec_jax.statistics import summarise
+from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.types import DecodeState, LanguageModel, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -92,7 +92,7 @@ def generate(
         ValueError: bad input, named, before anything compiles.
     """
     pair, options = split_options(pair, options)
-    many = _is_batch(prompt)
+    many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
     stop = stop_strings(options.pop("stop", ()))
     request = prepare(pair, prompts, record=record, **options)
@@ -227,21 +227,13 @@ def finish(
     )
 
 
-def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[dict[str, Any]]:
-    """One row's recorded rounds from `known` on, each a dict of RoundInfo's fields as numpy values."""
-    total = int(np.asarray(state.statistics.num_rounds)[row])
-    assert state.record is not None, "the state was prefilled without record_rounds"
-    record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, known:total], state.record)
-    return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
-
-
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """The stop strings; one alone may come without a list around it.
 
     Raises:
         ValueError: one is empty, which every text would contain.
     """
-    words = (stop,) if isinstance(stop, str) else tuple(stop)
+    words = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(words):
         raise ValueError(f"a stop string is empty: {words!r}")
     return words
@@ -285,10 +277,6 @@ def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
         ended = np.array([find_stop(text, stop) is not None for text in texts])
         state = state._replace(done=state.done | ended)
     return state
-
-
-def _is_batch(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.numbers import host
-from specdec_jax.types import Array, Draft, DraftInfo, RoundInfo, Statistics
+from specdec_jax.types import Array, DecodeState, Draft, DraftInfo, RoundInfo, Statistics
 
 
 def no_counts(batch: int, most: int) -> Statistics:
@@ -102,6 +102,14 @@ def record_round(
         return lax.dynamic_update_index_in_dim(buffer, jnp.where(mask, value, old), index, axis=1)
 
     return jax.tree.map(write, record, now)
+
+
+def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[dict[str, Any]]:
+    """One row's recorded rounds from `known` on, each a dict of RoundInfo's fields as numpy values."""
+    total = int(np.asarray(state.statistics.num_rounds)[row])
+    assert state.record is not None, "the state was prefilled without record_rounds"
+    record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, known:total], state.record)
+    return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:

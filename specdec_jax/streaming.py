@@ -18,12 +18,12 @@ from specdec_jax.generation import (
     find_stop,
     finish,
     prepare,
-    recorded_rounds,
     split_options,
     start,
     stop_strings,
 )
 from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.statistics import recorded_rounds
 from specdec_jax.types import DecodeState
 
 CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise

@@ -62,24 +62,23 @@ def verify(
 ) -> bool:
     """Runs the proofs, prints them (as one line of JSON if asked), and says whether the pair of rules is lossless.
 
-    Raises:
-        ValueError: an unknown rule or option, a number out of range, or only one of target and drafter.
+    Raises ValueError on an unknown rule or option, a number out of range, or only one of target and drafter.
     """
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
     if (target is None) != (drafter is None):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
-    for name, value in (("sequences", sequences), ("pair_sequences", pair_sequences)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    if min(sequences, pair_sequences) < 1:
+        name, value = ("sequences", sequences) if sequences < 1 else ("pair_sequences", pair_sequences)
+        raise ValueError(f"{name} must be at least 1, got {value}")
     if target is not None and rules[1].strategy.greedy_only and temperature > 0:
         raise ValueError(f"{verifier} verification needs temperature 0 on the pair, got {temperature:g}")
     enable()
+    pair = None
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
         with status("Enumerating the output law on toy models"):
             exact = prove_exactly(*(rule.strategy for rule in rules), **_numbers(*rules))
         with status(f"Decoding {sequences} sequences on a toy"):
             sampled = _sampled_on_toy(*rules, sequences)
-        pair = None
         if target is not None and drafter is not None:
             with status(f"Decoding {pair_sequences} sequences with {target} and {drafter}"):
                 pair = _sampled_on_pair(*rules, target, drafter, prompt, temperature, pair_sequences)
