@@ -126,8 +126,8 @@ class VerifyLossless:
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0
     """Its temperature."""
-    pair_sequences: int = 1024
-    """Its sequences; 1024 take minutes on two CPU cores."""
+    pair_sequences: int = 512
+    """Its sequences; 512 take some minutes on two CPU cores."""
     json: Switch = False
     """Print the report as one line of JSON."""
 

@@ -57,19 +57,17 @@ def verify(
     drafter: str | None = None,
     prompt: str = "Once upon a time",
     temperature: float = 1.0,
-    pair_sequences: int = 1024,
+    pair_sequences: int = 512,
     json: bool = False,
 ) -> bool:
     """Runs the proofs, prints them (as one line of JSON if asked), and says whether the pair of rules is lossless.
 
-    Raises ValueError on an unknown rule or option, a number out of range, or only one of target and drafter.
-    """
+    Raises ValueError on unknown rules and options, numbers out of range, and one of target and drafter alone."""
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
     if (target is None) != (drafter is None):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
     if min(sequences, pair_sequences) < 1:
-        name, value = ("sequences", sequences) if sequences < 1 else ("pair_sequences", pair_sequences)
-        raise ValueError(f"{name} must be at least 1, got {value}")
+        raise ValueError(f"sequences must be at least 1, got {min(sequences, pair_sequences)}")
     if target is not None and rules[1].strategy.greedy_only and temperature > 0:
         raise ValueError(f"{verifier} verification needs temperature 0 on the pair, got {temperature:g}")
     enable()
