@@ -38,3 +38,33 @@ def restless(most=2):
         return RestlessState(draft.length != most - 1)
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.active.astype(jnp.float32))
+
+
+class CountingState(NamedTuple):
+    length: Array  # [B] int32, drafts wanted
+    begins: Array  # [B] int32, calls so far
+    checks: Array  # [B] int32
+    proceeds: Array  # [B] int32
+    updates: Array  # [B] int32
+
+
+def counting():
+    """A static length that is stopped by `check` in odd rows, and counts what it was asked about its own row."""
+
+    def init(batch, length=2):
+        zero = per_row(batch, 0, "zero", dtype=jnp.int32)
+        return CountingState(per_row(batch, length, "length", dtype=jnp.int32), zero, zero, zero, zero)
+
+    def begin(state, context):
+        return state.length > 0, state._replace(begins=state.begins + 1)
+
+    def check(state, law, drafted, context):
+        return (drafted < state.length) | (state.length % 2 == 0), state._replace(checks=state.checks + 1)
+
+    def proceed(state, law, token, drafted, context):
+        return (drafted < state.length) | (state.length % 2 == 1), state._replace(proceeds=state.proceeds + 1)
+
+    def update(state, draft, verdict):
+        return state._replace(updates=state.updates + 1)
+
+    return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.length.astype(jnp.float32))

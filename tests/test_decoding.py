@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import oracles
 import pytest
-from rules import FAST
+from rules import FAST, counting
 
 from specdec_jax import sampling
 from specdec_jax.analysis.toys import table_model, toy_pair
@@ -79,6 +79,7 @@ def assert_as_twin(
     )
     state = jax.tree.map(np.asarray, decoder.run(params, state))
     assert state.done.all()
+    assert (state.target_cache.length == state.length - 1).all(), "the target's cache holds every token but the last"
     for row, prompt in enumerate(prompts):
         table, rule = uniform_table(seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
@@ -182,6 +183,22 @@ def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
     published, kept = records["adaedl"], records["adaedl_keep"]
     assert (kept.checked == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
     assert (kept.drafted == published.drafted + published.checked).all() and published.checked.any()
+
+
+def test_a_rules_state_changes_by_its_own_row_alone():
+    """Rows that stopped, were cut by the budget or are finished keep their state while others go on."""
+    small = table_model(5)
+    decoder = build_decoder(small, model(small, K, catch_up=4), counting(), rejection(), prefill_chunk=4)
+    params = ModelParams(*toy_pair(5, 0))
+    options = {"max_new_tokens": [24, 24, 5, 11, 0], "policy_numbers": {"length": [2, 1, 0, 3, 1]}, "slots": 64}
+    prompts = [*RAGGED, [1]]
+    state = decoder.run(params, decoder.prefill(params, prompts, warp=make_warp(5, 1.0), **options))
+    counts, seen = state.statistics, state.policy
+    np.testing.assert_array_equal(seen.begins, counts.num_rounds)
+    np.testing.assert_array_equal(seen.updates, counts.num_rounds)
+    np.testing.assert_array_equal(seen.checks, counts.drafter_passes)
+    np.testing.assert_array_equal(seen.proceeds, counts.num_draft_tokens)
+    assert np.asarray(seen.begins)[[2, 4]].tolist() == [5, 0] and int(counts.checked_passes[1]) > 0
 
 
 # Ends
