@@ -1,0 +1,1 @@
+"""Drafters from a target: its own text, its laws as labels, losses, training, judgement."""

@@ -1,0 +1,184 @@
+"""From requests to rows of the writer, and from what it wrote to shards. Host code; the device's is `writing`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.distillation import writing
+from specdec_jax.distillation.prompts import HeldOut, Request, RequestSource
+from specdec_jax.distillation.shards import Shard, token_dtype
+from specdec_jax.distillation.writing import ASSISTANT, BY_ASSISTANT, USER, Rows, Turns
+from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.types import LanguageModel, Params
+
+TRIES = 50  # requests drawn until one fits the rows and touches nothing held out
+_MARK = "\u2063mark\u2063"  # no template changes it
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows of one length. `steps` a block; a block is what is written, or lost, at once. Raises ValueError."""
+
+    batch: int
+    slots: int
+    steps: int
+
+    def __post_init__(self):
+        for name in ("batch", "slots", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} of a pool must be positive, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Of what the target writes: answers take one of `answer` by `weights`, invented users' turns have `user`."""
+
+    answer: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
+    weights: tuple[float, ...] = (0.45, 0.15, 0.3, 0.1)
+    user: float = 0.8
+
+    def __post_init__(self):
+        if len(self.answer) != len(self.weights) or not self.answer or min(self.weights) < 0 or not sum(self.weights):
+            raise ValueError(f"temperatures need a weight each, not negative and not all zero, got {self!r}")
+        if min(*self.answer, self.user) < 0:
+            raise ValueError(f"temperatures must not be negative, got {self!r}")
+
+
+class Template(NamedTuple):
+    """A chat template in tokens."""
+
+    head: str  # what stands before the user's words
+    close: str  # what stands between them and the answer
+    turns: Turns
+
+
+def read_template(tokenizer: Tokenizer) -> Template:
+    """What the template puts before, between and after turns. Raises ValueError if a turn ends in no special token."""
+    first = tokenizer.chat([{"role": "user", "content": _MARK}])
+    head, close = first.split(_MARK)
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}, {"role": "user", "content": _MARK}]
+    between = tokenizer.chat(talk).split(_MARK)[1]
+    close_user, close_assistant = (np.array(tokenizer.encode(text), np.int32) for text in (close, between))
+    if close_user[0] not in tokenizer.eos_ids or close_assistant[0] not in tokenizer.eos_ids:
+        raise ValueError(
+            "the chat template ends a turn with ordinary tokens, so a model cannot be let on as the user: "
+            f"{close!r} after the user, {between!r} after the assistant"
+        )
+    return Template(head, close, Turns(close_user, close_assistant, np.array(tokenizer.eos_ids, np.int32)))
+
+
+class Author:
+    """A target that writes shards, one block at a time; what is in a block depends on its number alone.
+
+    `labels` is how many of the target's log-probabilities each position keeps (0: none).
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        params: Params,
+        tokenizer: Tokenizer,
+        source: RequestSource,
+        held_out: HeldOut,
+        *,
+        temperatures: Temperatures = Temperatures(),  # noqa: B008 - frozen
+        labels: int = 16,
+        seed: int = 0,
+        chunk: int = 32,
+        several_turns: float = 0.2,
+    ):
+        self._model, self._params, self._tokenizer = model, params, tokenizer
+        self._source, self._held_out, self._temperatures = source, held_out, temperatures
+        self._labels, self._seed, self._chunk, self._several = labels, seed, chunk, several_turns
+        self._template = read_template(tokenizer)
+        self._start, self._write = writing.build_writer(model, self._template.turns, steps=chunk, k=max(labels, 1))
+
+    def block(
+        self, number: int, pool: Pool, *, long: bool, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[Shard, dict[str, Any]]:
+        """One block as a shard, and facts for the manifest: idle share, conversations dropped.
+
+        `progress(done, total)` is called with tokens after every call of the device.
+        """
+        rng = np.random.default_rng([self._seed, number])
+        rows = self._start(self._params, pool.batch, pool.slots)
+        book: list[tuple[str, float]] = []  # kind and temperature by conversation number
+        written = []
+        for done in range(0, pool.steps, self._chunk):
+            rows = self._refill(rows, rng, book, pool, long, number)
+            rows, chunk = self._write(self._params, rows)
+            written.append(jax.tree.map(np.asarray, chunk))
+            if progress is not None:
+                progress((done + self._chunk) * pool.batch, pool.steps * pool.batch)
+        whole = writing.Written(*(np.concatenate(parts) for parts in zip(*written, strict=True)))
+        return self._stitch(whole, book)
+
+    def _refill(self, rows: Rows, rng, book: list, pool: Pool, long: bool, number: int) -> Rows:
+        spare = jax.tree.map(np.array, rows.spare)
+        for row in np.nonzero(spare.id < 0)[0]:
+            request, tokens = self._request(rng, pool.slots, long)
+            heat = self._temperatures
+            temperature = rng.choice(heat.answer, p=np.array(heat.weights) / sum(heat.weights))
+            spare.tokens[row, : len(tokens)] = tokens
+            spare.known[row] = len(tokens)
+            spare.role[row] = USER if request.open else ASSISTANT
+            spare.turn_limit[row] = max(request.turn_limit, 40)
+            spare.turns[row] = 1 + (rng.random() < self._several) * rng.integers(1, 3)
+            spare.temperature[row], spare.user_temperature[row] = temperature, heat.user
+            spare.seed[row] = np.random.SeedSequence([self._seed, number, len(book)]).generate_state(1)[0]
+            spare.id[row] = len(book)
+            book.append((request.kind, float(temperature)))
+        return rows._replace(spare=jax.tree.map(jnp.asarray, spare))
+
+    def _request(self, rng, slots: int, long: bool) -> tuple[Request, list[int]]:
+        """A request and its tokens, with room for an answer."""
+        room = slots - max(slots // 8, min(64, slots // 2))
+        for _ in range(TRIES):
+            request = self._source.draw(rng, long=long)
+            if self._held_out.touches(request.text):
+                continue
+            text = self._template.head + request.text + ("" if request.open else self._template.close)
+            tokens = self._tokenizer.encode(text)
+            if len(tokens) + request.turn_limit <= room:
+                return request, tokens
+        raise ValueError(f"{TRIES} requests in a row did not fit rows of {slots} tokens (the last has {len(tokens)})")
+
+    def _stitch(self, written: writing.Written, book: list[tuple[str, float]]) -> tuple[Shard, dict[str, Any]]:
+        """Sorts what was fed by conversation; drops those that touch a held-out text or have no answer."""
+        ids = written.id.T.reshape(-1)  # row after row, so that a conversation's tokens stand together
+        order = np.argsort(ids, kind="stable")
+        order = order[np.searchsorted(ids[order], 0) :]
+        starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
+        groups = np.split(order, starts[1:])
+
+        def flat(array: np.ndarray) -> np.ndarray:
+            return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
+
+        tokens, writer, top, log_prob = (flat(array) for array in written[1:])
+        kept = [group for group in groups if self._keeps(tokens[group], writer[group])]
+        facts = {
+            "idle": round(float(np.mean(ids < 0)), 4),
+            "dropped": len(groups) - len(kept),
+            "answers": int(sum((writer[group] == BY_ASSISTANT).sum() for group in kept)),
+        }
+        kinds = tuple(sorted({kind for kind, _ in book}))
+        numbers = [ids[group[0]] for group in kept]
+        together = np.concatenate(kept) if kept else np.zeros((0,), np.int64)
+        dtype = token_dtype(self._model.spec.vocab_size)
+        return Shard(
+            tokens[together].astype(dtype),
+            writer[together].astype(np.uint8),
+            np.cumsum([0, *map(len, kept)]),
+            np.array([kinds.index(book[n][0]) for n in numbers], np.uint8),
+            np.array([book[n][1] for n in numbers], np.float32),
+            top[together, : self._labels].astype(dtype),
+            log_prob[together, : self._labels].astype(np.float16),
+            kinds,
+        ), facts
+
+    def _keeps(self, tokens: np.ndarray, writer: np.ndarray) -> bool:
+        return bool((writer == BY_ASSISTANT).any()) and not self._held_out.touches(self._tokenizer.decode(tokens))

@@ -1,0 +1,135 @@
+"""Token shards: conversations end to end in one .safetensors file, listed with their checksums in a manifest.
+
+A shard appears complete or not at all, and is listed after it is there: a process that is killed loses at most the
+shard it was working on.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class Shard(NamedTuple):
+    """M conversations of N tokens together. Labels are of the token after; without labels k is 0."""
+
+    tokens: np.ndarray  # [N] uint16 or int32
+    writer: np.ndarray  # [N] uint8, as in `writing`: GIVEN, BY_USER, BY_ASSISTANT
+    offsets: np.ndarray  # [M + 1] int64, where conversations begin and end
+    kind: np.ndarray  # [M] uint8, index into `kinds`
+    temperature: np.ndarray  # [M] float32, of the answers
+    top: np.ndarray  # [N, k] uint16 or int32, the target's most probable next tokens
+    log_prob: np.ndarray  # [N, k] float16, their log-probabilities at temperature 1, nats
+    kinds: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return len(self.tokens)
+
+
+def token_dtype(vocab_size: int) -> Any:
+    """The smallest of two dtypes that holds a token."""
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
+class ShardFolder:
+    """A folder of shards and its manifest. `about` is what made them: another one is refused.
+
+    Raises ValueError naming the folder or the file: written by other settings, damaged manifest.
+    """
+
+    def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None):
+        self.path = Path(path)
+        self.entries: list[dict[str, Any]] = []
+        known = self._read()
+        if about is not None and known is not None and known != _plain(about):
+            changed = sorted(key for key in {*known, *about} if known.get(key) != _plain(about).get(key))
+            raise ValueError(f"{self.path} holds data written with other settings ({', '.join(changed)}): choose another")
+        self.about = _plain(about) if about is not None else known or {}
+
+    def _read(self) -> dict[str, Any] | None:
+        file = self.path / MANIFEST
+        if not file.is_file():
+            return None
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}; format {FORMAT} is served")
+            self.entries = content["shards"]
+            return content["about"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all shards listed."""
+        return sum(entry["tokens"] for entry in self.entries)
+
+    def add(self, name: str, shard: Shard, **facts: Any) -> None:
+        """Writes `name`.safetensors and lists it. Raises OSError naming the file, for instance on a full disk."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / f"{name}.safetensors"
+        arrays = {key: np.ascontiguousarray(value) for key, value in shard._asdict().items() if key != "kinds"}
+        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+        try:
+            save_file(arrays, temporary, metadata={"kinds": json.dumps(shard.kinds)})
+            digest = _sha256(temporary)
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"cannot write {path}: {error}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+        entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
+        others = [known for known in self.entries if known["file"] != path.name]
+        self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
+        self._write_manifest()
+
+    def load(self, index: int, *, check: bool = True) -> Shard:
+        """One shard. Raises ValueError naming a file that is missing, or whose checksum or content is wrong."""
+        entry = self.entries[index]
+        path = self.path / entry["file"]
+        if not path.is_file():
+            raise ValueError(f"{path} is listed in {MANIFEST} and missing")
+        if check and _sha256(path) != entry["sha256"]:
+            raise ValueError(f"{path} is damaged: its checksum is not the manifest's. Delete it from both to write it anew")
+        try:
+            with safe_open(path, "numpy") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open has no iterator
+                return Shard(**arrays, kinds=tuple(json.loads(file.metadata()["kinds"])))
+        except (SafetensorError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self.load(index) for index in range(len(self.entries)))
+
+    def _write_manifest(self) -> None:
+        file = self.path / MANIFEST
+        temporary = file.with_name(f".{MANIFEST}.{os.getpid()}.tmp")
+        try:
+            content = {"format": FORMAT, "about": self.about, "tokens": self.num_tokens, "shards": self.entries}
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(temporary, file)
+        except OSError as error:
+            raise OSError(f"cannot write {file}: {error}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON will give it back."""
+    return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else str(x)))

@@ -1,0 +1,190 @@
+"""The target writes conversations: rows of one batch that start, end and are replaced on the device.
+
+Every row feeds one token a step, a prompt's as well as its own: at the batches used here a step costs by the token, so
+a prompt fed this way costs what a prefill would and gives its labels on the way. A row whose conversation has ended
+takes the next one from a slot the host refills between calls, so no row waits for the longest (measured: the share of
+idle steps is printed with every block).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax import sampling
+from specdec_jax.types import Array, Cache, LanguageModel, Params
+
+USER, ASSISTANT = 0, 1  # whose turn is open
+GIVEN, BY_USER, BY_ASSISTANT = 0, 1, 2  # who wrote a token: the prompt or the template, the model as either
+
+
+class Opening(NamedTuple):
+    """What a conversation starts from; the fields of a row, or of a batch of them with B in front."""
+
+    tokens: Any  # [S] int32, the prompt, padded
+    known: Any  # int32, tokens of the prompt
+    role: Any  # int32, USER: the model goes on as the user; ASSISTANT: it answers
+    turn_limit: Any  # int32, most tokens of a turn that the model writes as the user
+    turns: Any  # int32, answers until the conversation ends
+    temperature: Any  # float32, of the answers; 0 is greedy
+    user_temperature: Any  # float32
+    seed: Any  # uint32
+    id: Any  # int32, the conversation's number; -1: none
+
+
+class Turns(NamedTuple):
+    """How a chat template changes sides. Host arrays, static in the program."""
+
+    close_user: np.ndarray  # [N] int32, from the token that ends the user's turn to the first of the answer
+    close_assistant: np.ndarray  # [N] int32, from the token that ends an answer to the first of the next user's turn
+    ends: np.ndarray  # [E] int32, tokens that end an answer
+
+
+class Rows(NamedTuple):
+    """The batch as it stands. Donated by every call."""
+
+    now: Opening  # of the conversations under way; `tokens`, `known`, `role` and `turns` move on
+    spare: Opening  # the conversation each row takes next
+    position: Array  # [B] int32, the next token to feed
+    writer: Array  # [B, S] int32, who wrote each token
+    turn_start: Array  # [B] int32
+    end: Array  # [B] int32, the length at which the conversation ends
+    cache: Cache
+
+
+class Written(NamedTuple):
+    """What a step fed and what the target said after it; a leading axis of steps."""
+
+    id: Array  # [N, B] int32, -1: the row was idle
+    token: Array  # [N, B] int32
+    writer: Array  # [N, B] int32
+    top: Array  # [N, B, k] int32, the most probable next tokens
+    log_prob: Array  # [N, B, k] float32, theirs at temperature 1
+
+
+def empty_opening(batch: int, slots: int) -> Opening:
+    """Spares of which none is there, on the host."""
+    zero = np.zeros((batch,), np.int32)
+    hot = np.ones((batch,), np.float32)
+    nobody = np.full((batch,), -1, np.int32)
+    tokens = np.zeros((batch, slots), np.int32)
+    return Opening(tokens, zero, zero, zero, zero, hot, hot, np.zeros((batch,), np.uint32), nobody)
+
+
+def build_writer(
+    model: LanguageModel, turns: Turns, *, steps: int, k: int
+) -> tuple[Callable[[Params, int, int], Rows], Callable[[Params, Rows], tuple[Rows, Written]]]:
+    """(start, write): `start(params, batch, slots)` gives idle rows, `write(params, rows)` runs `steps` steps.
+
+    Compiles once a batch and number of slots. `k` is the number of labels a position keeps.
+    """
+
+    def start(params: Params, batch: int, slots: int) -> Rows:
+        def fresh() -> Opening:  # twice: a buffer used twice cannot be donated
+            return jax.tree.map(jnp.asarray, empty_opening(batch, slots))
+
+        def zeros() -> Array:
+            return jnp.zeros((batch,), jnp.int32)
+
+        cache = model.init_cache(params, batch, slots)
+        return Rows(fresh(), fresh(), zeros(), jnp.zeros((batch, slots), jnp.int32), zeros(), zeros(), cache)
+
+    def step(params: Params, rows: Rows) -> tuple[Rows, Written]:
+        rows = _take_spares(model, rows)
+        logits, cache = model.apply(params, _at(rows.now.tokens, rows.position)[:, None], rows.cache)
+        logits = logits[:, 0]
+        top_logit, top = lax.top_k(logits, k)
+        log_prob = top_logit - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        fed = Written(
+            rows.now.id, _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position), top, log_prob
+        )
+        live = rows.now.id >= 0
+        rows = rows._replace(position=rows.position + live.astype(jnp.int32))
+        rows = rows._replace(cache=model.with_length(cache, rows.position))
+        return _append(rows, _sample(logits, rows), turns), fed
+
+    def write(params: Params, rows: Rows) -> tuple[Rows, Written]:
+        return lax.scan(lambda rows, _: step(params, rows), rows, None, length=steps)
+
+    return start, jax.jit(write, donate_argnums=(1,))
+
+
+def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
+    """Rows at their end start the spare conversation, or idle without one."""
+    over = rows.position >= rows.end
+    batch, slots = rows.writer.shape
+
+    def chosen(new: Array, old: Array) -> Array:
+        return jnp.where(over.reshape((batch,) + (1,) * (old.ndim - 1)), new, old)
+
+    now = jax.tree.map(chosen, rows.spare, rows.now)
+    zero = jnp.zeros((batch,), jnp.int32)
+    position = chosen(zero, rows.position)
+    spare = rows.spare._replace(id=jnp.where(over, -1, rows.spare.id))
+    return Rows(
+        now,
+        spare,
+        position,
+        chosen(jnp.zeros_like(rows.writer), rows.writer),
+        chosen(now.known, rows.turn_start),
+        chosen(jnp.where(now.id >= 0, slots, 0), rows.end),
+        model.with_length(rows.cache, position),
+    )
+
+
+def _sample(logits: Array, rows: Rows) -> Array:
+    """The next token of every row [B], by its own seed and position."""
+    now = rows.now
+    heat = jnp.where(now.role == USER, now.user_temperature, now.temperature)
+    zero = jnp.zeros_like(rows.position)
+    uniform = sampling.uniforms(now.seed, zero, rows.position, sampling.NEXT)
+    divisor = jnp.where(heat > 0, heat, 1.0)[:, None]
+    weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / divisor)
+    return jnp.where(heat > 0, sampling.draw(weights, uniform), sampling.argmax(logits))
+
+
+def _append(rows: Rows, token: Array, turns: Turns) -> Rows:
+    """Writes the sampled token where none is known, and the template after one that ends a turn."""
+    now, slots = rows.now, rows.writer.shape[1]
+    free = (rows.position == now.known) & (now.known < slots) & (now.id >= 0)
+    user = now.role == USER
+    long = user & (now.known + 1 - rows.turn_start >= now.turn_limit)
+    token = jnp.where(long, turns.close_user[0], token)
+    ends = jnp.any(token[:, None] == jnp.asarray(turns.ends)[None, :], axis=-1)
+    closes = free & jnp.where(user, token == turns.close_user[0], ends)
+    last = closes & ~user & (now.turns <= 1)
+    turned = closes & ~last
+    tokens = _put(now.tokens, now.known, token, free)
+    writer = _put(rows.writer, now.known, jnp.where(user, BY_USER, BY_ASSISTANT), free)
+    known = now.known + free.astype(jnp.int32)
+    for side, closing in ((user, turns.close_user[1:]), (~user, turns.close_assistant[1:])):
+        for offset, given in enumerate(closing):
+            tokens = _put(tokens, known + offset, jnp.asarray(given, jnp.int32), turned & side)
+    added = jnp.where(user, len(turns.close_user) - 1, len(turns.close_assistant) - 1)
+    known = jnp.minimum(known + jnp.where(turned, added, 0), slots)
+    now = now._replace(
+        tokens=tokens,
+        known=known,
+        role=jnp.where(turned, 1 - now.role, now.role),
+        turns=now.turns - (closes & ~user).astype(jnp.int32),
+    )
+    return rows._replace(
+        now=now,
+        writer=writer,
+        turn_start=jnp.where(turned, known, rows.turn_start),
+        end=jnp.where(last, known, rows.end),
+    )
+
+
+def _put(values: Array, index: Array, new: Array, where: Array) -> Array:
+    """values [B, S] with `new` [B] (or scalar) at index [B] in the rows of `where`; beyond S nothing happens."""
+    slot = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.where((slot == index[:, None]) & where[:, None], jnp.broadcast_to(new, index.shape)[:, None], values)
+
+
+def _at(values: Array, index: Array) -> Array:
+    safe = jnp.minimum(index, values.shape[1] - 1)
+    return jnp.take_along_axis(values, safe[:, None], axis=1)[:, 0]
