@@ -75,7 +75,7 @@ OPENINGS = (
         "question",
         weight=1.5,
         open=True,
-        turn_limit=30,
+        turn_limit=40,
         texts=(
             "Who", "When", "Where", "What", "Which", "Who was the first", "Who played", "Who sings", "Who wrote",
             "When was", "When did the", "When does", "When is the", "Where is the", "Where was", "Where did", "Where does",
@@ -168,7 +168,7 @@ OPENINGS = (
         weight=1.4,
         long=True,
         open=True,
-        turn_limit=25,
+        turn_limit=40,
         texts=tuple(
             "{document}\n" + word
             for word in ("What", "Who", "When", "Where", "How many", "Why", "Which", "How", "What is the", "Who was",

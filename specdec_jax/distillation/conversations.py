@@ -16,6 +16,7 @@ from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import LanguageModel, Params
 
 TRIES = 50  # requests drawn until one fits the rows and touches nothing held out
+FOLLOW_UP = 40  # most tokens of a user's later turn where the first was given
 _MARK = "\u2063mark\u2063"  # no template changes it
 
 
@@ -126,7 +127,7 @@ class Author:
             spare.tokens[row, : len(tokens)] = tokens
             spare.known[row] = len(tokens)
             spare.role[row] = USER if request.open else ASSISTANT
-            spare.turn_limit[row] = max(request.turn_limit, 40)
+            spare.turn_limit[row] = request.turn_limit or FOLLOW_UP
             spare.turns[row] = 1 + (rng.random() < self._several) * rng.integers(1, 3)
             spare.temperature[row], spare.user_temperature[row] = temperature, heat.user
             spare.seed[row] = np.random.SeedSequence([self._seed, number, len(book)]).generate_state(1)[0]
@@ -137,6 +138,7 @@ class Author:
     def _request(self, rng, slots: int, long: bool) -> tuple[Request, list[int]]:
         """A request and its tokens, with room for an answer."""
         room = slots - max(slots // 8, min(64, slots // 2))
+        tokens: list[int] = []
         for _ in range(TRIES):
             request = self._source.draw(rng, long=long)
             if self._held_out.touches(request.text):
@@ -145,7 +147,8 @@ class Author:
             tokens = self._tokenizer.encode(text)
             if len(tokens) + request.turn_limit <= room:
                 return request, tokens
-        raise ValueError(f"{TRIES} requests in a row did not fit rows of {slots} tokens (the last has {len(tokens)})")
+        last = f"the last has {len(tokens)} tokens" if tokens else "all touch what is held out"
+        raise ValueError(f"{TRIES} requests in a row did not fit rows of {slots} tokens: {last}")
 
     def _stitch(self, written: writing.Written, book: list[tuple[str, float]]) -> tuple[Shard, dict[str, Any]]:
         """Sorts what was fed by conversation; drops those that touch a held-out text or have no answer."""

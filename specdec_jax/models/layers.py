@@ -127,6 +127,24 @@ def attend(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     return out.reshape(batch, width, heads * head_dim)
 
 
+def attend_whole(query: Array, keys: Array, values: Array, mask: Array) -> Array:
+    """`attend` for whole texts in training: a row at a time, its weights computed again for the gradient.
+
+    The weights of all rows at once (B H T S float32) pass through memory five times; a row's stay in the cache.
+    """
+    group = query.shape[2] // keys.shape[1]
+
+    @jax.checkpoint
+    def row(query: Array, keys: Array, values: Array, mask: Array) -> Array:
+        keys, values = jnp.repeat(keys, group, axis=0), jnp.repeat(values, group, axis=0)
+        score = jnp.einsum("thd,hsd->hts", query * query.shape[-1] ** -0.5, keys)
+        score = jnp.where(mask[None], score, jnp.finfo(jnp.float32).min)
+        return jnp.einsum("hts,hsd->thd", jax.nn.softmax(score, axis=-1), values)
+
+    out = lax.map(lambda one: row(*one), (query, keys, values, mask))
+    return out.reshape(*query.shape[:2], -1)
+
+
 class Attention(nn.Module):
     """Cached self-attention with rotary positions; q, k and v are one fused projection, rows in that order."""
 
@@ -138,16 +156,21 @@ class Attention(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array, Array]:
-        """x [B, T, D] -> (out [B, T, D], keys, values), this pass's tokens written from slot start [B] on."""
+    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
+        """x [B, T, D] -> (out [B, T, D], keys, values), this pass's tokens written from slot start [B] on.
+
+        Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
+        """
         batch, width, model_width = x.shape
         split = [self.heads, self.heads + self.kv_heads]
         fused = Projection((self.heads + 2 * self.kv_heads) * self.head_dim, self.qkv_bias, self.dtype, name="qkv")(x)
         query, key, value = jnp.split(fused.reshape(batch, width, -1, self.head_dim), split, axis=2)
-        keys = write(keys, rotate(key, cos_sin).swapaxes(1, 2), start)
-        values = write(values, value.swapaxes(1, 2), start)
-        out = attend(rotate(query, cos_sin), keys, values, mask)
-        return Projection(model_width, self.output_bias, self.dtype, name="output")(out), keys, values
+        key, value = rotate(key, cos_sin).swapaxes(1, 2), value.swapaxes(1, 2)
+        output = Projection(model_width, self.output_bias, self.dtype, name="output")
+        if keys is None:
+            return output(attend_whole(rotate(query, cos_sin), key, value, mask)), None, None
+        keys, values = write(keys, key, start), write(values, value, start)
+        return output(attend(rotate(query, cos_sin), keys, values, mask)), keys, values
 
 
 class GatedMLP(nn.Module):

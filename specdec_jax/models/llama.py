@@ -93,30 +93,39 @@ class LlamaConfig:
 
 
 class Llama(nn.Module):
-    """Decoder-only transformer: (tokens [B, T], cache, positions, mask) -> (logits [B, T, V] float32, cache)."""
+    """Decoder-only transformer: (tokens [B, T], cache, positions, mask) -> (logits [B, T, V] float32, cache).
+
+    Without a cache (None) the T tokens see each other alone, and None comes back for it. With `head=False` the last
+    hidden states [B, T, D] float32 come in place of the logits: training takes the head a few positions at a time.
+    """
 
     config: LlamaConfig
     dtype: Any = jnp.bfloat16
 
     @nn.compact
-    def __call__(self, tokens, cache: KVCache, positions=None, mask=None) -> tuple[Array, KVCache]:
-        c, start, width = self.config, cache.length, tokens.shape[1]
+    def __call__(self, tokens, cache: KVCache | None, positions=None, mask=None, head: bool = True):
+        c, width = self.config, tokens.shape[1]
+        start = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.length
+        slots = width if cache is None else cache.keys[0].shape[2]
         if positions is None:
             positions = start[:, None] + jnp.arange(width)[None, :]
         cos_sin = rotation(positions, inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
-        visible = layers.causal_mask(start, width, cache.keys[0].shape[2], mask)
+        visible = layers.causal_mask(start, width, slots, mask)
         embedding = self.param("embedding", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
         x = embedding[tokens].astype(jnp.float32)
-        keys, values = list(cache.keys), list(cache.values)
-        for i in range(c.num_hidden_layers):
+        count = c.num_hidden_layers
+        keys, values = ([None] * count, [None] * count) if cache is None else (list(cache.keys), list(cache.values))
+        for i in range(count):
             block = Block(c, self.dtype, name=f"layer_{i}")
             x, keys[i], values[i] = block(x, keys[i], values[i], start, cos_sin, visible)
+        cache = None if cache is None else KVCache(tuple(keys), tuple(values), start + width)
         x = layers.RMSNorm(c.rms_norm_eps, self.dtype, name="norm")(x)
+        if not c.tie_word_embeddings:
+            embedding = self.param("head", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
+        if not head:
+            return x, cache
         with jax.named_scope("head"):
-            if not c.tie_word_embeddings:
-                embedding = self.param("head", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
-            logits = layers.project(x, embedding, self.dtype)
-        return logits, KVCache(tuple(keys), tuple(values), start + width)
+            return layers.project(x, embedding, self.dtype), cache
 
 
 class Block(nn.Module):
@@ -126,7 +135,7 @@ class Block(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array, Array]:
+    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
         c, dtype = self.config, self.dtype
         with jax.named_scope("attention"):
             normed = layers.RMSNorm(c.rms_norm_eps, dtype, name="attention_norm")(x)

@@ -1,0 +1,105 @@
+"""What a distillation is told. `configs/distill_smollm2.py` is one; copy it for your own target."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tyro
+
+from configs import openings
+from specdec_jax.choices import nearest
+from specdec_jax.distillation.batches import Packing
+from specdec_jax.distillation.conversations import Pool, Temperatures
+from specdec_jax.distillation.initial import Shape
+from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.losses import forward_kl
+from specdec_jax.distillation.prompts import Openings
+from specdec_jax.distillation.training import Schedule
+
+DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """A drafter from a target: what is written, how it is trained, on what it is judged. Raises ValueError."""
+
+    name: str
+    """Names the run folder and the drafter."""
+    schedule: Schedule
+    """Steps, learning rate, decay."""
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    tokens: int = 2_000_000
+    """Written at least."""
+    texts: str = "runs/texts"
+    """A folder of .jsonl files (`experiments.gather_texts` makes one): documents.jsonl, and a file for each further pool
+    of the openings. Without it, documents are the descriptions of installed packages."""
+    prompts: tuple[str, ...] = ()
+    """JSONL files of whole prompts to answer as well; one in three requests is then one of them."""
+    held_out: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
+    """JSONL files of prompts that nothing written may share eight words in a row with."""
+    openings: tyro.conf.Suppress[tyro.conf.Fixed[tuple[Openings, ...]]] = openings.OPENINGS
+    """Set in the file: what requests look like."""
+    pools: tyro.conf.Suppress[tyro.conf.Fixed[Mapping[str, Sequence[str]]]] = field(default_factory=lambda: openings.POOLS)
+    """Set in the file: what stands for a name in braces."""
+    short: Pool = Pool(96, 448, 1024)  # noqa: RUF009 - frozen
+    """Rows of most kinds."""
+    long: Pool = Pool(48, 896, 1536)  # noqa: RUF009 - frozen
+    """Rows of the kinds that start from a document."""
+    cycle: tuple[str, ...] = ("short", "long", "short", "long", "short")
+    """Which rows the blocks use, in turn."""
+    temperatures: Temperatures = Temperatures()  # noqa: RUF009 - frozen
+    """What the target writes at."""
+    labels: int = 16
+    """Log-probabilities kept a position; 0: none are kept, and training computes them."""
+    labels_online: int = 64
+    """Log-probabilities a position when training computes them."""
+    shape: Shape = Shape()  # noqa: RUF009 - frozen
+    """The drafter's size and what it starts from."""
+    start_from: str | None = None
+    """An exported drafter to go on from, with a fresh optimiser."""
+    packing: Packing = Packing()  # noqa: RUF009 - frozen
+    """Rows and weights of a batch."""
+    loss: tyro.conf.Suppress[tyro.conf.Fixed[Callable[..., Any]]] = forward_kl
+    """Set in the file."""
+    rhythm: Rhythm = Rhythm()  # noqa: RUF009 - frozen
+    """How often training writes."""
+    chunk: int = 256
+    """Positions of the loss at once."""
+    validation: int = 1
+    """Shards, the last ones, that are not trained on."""
+    judge: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
+    """JSONL files of prompts along whose answers the drafter is judged; `category` names the task."""
+    judge_every: int = 1
+    """Only every so manieth prompt of them."""
+    judge_tokens: int = 128
+    """Most tokens of an answer."""
+    judge_temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Of the answers."""
+    dtype: str = "bfloat16"
+    """Of matrix products: bfloat16 or float32. Master weights are float32."""
+    split_mib: int | None = None
+    """Cut exported files into parts of so many MiB."""
+    seed: int = 0
+    """Of everything."""
+    out: str | None = None
+    """Run folder; none: runs/<name>."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 1), ("labels", 0), ("labels_online", 1), ("chunk", 1), ("validation", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)!r}")
+        for name in ("judge_every", "judge_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}{nearest(self.dtype, DTYPES)}")
+        if not self.cycle or any(entry not in ("short", "long") for entry in self.cycle):
+            raise ValueError(f"cycle is made of 'short' and 'long', got {self.cycle!r}")
+        if self.packing.tokens % self.chunk:
+            raise ValueError(f"chunk ({self.chunk}) must divide the tokens of a batch ({self.packing.tokens})")
+        if max(self.short.slots, self.long.slots) > self.packing.slots[-1]:
+            raise ValueError(f"rows of {max(self.short.slots, self.long.slots)} do not fit packing.slots {self.packing.slots}")
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {self.name!r}")

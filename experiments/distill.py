@@ -1,0 +1,84 @@
+"""From a target to a drafter: write data, label it, train, judge and export.
+
+Question:  How good a drafter does this much computing buy, for any target that can be loaded?
+Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] [--tokens 100000] ...
+Time:      the config says; every stage goes on where it was stopped, however it was stopped
+Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
+           judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
+
+Stages run in this order, and one alone with --stage. --rhythm.minutes ends a call of training after so long.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.base import load_config
+from configs.distillation import DistillConfig
+from experiments import distill_judge, distill_train, distill_write
+from specdec_jax.compilation_cache import enable
+from specdec_jax.distillation.lock import locked
+from specdec_jax.loading import load_model
+
+STAGES: dict[str, Callable[..., None]] = {
+    "write": distill_write.write,
+    "label": distill_write.label,
+    "train": distill_train.train,
+    "judge": distill_judge.judge_and_export,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the config given first on the command line; 2 on bad input."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in ("-h", "--help"):
+        print(f"usage: python -m experiments.distill CONFIG.py [OPTIONS]; CONFIG.py --help lists them\n\n{__doc__}")
+        return 0
+    try:
+        if not given or given[0].startswith("-"):
+            raise ValueError("name a config first: python -m experiments.distill CONFIG.py [OPTIONS]")
+        stages, rest = _stages(given[1:])
+        distill(load_config(given[0], rest), stages, Console(highlight=False, markup=False))
+    except (ValueError, OSError, FloatingPointError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> Path:
+    """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in use."""
+    if not isinstance(config, DistillConfig):
+        raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
+    folder = Path(config.out or f"runs/{config.name}")
+    with locked(folder):
+        enable()
+        with console.status("Loading the target"):
+            target = load_model(config.target, dtype=config.dtype)
+        for stage in stages:
+            STAGES[stage](config, folder, target, console)
+    return folder
+
+
+def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The stages asked for (all, without --stage), and the other arguments."""
+    asked, rest, left = [], [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument.split("=")[0] == "--stage":
+            value = argument.partition("=")[2] or (left.pop(0) if left else "")
+            if value not in STAGES:
+                raise ValueError(f"unknown stage {value!r}; there are {', '.join(STAGES)}")
+            asked.append(value)
+        else:
+            rest.append(argument)
+    return [stage for stage in STAGES if stage in asked] or list(STAGES), rest
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+

@@ -1,0 +1,136 @@
+"""Stages 1 and 2 of a distillation: the target writes, and labels what has none."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from configs.base import describe
+from configs.distillation import DistillConfig
+from specdec_jax.distillation.conversations import Author
+from specdec_jax.distillation.labelling import build_labeller, label_shard
+from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_texts
+from specdec_jax.distillation.shards import ShardFolder
+from specdec_jax.loading import LoadedModel
+
+DOCUMENTS = "documents"
+LEAST_WORDS = 40  # of a paragraph of a package's description
+
+
+def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
+    """Writes blocks until there are enough tokens. A block that was cut short is written again, to the same tokens."""
+    data, pools, prompts = data_folder(config, folder), *read_pools(config)
+    if data.num_tokens >= config.tokens:
+        console.print(f"Data: {data.num_tokens:,} tokens are there")
+        return
+    held_out = HeldOut(text for path in config.held_out for text in read_texts(path))
+    source = RequestSource(_with_prompts(config, prompts), pools, pools[DOCUMENTS])
+    author = Author(
+        target.model,
+        target.params,
+        target.tokenizer,
+        source,
+        held_out,
+        temperatures=config.temperatures,
+        labels=config.labels,
+        seed=config.seed,
+    )
+    with bar(console, "Writing", config.tokens, data.num_tokens) as update:
+        while data.num_tokens < config.tokens:
+            number, before = len(data.entries), data.num_tokens
+            kind = config.cycle[number % len(config.cycle)]
+            pool = config.long if kind == "long" else config.short
+            shard, facts = author.block(
+                number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
+            )
+            data.add(f"{number:05d}", shard, rows=kind, **facts)
+    console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
+
+
+def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
+    """Labels the shards whose labels are not as many as asked for: those from elsewhere, or written without."""
+    data = ShardFolder(folder / "data")
+    if not data.entries:
+        raise ValueError(f"{data.path} holds no shards: run --stage write first")
+    if not config.labels:
+        console.print("Labels: computed while training")
+        return
+    labeller = build_labeller(target.model, config.labels)
+    done = 0
+    with bar(console, "Labelling", data.num_tokens, 0) as update:
+        for index, entry in enumerate(list(data.entries)):
+            shard = data.load(index)
+            if shard.top.shape[1] != config.labels:
+                labelled = label_shard(labeller, target.params, shard, target.model.spec.vocab_size)
+                facts = {key: entry[key] for key in entry if key not in ("file", "sha256", "tokens", "conversations")}
+                data.add(Path(entry["file"]).stem, labelled, **facts)
+            done += shard.num_tokens
+            update(done)
+    console.print(f"Labels: {config.labels} a position")
+
+
+def data_folder(config: DistillConfig, folder: Path) -> ShardFolder:
+    """The run's shards, refused if other settings wrote them."""
+    pools, prompts = read_pools(config)
+    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "seed", "dtype")
+    about = {name: describe(getattr(config, name)) for name in fields}
+    made_of = json.dumps([describe(config.openings), pools, prompts], sort_keys=True)
+    about["requests"] = hashlib.sha256(made_of.encode()).hexdigest()[:12]
+    return ShardFolder(folder / "data", about)
+
+
+def read_pools(config: DistillConfig) -> tuple[dict[str, list[str]], list[str]]:
+    """What stands for each name in braces, documents among it, and the whole prompts. Raises as `read_texts` does."""
+    pools = {name: list(pool) for name, pool in config.pools.items()}
+    found = sorted(Path(config.texts).glob("*.jsonl"))
+    pools |= {path.stem: read_texts(path) for path in found}
+    if DOCUMENTS not in pools:
+        pools[DOCUMENTS] = installed_documents()
+    return pools, [text for path in config.prompts for text in read_texts(path)]
+
+
+def installed_documents() -> list[str]:
+    """Paragraphs of prose from the descriptions of installed packages, in a fixed order."""
+    texts = set()
+    for package in importlib.metadata.distributions():
+        description = package.metadata.get_payload() or package.metadata.get("Description") or ""
+        for paragraph in str(description).split("\n\n"):
+            words = paragraph.split()
+            if len(words) >= LEAST_WORDS and sum(word.isalpha() for word in words) > 0.7 * len(words):
+                texts.add(" ".join(words))
+    return sorted(texts)
+
+
+@contextmanager
+def bar(console: Console, title: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar of tokens with its rate and the time left; gives the function that moves it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=total, completed=done, rate="")
+
+        def update(now: int) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(task, completed=min(now, total), rate="" if not speed else f"{speed:,.0f} tokens/s")
+
+        yield update
+
+
+def _with_prompts(config: DistillConfig, prompts: list[str]) -> tuple[Openings, ...]:
+    """The openings, and whole prompts as one more kind; braces in these are no pools."""
+    if not prompts:
+        return config.openings
+    weight = sum(entry.weight for entry in config.openings) / 2
+    texts = tuple(text.replace("{", "(").replace("}", ")") for text in prompts)
+    return (*config.openings, Openings("prompts", texts, weight))

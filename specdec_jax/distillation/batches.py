@@ -1,0 +1,217 @@
+"""Batches of whole conversations, packed into rows; which ones is a function of the seed and the step alone.
+
+So a run that is resumed sees what it would have seen. A row holds several conversations, and none sees another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.distillation.shards import Shard
+
+GAP = -1  # the segment of padding
+
+
+class Batch(NamedTuple):
+    """N = R T positions in R rows. Host arrays."""
+
+    tokens: np.ndarray  # [R, T] int32
+    positions: np.ndarray  # [R, T] int32, within the conversation
+    segments: np.ndarray  # [R, T] int32, which conversation of the row; GAP: none
+    weight: np.ndarray  # [N] float32, of the prediction made at this position; 0: padding, or the last of a text
+    following: np.ndarray  # [N] int32, the next token, as an index into the candidates
+    top: np.ndarray  # [N, k] int32, labels as indices into the candidates
+    log_prob: np.ndarray  # [N, k] float32, -inf where a label is no candidate
+    candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
+    correction: np.ndarray  # [C] float32, log of how many tokens a candidate stands for
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rows of `slots` tokens, `tokens` a batch. `candidates`: logits computed a position (0: the whole vocabulary).
+
+    `by_writer`: weights of tokens given, invented by the user's side, and answered. Raises ValueError.
+    """
+
+    slots: tuple[int, ...] = (448, 896)
+    tokens: int = 7168
+    candidates: int = 12288
+    sampled: int = 2048
+    by_writer: tuple[float, float, float] = (0.2, 0.4, 1.0)
+
+    def __post_init__(self):
+        if not self.slots or any(self.tokens % slots for slots in self.slots) or min(self.slots) < 1:
+            raise ValueError(f"tokens a batch ({self.tokens}) must be a multiple of every row length {self.slots}")
+        if list(self.slots) != sorted(set(self.slots)):
+            raise ValueError(f"row lengths must grow, got {self.slots}")
+        if self.candidates and not 0 < self.sampled < self.candidates:
+            raise ValueError(f"sampled ({self.sampled}) must be positive and below candidates ({self.candidates})")
+        if min(self.by_writer) < 0 or max(self.by_writer) <= 0:
+            raise ValueError(f"weights by writer must not be negative, nor all zero, got {self.by_writer}")
+
+
+class Corpus:
+    """All conversations of some shards, in memory. Raises ValueError if there are none, or labels differ in number."""
+
+    def __init__(self, shards: Sequence[Shard], vocab_size: int):
+        self.vocab_size = vocab_size
+        widths = sorted({shard.top.shape[1] for shard in shards})
+        if not shards or not sum(len(shard.kind) for shard in shards):
+            raise ValueError("there are no conversations to train on")
+        if len(widths) > 1:
+            raise ValueError(f"shards keep different numbers of labels: {widths}. Label them anew")
+        self.labels = widths[0]
+        starts = np.cumsum([0] + [shard.num_tokens for shard in shards])
+        self.tokens = np.concatenate([shard.tokens for shard in shards])
+        self.writer = np.concatenate([shard.writer for shard in shards])
+        self.top = np.concatenate([shard.top for shard in shards])
+        self.log_prob = np.concatenate([shard.log_prob for shard in shards])
+        spans = [
+            np.stack([shard.offsets[:-1] + start, shard.offsets[1:] + start], axis=1)
+            for shard, start in zip(shards, starts, strict=False)
+        ]
+        self.spans = np.concatenate(spans)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[V] float64, how often each token occurs."""
+        return np.bincount(self.tokens, minlength=self.vocab_size).astype(np.float64)
+
+
+class BatchOrder:
+    """Which batch every step trains on: an epoch's conversations in random order, packed first-fit by row length.
+
+    `label` makes the labels of texts that have none: `label(texts) -> [(top [T, k], log_prob [T, k]), ...]`. Raises
+    ValueError if it is missing, or a conversation is longer than any row.
+    """
+
+    def __init__(self, corpus: Corpus, packing: Packing, seed: int, label: Callable[..., Any] | None = None):
+        if not corpus.labels and label is None:
+            raise ValueError("the data has no labels: label it, or give a labeller to compute them while training")
+        longest = int(np.max(np.diff(corpus.spans, axis=1)))
+        if longest > packing.slots[-1]:
+            raise ValueError(f"a conversation has {longest} tokens; the longest rows have {packing.slots[-1]}")
+        self._corpus, self._packing, self._seed = corpus, packing, seed
+        self._label = None if corpus.labels else label
+        self._epochs: list[list[tuple[int, list[list[int]]]]] = []
+        self._first = [0]  # the step each epoch begins with
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        while self._first[-1] <= step:
+            epoch = self._pack(len(self._epochs))
+            self._epochs.append(epoch)
+            self._first.append(self._first[-1] + len(epoch))
+        epoch = int(np.searchsorted(self._first, step, side="right")) - 1
+        slots, rows = self._epochs[epoch][step - self._first[epoch]]
+        return self._build(slots, rows, np.random.default_rng([self._seed, step, 1]))
+
+    def epoch_of(self, step: int) -> float:
+        """How often the data has been seen before this step."""
+        self.at(step)
+        epoch = int(np.searchsorted(self._first, step, side="right")) - 1
+        return epoch + (step - self._first[epoch]) / (self._first[epoch + 1] - self._first[epoch])
+
+    def _pack(self, epoch: int) -> list[tuple[int, list[list[int]]]]:
+        """(row length, conversations of every row) of every batch."""
+        rng = np.random.default_rng([self._seed, epoch])
+        lengths = np.diff(self._corpus.spans, axis=1)[:, 0]
+        batches = []
+        for low, slots in zip((0, *self._packing.slots), self._packing.slots, strict=False):
+            mine = rng.permutation(np.flatnonzero((lengths > low) & (lengths <= slots)))
+            rows = _first_fit(mine, lengths, slots)
+            size = self._packing.tokens // slots
+            while len(rows) % size:  # a last batch that is not full takes rows from the others once more
+                rows.append(rows[rng.integers(len(rows))])
+            batches += [(slots, rows[at : at + size]) for at in range(0, len(rows), size)]
+        return [batches[index] for index in rng.permutation(len(batches))]
+
+    def _build(self, slots: int, rows: list[list[int]], rng: np.random.Generator) -> Batch:
+        corpus, shape = self._corpus, (len(rows), slots)
+        source = np.full(shape, -1, np.int64)
+        positions, segments = np.zeros(shape, np.int32), np.full(shape, GAP, np.int32)
+        for row, members in enumerate(rows):
+            at = 0
+            for segment, member in enumerate(members):
+                start, stop = corpus.spans[member]
+                size = stop - start
+                source[row, at : at + size] = np.arange(start, stop)
+                positions[row, at : at + size] = np.arange(size)
+                segments[row, at : at + size] = segment
+                at += size
+        safe = np.maximum(source, 0).reshape(-1)
+        after = np.minimum(safe + 1, len(corpus.tokens) - 1)
+        predicts = (segments[:, :-1] == segments[:, 1:]) & (segments[:, :-1] != GAP)
+        predicts = np.pad(predicts, ((0, 0), (0, 1))).reshape(-1)
+        weight = np.where(predicts, np.array(self._packing.by_writer, np.float32)[corpus.writer[after]], 0.0)
+        following = corpus.tokens[after].astype(np.int64)
+        top, log_prob = self._labels(rows, source.reshape(-1), safe)
+        chosen = self._candidates(np.concatenate([following[:, None], top], axis=1)[weight > 0], rng)
+        index, candidates, correction = chosen
+        log_prob = np.where(index[top] >= 0, log_prob, -np.inf).astype(np.float32)
+        weight = np.where(index[following] >= 0, weight, 0.0)
+        return Batch(
+            np.where(source >= 0, corpus.tokens[np.maximum(source, 0)], 0).astype(np.int32),
+            positions,
+            segments,
+            weight.astype(np.float32),
+            np.maximum(index[following], 0).astype(np.int32),
+            np.maximum(index[top], 0).astype(np.int32),
+            log_prob,
+            candidates,
+            correction,
+        )
+
+    def _labels(self, rows: list[list[int]], source: np.ndarray, safe: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Labels [N, k] of a batch's positions: kept ones, or computed now."""
+        corpus = self._corpus
+        if self._label is None:
+            return corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
+        members = [member for row in rows for member in row]
+        found = self._label([corpus.tokens[slice(*corpus.spans[member])].astype(np.int32) for member in members])
+        width = found[0][0].shape[1]
+        top, log_prob = np.zeros((len(source), width), np.int64), np.zeros((len(source), width), np.float32)
+        top[source >= 0] = np.concatenate([index for index, _ in found])
+        log_prob[source >= 0] = np.concatenate([value for _, value in found])
+        return top, log_prob
+
+    def _candidates(self, wanted: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(index [V] of each token among the candidates or -1, candidates [C], correction [C]).
+
+        The tokens and labels of the batch are all there (the most frequent, should they be too many); a uniform sample
+        of the others stands for all of them, each with the weight of those it stands for.
+        """
+        vocab, count = self._corpus.vocab_size, self._packing.candidates
+        if not count or count >= vocab:
+            everything = np.arange(vocab, dtype=np.int32)
+            return everything.astype(np.int64), everything, np.zeros((vocab,), np.float32)
+        often = np.bincount(wanted.reshape(-1), minlength=vocab)
+        often[wanted[:, 0]] += wanted.shape[0]  # the tokens themselves before any label
+        order = np.argsort(-often, kind="stable")
+        named = order[: min(int((often > 0).sum()), count - self._packing.sampled)]
+        others = np.setdiff1d(np.arange(vocab), named, assume_unique=True)
+        drawn = rng.choice(others, count - len(named), replace=False)
+        index = np.full((vocab,), -1, np.int64)
+        index[named] = np.arange(len(named))
+        correction = np.zeros((count,), np.float32)
+        correction[len(named) :] = np.log(len(others) / len(drawn))
+        return index, np.concatenate([named, drawn]).astype(np.int32), correction
+
+
+def _first_fit(members: np.ndarray, lengths: np.ndarray, slots: int, window: int = 64) -> list[list[int]]:
+    """Rows of conversations: each goes into the first of the last `window` open rows that has room."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for member in members:
+        size = int(lengths[member])
+        for at in range(max(0, len(rows) - window), len(rows)):
+            if room[at] >= size:
+                rows[at].append(int(member))
+                room[at] -= size
+                break
+        else:
+            rows.append([int(member)])
+            room.append(slots - size)
+    return rows

@@ -1,0 +1,115 @@
+"""The loss over a vocabulary, a few positions at a time, with its gradient taken on the way.
+
+The logits of a batch (7,168 positions of 49,152 float32 are 1.4 GB) never exist: a chunk's fit in the cache, and its
+gradient is formed while they are there, so that nothing is computed twice or kept for the backward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.distillation.losses import coarse_laws
+from specdec_jax.types import Array
+
+Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], progress) -> [N]
+
+
+class Labels(NamedTuple):
+    """What the loss of N positions reads. Indices are into the C candidates."""
+
+    weight: Array  # [N] float32
+    following: Array  # [N] int32, the token that came next
+    top: Array  # [N, k] int32
+    log_prob: Array  # [N, k] float32
+
+
+class Sums(NamedTuple):
+    """Weighted sums over positions; means are these over `weight`."""
+
+    loss: Array
+    weight: Array
+    agreement: Array  # the drafter's most probable candidate is the target's
+    acceptance: Array  # sum of min(p, q) over the labels and the rest, at temperature 1
+    surprise: Array  # nats, of the token that came next
+
+
+def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tuple[Array, Sums]]:
+    """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
+
+    `correction` is added to the logits: a sampled candidate stands for others. N must be a multiple of `chunk`.
+    Matrix products take `dtype` and sum in float32, those of the gradient too.
+    """
+
+    def of_chunk(hidden, embedding, correction, labels: Labels, progress):
+        logits = _product(dtype, hidden, embedding) + correction[None, :]
+        log_q = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        laws = coarse_laws(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
+        value = jnp.sum(loss(*laws, progress) * labels.weight)
+        return value, lax.stop_gradient(_sums(value, log_q, laws, labels))
+
+    def scanned(hidden, embedding, correction, labels: Labels, progress):
+        parts = hidden.shape[0] // chunk
+
+        def cut(array: Array) -> Array:
+            return array.reshape(parts, chunk, *array.shape[1:])
+
+        def body(total, part):
+            gradient = jax.value_and_grad(of_chunk, argnums=(0, 1), has_aux=True)
+            (_, sums), (to_hidden, to_embedding) = gradient(part[0], embedding, correction, part[1], progress)
+            return jax.tree.map(jnp.add, total, (to_embedding, sums)), to_hidden
+
+        zero = jnp.zeros((), jnp.float32)
+        start = (jnp.zeros_like(embedding), Sums(zero, zero, zero, zero, zero))
+        (to_embedding, sums), to_hidden = lax.scan(body, start, (cut(hidden), jax.tree.map(cut, labels)))
+        scale = 1.0 / jnp.maximum(sums.weight, 1e-6)
+        value = (sums.loss * scale, sums)
+        return value, (to_hidden.reshape(hidden.shape) * scale, to_embedding * scale)
+
+    @jax.custom_vjp
+    def head_loss(hidden, embedding, correction, labels, progress):
+        return scanned(hidden, embedding, correction, labels, progress)[0]
+
+    def backward(gradients, cotangent):
+        to_hidden, to_embedding = gradients
+        return to_hidden * cotangent[0], to_embedding * cotangent[0], None, None, None
+
+    head_loss.defvjp(scanned, backward)
+    return head_loss
+
+
+def _sums(value: Array, log_q: Array, laws: tuple[Array, Array], labels: Labels) -> Sums:
+    weight = labels.weight
+    best = jnp.argmax(log_q, axis=-1) == labels.top[:, 0]
+    accepted = jnp.sum(jnp.minimum(jnp.exp(laws[0]), jnp.exp(laws[1])), axis=-1)
+    surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
+    return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))
+
+
+def _dot(dtype: Any, left: Array, right: Array, axes: tuple[int, int]) -> Array:
+    left, right = left.astype(dtype), right.astype(dtype)
+    return lax.dot_general(left, right, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _bf16_product(hidden: Array, embedding: Array) -> Array:
+    return _dot(jnp.bfloat16, hidden, embedding, (1, 1))
+
+
+def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    hidden, embedding = kept
+    to_hidden = _dot(jnp.bfloat16, gradient, embedding, (1, 0))
+    return to_hidden, _dot(jnp.bfloat16, gradient, hidden, (0, 0))
+
+
+_bf16_product.defvjp(lambda hidden, embedding: (_bf16_product(hidden, embedding), (hidden, embedding)), _backward)
+
+
+def _product(dtype: Any, hidden: Array, embedding: Array) -> Array:
+    """hidden [N, D] times embedding [C, D]: without its own rule the gradient's products would be float32's, which cost
+    twice as much on a CPU."""
+    if dtype == jnp.bfloat16:
+        return _bf16_product(hidden, embedding)
+    return _dot(dtype, hidden, embedding, (1, 1))

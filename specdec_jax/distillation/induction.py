@@ -1,0 +1,122 @@
+"""A drafter that can copy before it has learned anything: an induction circuit written into its weights.
+
+Small targets repeat what stands in their context, and a small drafter finds out how late: the circuit (a head that
+looks at the token before, then one that looks for what followed the present token earlier; Olsson et al. 2209.11895)
+appears in training only after far more tokens than a drafter made on a laptop sees. Here it is built by hand in the
+first two layers, the rest stays random, and training goes on from there.
+
+The residual stream has `RESERVED` dimensions that embeddings do not use: one holds a constant, so that a query can ask
+for a place and not for a content, the others a signature of the token before. Rotary positions turn a head's fast pairs
+by the distance, which finds the token before, and leave its slow pairs alone, which compare signatures.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.rope import inverse_frequencies
+
+SIGNATURE = 40  # dimensions of the residual stream that hold a signature of the token before
+RESERVED = SIGNATURE + 1
+CONSTANT = 4.0  # what every embedding holds in its last dimension, in standard deviations of the others
+NEAR = 3  # fast pairs that find the token before: slower ones add to every place alike
+LOOK_BACK, MATCH = 9.0, 16.0  # nats by which the head prefers the token before, and a signature that matches
+QUIET = 0.1  # by which the random parts of the two layers are turned down
+COPY = 4.0  # how much of a copied token's embedding is added, in embeddings
+
+
+def check(layers: int, width: int, head_dim: int) -> None:
+    """Raises ValueError where the circuit has no room."""
+    if layers < 2:
+        raise ValueError(f"an induction circuit needs two layers, got {layers}")
+    if width < 2 * RESERVED:
+        raise ValueError(f"an induction circuit needs a width of at least {2 * RESERVED}, got {width}")
+    if head_dim < 2 * NEAR + SIGNATURE:
+        raise ValueError(f"an induction circuit needs heads of at least {2 * NEAR + SIGNATURE}, got {head_dim}")
+
+
+def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any, seed: int) -> Any:
+    """`params` with the circuit. `content` [V, width - RESERVED] float32: what embeddings start from."""
+    rng = np.random.default_rng(seed)
+    vocab, known = content.shape
+    # Of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
+    spread, length = content.std(), np.linalg.norm(content, axis=1, keepdims=True)
+    content = content * (spread * np.sqrt(known) / np.maximum(length, 1e-6))
+    constant = CONSTANT * spread
+    embedding = np.zeros((vocab, config.hidden_size), np.float32)
+    embedding[:, :known], embedding[:, -1] = content, constant
+    signature = _signatures(content, constant, counts, rng)
+    params = jax.tree.map(np.array, params)
+    params["embedding"] = embedding
+    for layer in ("layer_0", "layer_1"):  # random parts whisper, or their noise drowns what is matched
+        for part in ("attention", "mlp"):
+            outward = params[layer][part]["output" if part == "attention" else "down"]
+            outward["kernel"] = outward["kernel"] * QUIET
+    scale = float(np.sqrt(np.mean(np.sum(embedding**2, axis=1)) / config.hidden_size))  # the norm divides by it
+    params["layer_0"]["attention"] |= _look_back(params["layer_0"]["attention"], signature, config, scale, constant)
+    params["layer_1"]["attention"] |= _match(params["layer_1"]["attention"], signature, config, scale, known)
+    return jax.tree.map(jnp.asarray, params)
+
+
+def _signatures(content: np.ndarray, constant: float, counts: Any, rng: np.random.Generator) -> np.ndarray:
+    """[SIGNATURE, known + 1]: from an embedding's content and its constant to numbers of mean 0 and variance 1."""
+    weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
+    weight /= weight.sum()
+    mean = weight @ content
+    spread = np.sqrt(weight @ (content - mean) ** 2)
+    turn = np.linalg.qr(rng.normal(size=(content.shape[1], SIGNATURE)))[0].T / spread[None, :]
+    return np.concatenate([turn, -(turn @ mean)[:, None] / constant], axis=1)
+
+
+def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> Any:
+    """The first head looks at the token before and writes that token's signature."""
+    d, fused, output = config.head_dim, attention["qkv"]["kernel"], attention["output"]["kernel"]
+    keys, values = _first_rows(config)
+    turn = inverse_frequencies(d, config.rope_theta, config.rope_scaling)[:NEAR].astype(np.float64)
+    gap = float(np.sum(1.0 - np.cos(turn)))  # by which the place before beats its neighbours
+    strength = np.sqrt(LOOK_BACK / gap * np.sqrt(d)) / (constant / scale)
+    pair = np.arange(NEAR)
+    fused[:d], fused[keys : keys + d], fused[values : values + d] = 0.0, 0.0, 0.0
+    fused[pair, -1] = strength
+    fused[keys + pair, -1] = strength * np.cos(turn)
+    fused[keys + d // 2 + pair, -1] = strength * np.sin(turn)
+    known = signature.shape[1] - 1
+    fused[values : values + SIGNATURE, _content(known)] = signature * scale  # of size one, undoing the norm
+    output[:, :d] = 0.0
+    output[known + np.arange(SIGNATURE), np.arange(SIGNATURE)] = scale
+    return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
+
+
+def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, known: int) -> Any:
+    """The first head of every group looks where the token before has the present token's signature, and copies."""
+    d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    fused, output = attention["qkv"]["kernel"], attention["output"]["kernel"]
+    keys, values = _first_rows(config)
+    half = SIGNATURE // 2
+    slow = np.concatenate([np.arange(d // 2 - half, d // 2), np.arange(d - half, d)])
+    strength = np.sqrt(MATCH / SIGNATURE * np.sqrt(d))
+    for kv in range(config.num_key_value_heads):
+        query, key, value = kv * group * d, keys + kv * d, values + kv * d
+        for start in (query, key, value):
+            fused[start : start + d] = 0.0
+        fused[(query + slow)[:, None], _content(known)[None, :]] = signature * scale * strength
+        fused[key + slow, known + np.arange(SIGNATURE)] = strength
+        copied = np.arange(kv * d, min((kv + 1) * d, known))
+        fused[value + copied - kv * d, copied] = 1.0
+        output[:, query : query + d] = 0.0
+        output[copied, query + copied - kv * d] = COPY * scale
+    return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
+
+
+def _content(known: int) -> np.ndarray:
+    """Where the residual stream holds an embedding's content and its constant."""
+    return np.append(np.arange(known), known + SIGNATURE)
+
+
+def _first_rows(config: LlamaConfig) -> tuple[int, int]:
+    """Where keys and values begin in the fused projection."""
+    keys = config.num_attention_heads * config.head_dim
+    return keys, keys + config.num_key_value_heads * config.head_dim

@@ -1,0 +1,111 @@
+"""The training loop: batches in, metrics and checkpoints out, resumed where it stopped."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specdec_jax.distillation.batches import Batch, BatchOrder
+from specdec_jax.distillation.checkpoints import Checkpoints
+from specdec_jax.distillation.training import Metrics, TrainState
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How often the loop writes. `minutes`: it saves and returns after so long (0: when it is done). Raises ValueError."""
+
+    save_every: int = 100
+    log_every: int = 10
+    keep: int = 2
+    minutes: float = 0.0
+
+    def __post_init__(self):
+        for name in ("save_every", "log_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.minutes < 0:
+            raise ValueError(f"minutes must not be negative, got {self.minutes!r}")
+
+
+def train(
+    folder: str | Path,
+    state: TrainState,
+    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    order: BatchOrder,
+    steps: int,
+    rhythm: Rhythm = Rhythm(),  # noqa: B008 - frozen
+    progress: Callable[[int, dict[str, float]], None] | None = None,
+    validate: Callable[[TrainState], dict[str, float]] | None = None,
+) -> TrainState:
+    """Trains from the newest checkpoint in `folder`/checkpoints (or from `state`) to `steps`, and saves the end.
+
+    Every `log_every` steps a line of means goes to metrics.jsonl; lines after the checkpoint resumed from are dropped,
+    since their steps are taken again. `progress(step, means)` is called with each line; what `validate(state)` measures
+    is added to the lines of steps that are saved. Raises FloatingPointError when
+    the loss is no number any more, OSError and ValueError as checkpoints do.
+    """
+    folder = Path(folder)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=rhythm.keep)
+    try:
+        first = checkpoints.latest() or 0
+        if first:
+            state = checkpoints.restore(first, state)
+        keep_metrics(folder / METRICS, first)
+        ends, lines, since = time.monotonic() + 60 * (rhythm.minutes or 1e9), [], time.monotonic()
+        batch, at = order.at(first) if first < steps else None, first
+        while batch is not None:
+            state, metrics = step(state, batch)
+            batch = order.at(at + 1) if at + 1 < steps else None  # made while the device works
+            at += 1
+            lines.append(metrics)
+            over = time.monotonic() > ends
+            saves = at % rhythm.save_every == 0 or batch is None or over
+            if at % rhythm.log_every == 0 or saves:
+                jax.block_until_ready(lines)
+                means = _means(lines, time.monotonic() - since, order.epoch_of(at))
+                if saves and validate is not None:
+                    means |= validate(state)
+                lines, since = [], time.monotonic()
+                _log(folder / METRICS, at, means)
+                if progress is not None:
+                    progress(at, means)
+            if saves:
+                checkpoints.save(at, state)
+            if over:
+                break
+        return state
+    finally:
+        checkpoints.close()
+
+
+def keep_metrics(path: Path, last: int) -> None:
+    """Drops the lines after step `last`, and one torn by a crash."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    kept = [line for line in lines if json.loads(line)["step"] <= last]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _means(lines: list[Metrics], seconds: float, epoch: float) -> dict[str, float]:
+    """Means over some steps, and positions a second."""
+    host = [jax.tree.map(float, line)._asdict() for line in lines]
+    means = {name: sum(line[name] for line in host) / len(host) for name in host[0]}
+    if not means["loss"] == means["loss"] or abs(means["loss"]) == float("inf"):
+        raise FloatingPointError(f"the loss is {means['loss']}: lower the rate, or raise the warmup")
+    return means | {"epoch": epoch, "steps_per_second": len(host) / seconds}
+
+
+def _log(path: Path, step: int, means: dict[str, Any]) -> None:
+    row = {"step": step} | {name: float(f"{value:.6g}") for name, value in means.items()}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

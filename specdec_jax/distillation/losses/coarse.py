@@ -1,0 +1,24 @@
+"""Laws over the labels kept and everything else."""
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array
+
+LEAST_REST = 1e-6  # of probability: what rounding may take from the mass outside the labels
+
+
+def coarse_laws(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Array]:
+    """Both laws over k labels and the rest: ([..., k], [..., k]) to ([..., k + 1], [..., k + 1]), nats.
+
+    The last outcome is all that is no label. A label of -inf is none: its probability counts with the rest on both
+    sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of the
+    true one, and their acceptance an upper bound.
+    """
+    kept = jnp.isfinite(top_log_prob)
+    return _with_rest(top_log_prob, kept), _with_rest(drafter_log_prob, kept)
+
+
+def _with_rest(log_prob: Array, kept: Array) -> Array:
+    inside = jnp.sum(jnp.where(kept, jnp.exp(jnp.where(kept, log_prob, 0.0)), 0.0), axis=-1, keepdims=True)
+    rest = jnp.log(jnp.maximum(1.0 - inside, LEAST_REST))
+    return jnp.concatenate([jnp.where(kept, log_prob, -jnp.inf), rest], axis=-1)

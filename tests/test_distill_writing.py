@@ -1,0 +1,147 @@
+"""What the target writes is its own text, under its own laws, and starts and ends where it says."""
+
+import numpy as np
+import pytest
+import tiny_weights
+
+from specdec_jax.distillation.conversations import Author, Pool, Temperatures, read_template
+from specdec_jax.distillation.labelling import build_labeller, label_shard
+from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource
+from specdec_jax.distillation.shards import Shard
+from specdec_jax.distillation.writing import BY_ASSISTANT, BY_USER, GIVEN
+from specdec_jax.loading import load_model
+
+END = 2
+POOL = Pool(batch=4, slots=48, steps=160)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target") / "model"
+    tiny_weights.write_folder(folder, tiny_weights.weights())
+    return load_model(folder, dtype="float32")
+
+
+def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=False, **options):
+    source = RequestSource([Openings("kind", texts, open=open, turn_limit=7)], {})
+    return Author(
+        target.model, target.params, target.tokenizer, source, HeldOut(held_out), labels=labels, chunk=16, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def written(target) -> Shard:
+    heat = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
+    shard, facts = author(target, open=True, temperatures=heat, several_turns=1.0).block(3, POOL, long=False)
+    assert facts["idle"] < 0.2 and len(shard.kind) > 8, facts
+    return shard
+
+
+def conversations(shard):
+    for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
+        yield float(shard.temperature[at]), *(array[start:stop] for array in shard[:2]), *(
+            array[start:stop] for array in (shard.top, shard.log_prob)
+        )
+
+
+def test_labels_are_the_laws_of_the_text_alone(target, written):
+    """A row that keeps anything of the conversation before it, or a label a position off, gives other laws."""
+    label = build_labeller(target.model, 5, positions=256)
+    texts = [tokens.astype(np.int32) for _, tokens, _, _, _ in conversations(written)]
+    for (_, _, _, top, log_prob), (index, expected) in zip(
+        conversations(written), label(target.params, texts), strict=True
+    ):
+        np.testing.assert_allclose(log_prob.astype(np.float32), expected, atol=5e-3)
+        assert np.mean(top == index) > 0.99  # ties aside
+
+
+def test_labelling_a_shard_gives_what_writing_it_gave(target, written):
+    bare = written._replace(top=written.top[:, :0], log_prob=written.log_prob[:, :0])
+    again = label_shard(build_labeller(target.model, 5, positions=128), target.params, bare, 272)
+    np.testing.assert_allclose(again.log_prob.astype(np.float32), written.log_prob.astype(np.float32), atol=5e-3)
+    assert again.top.dtype == written.top.dtype
+
+
+def test_at_temperature_zero_answers_are_the_most_probable_tokens(written):
+    checked = 0
+    for temperature, tokens, writer, top, _ in conversations(written):
+        own = writer[1:] == BY_ASSISTANT
+        if temperature == 0:
+            checked += own.sum()
+            assert np.array_equal(tokens[1:][own], top[:-1][own, 0])
+    assert checked > 50
+
+
+def test_at_temperature_one_tokens_follow_the_law(written):
+    """The most probable token comes as often as its probability says: a sampler that ignores the temperature, or
+    reuses a uniform, is far off."""
+    hits, expected, variance = 0, 0.0, 0.0
+    for temperature, tokens, writer, top, log_prob in conversations(written):
+        own = (writer[1:] == BY_USER) | ((writer[1:] == BY_ASSISTANT) & (temperature == 1))
+        probability = np.exp(log_prob[:-1][own, 0].astype(np.float64))
+        hits += (tokens[1:][own] == top[:-1][own, 0]).sum()
+        expected += probability.sum()
+        variance += (probability * (1 - probability)).sum()
+    assert variance > 4 and abs(hits - expected) < 4 * np.sqrt(variance)
+
+
+def test_sides_change_where_turns_end(target, written):
+    close = read_template(target.tokenizer).turns
+    turned = 0
+    for _, tokens, writer, _, _ in conversations(written):
+        for at in np.flatnonzero((tokens == END) & (writer == BY_USER)):
+            assert np.array_equal(tokens[at : at + len(close.close_user)], close.close_user[: len(tokens) - at])
+            turned += 1
+        users = np.flatnonzero(writer == BY_USER)
+        if len(users):  # no longer than 40, the least limit
+            assert np.max(np.diff(np.append(np.flatnonzero(np.diff(users) > 1), len(users) - 1), prepend=-1)) <= 40
+        assert writer[0] == GIVEN and len(tokens) <= POOL.slots
+    assert turned > 3
+
+
+def test_a_block_depends_on_its_number_alone(target):
+    one, other = author(target), author(target)
+    other.block(0, POOL, long=False)
+    first, again = one.block(5, POOL, long=False)[0], other.block(5, POOL, long=False)[0]
+    assert np.array_equal(first.tokens, again.tokens) and np.array_equal(first.log_prob, again.log_prob)
+    assert not np.array_equal(first.tokens[:60], one.block(6, POOL, long=False)[0].tokens[:60])
+
+
+def test_held_out_prompts_are_never_used(target):
+    texts = ("he said hello to all of us here", "one two three four five six seven eight nine")
+    held = ["And then ONE two three, four five six seven eight!"]
+    shard, _ = author(target, texts, held_out=held).block(0, Pool(4, 96, 64), long=False)
+    told = {target.tokenizer.decode(tokens[writer == GIVEN]) for _, tokens, writer, _, _ in conversations(shard)}
+    assert told and not any("seven" in text for text in told)
+    with pytest.raises(ValueError, match="did not fit"):
+        author(target, texts[1:], held_out=held).block(0, Pool(4, 96, 64), long=False)
+
+
+def test_what_is_held_out_is_found_in_any_spelling():
+    held = HeldOut(["The quick brown fox jumps over the lazy dog."])
+    assert held.touches("see: the QUICK brown-fox jumps over THE lazy cat")
+    assert not held.touches("the quick brown fox jumps over a lazy dog")
+
+
+def test_a_template_without_ends_of_turns_is_refused(target):
+    plain = type(target.tokenizer)(target.tokenizer.backend, target.tokenizer.special, chat_template=(
+        "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"))  # fmt: skip
+    with pytest.raises(ValueError, match="ordinary tokens"):
+        read_template(plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pool(0, 8, 8), "batch"),
+        (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
+        (lambda: Temperatures((-1.0,), (1.0,)), "negative"),
+        (lambda: Openings("x", ()), "no texts"),
+        (lambda: Openings("x", ("a",), open=True), "turn_limit"),
+        (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),
+        (lambda: RequestSource([Openings("x", ("{document}",))], {}), "documents"),
+    ],
+)
+def test_bad_settings_name_the_value(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
