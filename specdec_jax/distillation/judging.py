@@ -1,0 +1,215 @@
+"""A drafter judged along texts of its target: greedy agreement, and the mass its law shares with the target's.
+
+The mass is that of the laws as served, at the temperature of serving: `sum min(p, q)` is the probability that token
+rejection accepts (arXiv 2211.17192, corollary 3.6). Texts are fed to both models, so every position counts once,
+whatever a policy would have drafted.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.generation import build_pair
+from specdec_jax.loading import LoadedModel, check_same_vocabulary
+from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.requests import slots_for
+from specdec_jax.sampling import argmax, log_probabilities, make_warp
+from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
+
+TEMPERATURES = (0.3, 0.7, 1.0)
+PREFILL = 64  # prompt tokens a pass takes
+Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
+
+
+class Judgement(NamedTuple):
+    """What M texts say of a drafter; every text's figures are means over the positions before its answer's tokens."""
+
+    agreement: np.ndarray  # [M] float64, share of positions at which both have the same most probable token
+    acceptance: np.ndarray  # [M, N] float64, mean of sum min(p, q) at each of the temperatures
+    positions: np.ndarray  # [M] int64, tokens of the answer
+    temperatures: tuple[float, ...]  # N of them
+
+
+class Programs(NamedTuple):
+    """The compiled functions of a pair of models."""
+
+    fill: Callable[..., tuple[Cache, Cache]]  # (weights, tokens [B, S], wanted [B]) -> both caches
+    compare: Callable[..., tuple[Array, Array, tuple[Cache, Cache]]]
+    # (weights, tokens [B, S], caches, start [B], warps) -> (agreement [B, C] bool, mass [N, B, C] float32, caches)
+
+
+def answers(
+    target: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """The target's own answers to prompts of token ids (`generation.encode`), in their order.
+
+    The token that ends an answer is its last one. Prompt i is sampled with seed + i; prompts of similar length share a
+    pass. `progress(done, total)` counts prompts. Raises ValueError: an empty or too long prompt, a token outside the
+    vocabulary, numbers out of range.
+    """
+    if batch < 1 or max_new_tokens < 1:
+        raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")
+    pair = build_pair(target, None, verification_widths=(1,))
+    options = {
+        "warp": make_warp(batch, temperature),
+        "stop_ids": sorted({*target.model.spec.eos_ids, *target.tokenizer.eos_ids}),
+    }
+    found: dict[int, list[int]] = {}
+    for members in _alike([len(prompt) for prompt in prompts], batch):
+        rows = [members[0]] * (batch - len(members)) + members  # the last batch is filled up with rows that end at once
+        state = pair.decoder.prefill(
+            pair.params,
+            [prompts[member] for member in rows],
+            max_new_tokens=[0] * (batch - len(members)) + [max_new_tokens] * len(members),
+            seed=[(seed + member) % 2**32 for member in rows],
+            slots=slots_for(len(prompts[members[-1]]), max_new_tokens, 1),
+            **options,
+        )
+        state = pair.decoder.run(pair.params, state)
+        tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
+        for row, member in enumerate(rows):
+            found[member] = tokens[row, begin[row] : end[row]].tolist()
+        if progress is not None:
+            progress(len(found), len(prompts))
+    return [found[index] for index in range(len(prompts))]
+
+
+def judge(
+    target: LoadedModel,
+    drafter: LoadedModel,
+    texts: Sequence[Text],
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    batch: int = 8,
+    chunk: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Judgement:
+    """Both models' laws along (prompt, answer) texts, compared before every token of the answers, in float32.
+
+    At temperature 0 the laws are one-hot, and the shared mass is the agreement. `batch` texts of similar length share a
+    pass; the logits of batch * chunk positions exist at a time, for either model. `progress(done, total)` counts texts.
+    Raises ValueError: vocabularies that differ, an empty prompt or answer, a text longer than the target's context.
+    """
+    check_same_vocabulary(target, drafter)
+    if batch < 1 or chunk < 1:
+        raise ValueError(f"batch and chunk must be positive, got {batch!r} and {chunk!r}")
+    _check(texts, target.model.spec.vocab_size, target.model.spec.context)
+    warps = [make_warp(batch * chunk, temperature) for temperature in temperatures]
+    if not warps:
+        raise ValueError("judging needs at least one temperature")
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *warps)
+    programs, weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
+    agreement, mass = np.zeros(len(texts)), np.zeros((len(texts), len(warps)))
+    done = 0
+    for members in _alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
+        rows = [texts[member] for member in members]
+        agreement[members], mass[members] = _means(programs, weights, rows, stacked, batch, chunk)
+        done += len(members)
+        if progress is not None:
+            progress(done, len(texts))
+    sizes = np.array([len(answer) for _, answer in texts], np.int64)
+    return Judgement(agreement, mass, sizes, tuple(float(temperature) for temperature in temperatures))
+
+
+def _means(
+    programs: Programs, weights: tuple[Params, Params], rows: Sequence[Text], warps: Warp, batch: int, chunk: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means over each answer: agreement [rows] and mass [rows, N] of at most `batch` texts."""
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
+    slots = slots_for(longest, max(chunk, PREFILL), 0)  # a row may be fed on for a pass from wherever it ends
+    tokens, known = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
+    sizes = np.array([len(answer) for _, answer in rows])
+    for row, (prompt, answer) in enumerate(rows):
+        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
+        known[row] = len(prompt) - 1  # the prompt's last token gives the first law
+    device = jnp.asarray(tokens)
+    caches = programs.fill(weights, device, jnp.asarray(known))
+    steps = range(0, int(sizes.max()), chunk)
+    agreement, mass = [], []
+    for step in steps:
+        same, shared, caches = programs.compare(weights, device, caches, known + np.int32(step), warps)
+        agreement.append(same)
+        mass.append(shared)
+    counted = np.arange(len(steps) * chunk)[None, :] < sizes[:, None]
+    same = np.concatenate(jax.device_get(agreement), axis=1)[: len(rows)]
+    shared = np.concatenate(jax.device_get(mass), axis=2)[:, : len(rows)].astype(np.float64)
+    return (same & counted).sum(axis=1) / sizes, (np.where(counted, shared, 0.0).sum(axis=2) / sizes).T
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Programs:
+    """Programs for any weights of two models; they compile once a number of rows and slots."""
+    models = (target, with_vocabulary(drafter, target.spec.vocab_size))
+
+    def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
+        filled = [_fill(model, params, tokens, wanted) for model, params in zip(models, weights, strict=True)]
+        return filled[0], filled[1]
+
+    def compare(
+        weights: tuple[Params, Params], tokens: Array, caches: tuple[Cache, Cache], start: Array, warps: Warp
+    ) -> tuple[Array, Array, tuple[Cache, Cache]]:
+        fed = _window(tokens, start, chunk)
+        flat, after = [], []
+        for model, params, cache in zip(models, weights, caches, strict=True):
+            logits, cache = model.apply(params, fed, model.with_length(cache, start))
+            flat.append(logits.reshape(-1, logits.shape[-1]))
+            after.append(cache)
+
+        def mass(warp: Warp) -> Array:
+            p, q = (jnp.exp(log_probabilities(logits, warp)) for logits in flat)
+            return jnp.sum(jnp.minimum(p, q), axis=-1).reshape(fed.shape)
+
+        same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)
+        return same, lax.map(mass, warps), (after[0], after[1])
+
+    return Programs(jax.jit(fill), jax.jit(compare, donate_argnums=2))
+
+
+def _fill(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
+    """A cache that holds the first `wanted` [B] of tokens [B, S]; its length may say more."""
+
+    def feed(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        known, cache = carry
+        _, cache = model.apply(params, _window(tokens, known, PREFILL), model.with_length(cache, known))
+        return jnp.minimum(known + PREFILL, wanted), cache
+
+    begin = (jnp.zeros_like(wanted), model.init_cache(params, *tokens.shape))
+    return lax.while_loop(lambda carry: jnp.any(carry[0] < wanted), feed, begin)[1]
+
+
+def _window(tokens: Array, start: Array, width: int) -> Array:
+    """tokens [B, S] from start [B] on, [B, width]."""
+    slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
+
+
+def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+    """Indices in batches, in order of length: what is padded in a batch is little."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    return (order[begin : begin + batch] for begin in range(0, len(order), batch))
+
+
+def _check(texts: Sequence[Text], vocab_size: int, context: int) -> None:
+    for index, (prompt, answer) in enumerate(texts):
+        if not len(prompt) or not len(answer):
+            raise ValueError(
+                f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer; both need one"
+            )
+        if len(prompt) + len(answer) > context:
+            raise ValueError(
+                f"text {index} of {len(prompt) + len(answer)} tokens exceeds the target's context, {context}"
+            )
+        if not 0 <= min(*prompt, *answer) <= max(*prompt, *answer) < vocab_size:
+            raise ValueError(f"text {index} has tokens outside the vocabulary of {vocab_size}")

@@ -1,0 +1,94 @@
+"""Figures by task with their intervals, and what they predict, against sums and simulations."""
+
+import numpy as np
+import pytest
+
+from specdec_jax.analysis.acceptance import best_draft_length, by_task, expected_speedup, expected_tokens
+from specdec_jax.distillation.judging import Judgement
+
+TASKS = ["qa", "math", "qa", "math", "qa"]
+
+
+def judgement(agreement, positions):
+    """Acceptance at 0.7 is half the agreement, at 1.0 a quarter."""
+    agreement = np.array(agreement, np.float64)
+    mass = np.stack([agreement / 2, agreement / 4], axis=1)
+    return Judgement(agreement, mass, np.array(positions), (0.7, 1.0))
+
+
+def test_positions_weigh_the_same_in_a_task_and_tasks_in_their_mean():
+    figures = by_task(judgement([0.2, 0.5, 0.8, 0.5, 0.0], [10, 5, 30, 7, 60]), TASKS)
+    assert list(figures) == ["qa", "math", "macro"]
+    qa, math, macro = figures.values()
+    assert (qa.texts, qa.positions, math.texts, macro.texts, macro.positions) == (3, 100, 2, 5, 112)
+    assert qa.agreement.estimate == pytest.approx((2 + 24) / 100)
+    assert qa.acceptance[0.7].estimate == pytest.approx(0.13) and qa.acceptance[1.0].estimate == pytest.approx(0.065)
+    assert math.agreement == pytest.approx((0.5, 0.5, 0.5))  # both texts say the same
+    assert macro.agreement.estimate == pytest.approx((0.26 + 0.5) / 2)
+    assert macro.acceptance[1.0].estimate == pytest.approx((0.065 + 0.125) / 2)
+
+
+def test_intervals_cover_what_was_drawn_from_and_the_mean_of_tasks_is_narrower():
+    rng, covered, runs = np.random.default_rng(0), 0, 60
+    truth = {"qa": 0.3, "math": 0.6}
+    tasks = [task for task in truth for _ in range(30)]
+    for _ in range(runs):
+        drawn = np.clip([rng.normal(truth[task], 0.1) for task in tasks], 0, 1)
+        figures = by_task(judgement(drawn, rng.integers(50, 128, len(tasks))), tasks)
+        _, low, high = figures["macro"].agreement
+        covered += low < 0.45 < high
+        wide = max(figures[task].agreement.high - figures[task].agreement.low for task in truth)
+        assert high - low < wide
+    assert 0.85 <= covered / runs < 1
+
+
+def test_a_single_text_has_no_interval():
+    figures = by_task(judgement([0.2, 0.4, 0.6], [9, 9, 9]), ["qa", "math", "math"])
+    assert np.isnan(figures["qa"].agreement.low) and np.isnan(figures["macro"].agreement.high)
+    assert not np.isnan(figures["math"].agreement.low)
+
+
+@pytest.mark.parametrize("tasks", [["qa"], ["qa", "macro"], []])
+def test_wrong_tasks_are_refused(tasks):
+    with pytest.raises(ValueError, match="task for each of 2 texts"):
+        by_task(judgement([0.2, 0.4], [9, 9]), tasks)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.35, 0.9, 1.0])
+def test_expected_tokens_is_the_mean_of_a_simulation(acceptance):
+    hits = np.random.default_rng(0).random((100_000, 5)) < acceptance
+    simulated = 1 + np.cumprod(hits, axis=1).sum(axis=1).mean()
+    assert expected_tokens(acceptance, 5) == pytest.approx(simulated, abs=0.02)
+
+
+def test_expected_tokens_and_speedup_broadcast():
+    tokens = expected_tokens(np.array([[0.5], [1.0]]), np.array([0, 1, 2]))
+    np.testing.assert_allclose(tokens, [[1, 1.5, 1.75], [1, 2, 3]])
+    np.testing.assert_allclose(expected_speedup(0.5, np.array([0, 1, 2]), 0.25), [1, 1.5 / 1.25, 1.75 / 1.5])
+    assert expected_speedup(0.8, 5, 0.05) == pytest.approx((1 - 0.8**6) / 0.2 / 1.25)
+
+
+def test_best_draft_length():
+    assert best_draft_length(0.5, 0.25) == 1  # 1.2 against 1.167 and 1
+    assert (
+        best_draft_length(0.2, 0.25) == 0 and best_draft_length(0.25, 0.25) == 0
+    )  # a drafter that costs what it brings
+    assert best_draft_length(1.0, 0.1, most=9) == 9
+    lengths = [best_draft_length(a, 0.05) for a in (0.3, 0.5, 0.7, 0.9)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1] < 32
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: expected_tokens(1.1, 3), "acceptance .* 1.1"),
+        (lambda: expected_tokens(float("nan"), 3), "acceptance .* nan"),
+        (lambda: expected_tokens(0.5, 2.5), "draft_length .* 2.5"),
+        (lambda: expected_tokens(0.5, -1), "draft_length .* -1"),
+        (lambda: expected_speedup(0.5, 1, -0.1), "cost_ratio .* -0.1"),
+        (lambda: best_draft_length(0.5, 0.1, most=-1), "most .* -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
