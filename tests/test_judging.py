@@ -117,12 +117,13 @@ def test_what_a_drafter_lacks_has_probability_zero():
     np.testing.assert_allclose(found.acceptance, mass, atol=2e-5)
 
 
-def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path):
+@pytest.mark.parametrize("batch", [1, 3])  # a single row writes its cache another way
+def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
     """Caches, prefill and rows that wait: each text alone, in one pass, gives the same laws."""
     target, drafter = (load_model(path, dtype="float32") for path in write_pair(tmp_path))
     passes = [jax.jit(model.apply) for model in (target.model, drafter.model)]
     texts = [([1] * 66 + prompt, answer[: 30 - 4 * index]) for index, (prompt, answer) in enumerate(texts_of(5, 30))]
-    found = judge(target, drafter, texts, temperatures=(0.7,), batch=3, chunk=8)
+    found = judge(target, drafter, texts, temperatures=(0.7,), batch=batch, chunk=8)
     for index, (prompt, answer) in enumerate(texts):
         text, laws = [*prompt, *answer], []
         tokens = jnp.asarray([text + [0] * (128 - len(text))], jnp.int32)

@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
 class Programs(NamedTuple):
     """The compiled functions of a pair of models."""
 
-    fill: Callable[..., tuple[Cache, Cache]]  # (weights, tokens [B, S], wanted [B]) -> both caches
+    fill: Callable[..., tuple[Cache, Cache]]  # (weights, tokens [B, S], wanted) -> both caches
     compare: Callable[..., tuple[Array, Array, tuple[Cache, Cache]]]
     # (weights, tokens [B, S], caches, start [B], warps) -> (agreement [B, C] bool, mass [N, B, C] float32, caches)
 
@@ -128,14 +128,14 @@ def _means(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means over each answer: agreement [rows] and mass [rows, N] of at most `batch` texts."""
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
-    slots = slots_for(longest, max(chunk, PREFILL), 0)  # a row may be fed on for a pass from wherever it ends
+    slots = slots_for(longest, max(chunk, PREFILL), 0)  # whole passes, wherever a row stands
     tokens, known = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
     sizes = np.array([len(answer) for _, answer in rows])
     for row, (prompt, answer) in enumerate(rows):
         tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
         known[row] = len(prompt) - 1  # the prompt's last token gives the first law
     device = jnp.asarray(tokens)
-    caches = programs.fill(weights, device, jnp.asarray(known))
+    caches = programs.fill(weights, device, known.max())
     steps = range(0, int(sizes.max()), chunk)
     agreement, mass = [], []
     for step in steps:
@@ -178,15 +178,12 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
 
 
 def _fill(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
-    """A cache that holds the first `wanted` [B] of tokens [B, S]; its length may say more."""
+    """A cache that holds the first `wanted` of tokens [B, S], and perhaps some after them."""
 
-    def feed(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
-        known, cache = carry
-        _, cache = model.apply(params, _window(tokens, known, PREFILL), model.with_length(cache, known))
-        return jnp.minimum(known + PREFILL, wanted), cache
+    def feed(step: Array, cache: Cache) -> Cache:
+        return model.apply(params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), cache)[1]
 
-    begin = (jnp.zeros_like(wanted), model.init_cache(params, *tokens.shape))
-    return lax.while_loop(lambda carry: jnp.any(carry[0] < wanted), feed, begin)[1]
+    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, model.init_cache(params, *tokens.shape))
 
 
 def _window(tokens: Array, start: Array, width: int) -> Array:
