@@ -67,8 +67,8 @@ class DistillConfig:
     """How often training writes."""
     chunk: int = 256
     """Positions of the loss at once."""
-    validation: int = 1
-    """Shards, the last ones, that are not trained on."""
+    validation: int = 2
+    """Shards, the first ones, that are not trained on."""
     judge: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files of prompts along whose answers the drafter is judged; `category` names the task."""
     judge_every: int = 1

@@ -35,13 +35,13 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     shards = list(data)
     vocab = target.model.spec.vocab_size
     label = _labeller(config, target)
-    corpus = Corpus(shards[: len(shards) - held], vocab)
+    corpus = Corpus(shards[held:], vocab)
     order = BatchOrder(corpus, config.packing, config.seed, label)
     state, drafter = initial_state(config, target, corpus.counts)
     step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
     validate = None
     if held:
-        aside = BatchOrder(Corpus(shards[-held:], vocab), config.packing, 0, label)
+        aside = BatchOrder(Corpus(shards[:held], vocab), config.packing, 0, label)
         validate = _validation(config, drafter, [aside.at(i) for i in range(VALIDATION_BATCHES)])
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,6 @@ def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
 
     fields = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
     told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
-    told["data_tokens"] = len(corpus.tokens)
     path = where / SETTINGS
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"]

@@ -107,8 +107,8 @@ def installed_documents() -> list[str]:
 
 
 @contextmanager
-def bar(console: Console, title: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar of tokens with its rate and the time left; gives the function that moves it."""
+def bar(console: Console, title: str, total: int, done: int, unit: str = "tokens") -> Iterator[Callable[[int], None]]:
+    """A progress bar with its rate and the time left; gives the function that moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -122,7 +122,7 @@ def bar(console: Console, title: str, total: int, done: int) -> Iterator[Callabl
 
         def update(now: int) -> None:
             speed = progress.tasks[0].speed
-            progress.update(task, completed=min(now, total), rate="" if not speed else f"{speed:,.0f} tokens/s")
+            progress.update(task, completed=min(now, total), rate="" if not speed else f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s")
 
         yield update
 

@@ -82,7 +82,7 @@ def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tupl
 
 def _sums(value: Array, log_q: Array, laws: tuple[Array, Array], labels: Labels) -> Sums:
     weight = labels.weight
-    best = jnp.argmax(log_q, axis=-1) == labels.top[:, 0]
+    best = (jnp.argmax(log_q, axis=-1) == labels.top[:, 0]).astype(jnp.float32)
     accepted = jnp.sum(jnp.minimum(jnp.exp(laws[0]), jnp.exp(laws[1])), axis=-1)
     surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
     return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))

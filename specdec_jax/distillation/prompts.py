@@ -147,7 +147,7 @@ def read_texts(path: str | Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
     texts: list[str] = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             texts += _texts_of(line, f"{path}:{number}")
     return texts

@@ -51,7 +51,8 @@ class Schedule:
         """The learning rate by step of the optimiser."""
         total = max(self.steps // self.accumulate, 1)
         warmup = min(self.warmup, total - 1)
-        return optax.warmup_cosine_decay_schedule(0.0, self.rate, warmup, total, self.rate * self.final)
+        curve = optax.warmup_cosine_decay_schedule(0.0, self.rate, warmup, total, self.rate * self.final)
+        return lambda count: curve(jnp.asarray(count, jnp.float32))
 
 
 class TrainState(NamedTuple):
@@ -83,10 +84,13 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
 
     adam = optax.adamw(schedule.rate_at(), *schedule.betas, weight_decay=schedule.decay, mask=matrices)
     chain = optax.chain(optax.clip_by_global_norm(schedule.clip), adam)
-    if schedule.accumulate == 1:
-        return chain
-    steps = optax.MultiSteps(chain, schedule.accumulate)
-    return optax.GradientTransformation(steps.init, steps.update)
+    steps = optax.MultiSteps(chain, schedule.accumulate) if schedule.accumulate > 1 else chain
+
+    def update(*arguments: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+            return steps.update(*arguments)
+
+    return optax.GradientTransformation(steps.init, update)
 
 
 def init_state(params: Params, schedule: Schedule) -> TrainState:

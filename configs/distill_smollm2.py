@@ -1,0 +1,25 @@
+"""How good a drafter for SmolLM2-135M-Instruct do two CPU cores make in an afternoon?
+
+Command:   python -m experiments.gather_texts ... (see there; without it, descriptions of installed packages serve)
+           python -m experiments.distill configs/distill_smollm2.py
+Hardware:  2 x86 cores, 8 GB of memory; a GPU if there is one
+Time:      FILL-IN
+Expected:  FILL-IN
+"""
+
+from configs.distillation import DistillConfig
+from specdec_jax.distillation.batches import Packing
+from specdec_jax.distillation.initial import Shape
+from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.training import Schedule
+
+config = DistillConfig(
+    name="distill-smollm2",
+    tokens=2_000_000,
+    held_out=("configs/prompts/demo.jsonl",),
+    shape=Shape(layers=4, width=224, heads=4, kv_heads=2, head_dim=64, hidden=768, init="induction", rope_theta=1e8),
+    packing=Packing(slots=(448, 896), tokens=3584, candidates=8192, sampled=1024),
+    schedule=Schedule(steps=3600, rate=1.5e-3, warmup=100),
+    rhythm=Rhythm(save_every=200, log_every=20),
+    seed=11,
+)

@@ -1,0 +1,245 @@
+"""Batches, the chunked loss, initialisations and the loop: each against something simpler that must agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.distillation import initial, loop, training
+from specdec_jax.distillation.batches import GAP, BatchOrder, Corpus, Packing
+from specdec_jax.distillation.head import Labels, build_head_loss
+from specdec_jax.distillation.labelling import build_labeller, label_shard
+from specdec_jax.distillation.losses import coarse_laws, forward_kl
+from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.models import llama
+
+VOCAB, K = 61, 4
+TARGET = llama.LlamaConfig(VOCAB, 96, 64, 2, 4, 2, 16, tie_word_embeddings=True, eos_token_ids=(2,))
+SHAPE = initial.Shape(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")
+PACKING = Packing(slots=(16, 32), tokens=64, candidates=0, sampled=1, by_writer=(0.0, 0.5, 1.0))
+
+
+@pytest.fixture(scope="module")
+def target():
+    params = llama.init_params(TARGET, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: leaf * 8.0 if leaf.ndim > 1 else leaf, params)  # laws with something to learn
+    return llama.language_model(TARGET, jnp.float32), params
+
+
+@pytest.fixture(scope="module")
+def shard(target):
+    """Random texts of 3 to 30 tokens with the target's labels."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(3, 31, 40)
+    tokens = rng.integers(3, VOCAB, sizes.sum()).astype(np.uint16)
+    writer = rng.integers(0, 3, sizes.sum()).astype(np.uint8)
+    offsets = np.cumsum([0, *sizes])
+    none = np.zeros((len(tokens), 0))
+    bare = Shard(tokens, writer, offsets, np.zeros(40, np.uint8), np.ones(40, np.float32), none, none, ("a",))
+    return label_shard(build_labeller(target[0], K, positions=128), target[1], bare, VOCAB)
+
+
+def test_an_epoch_holds_every_text_once_and_every_prediction_is_of_its_next_token(shard):
+    order, seen = BatchOrder(Corpus([shard], VOCAB), PACKING, seed=1), {}
+    texts = {tuple(text.tolist()) for text in np.split(shard.tokens, shard.offsets[1:-1])}
+    step = 0
+    while order.epoch_of(step) < 1:
+        batch = order.at(step)
+        following, weight = (array.reshape(batch.tokens.shape) for array in (batch.following, batch.weight))
+        for row in range(len(batch.tokens)):
+            for segment in set(batch.segments[row]) - {GAP}:
+                at = np.flatnonzero(batch.segments[row] == segment)
+                assert np.array_equal(batch.positions[row, at], np.arange(len(at)))
+                assert np.array_equal(following[row, at[:-1]], batch.tokens[row, at[1:]])
+                assert weight[row, at[-1]] == 0
+                text = tuple(batch.tokens[row, at].tolist())
+                seen[text] = seen.get(text, 0) + 1
+        assert not weight[batch.segments == GAP].any()
+        step += 1
+    assert set(seen) == texts
+    assert sum(seen.values()) <= len(texts) + 8  # rows taken again to fill a last batch
+
+
+def test_weights_are_those_of_who_wrote_the_token_predicted(shard):
+    corpus = Corpus([shard], VOCAB)
+    batch = BatchOrder(corpus, PACKING, seed=1).at(0)
+    writers = {tuple(shard.tokens[a:b].tolist()): shard.writer[a:b] for a, b in corpus.spans}
+    weight = batch.weight.reshape(batch.tokens.shape)
+    at = np.flatnonzero(batch.segments[0] == 0)
+    writer = writers[tuple(batch.tokens[0, at].tolist())]
+    assert np.array_equal(weight[0, at[:-1]], np.array([0.0, 0.5, 1.0], np.float32)[writer[1:]])
+
+
+def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
+    """The normaliser over candidates is unbiased: a correction that is forgotten, or has the wrong count, shows."""
+    logits = np.random.default_rng(0).normal(size=VOCAB)
+    order = BatchOrder(
+        Corpus([shard], VOCAB), Packing(slots=(32,), tokens=32, candidates=40, sampled=12), seed=3
+    )
+    estimates = []
+    for step in range(400):
+        batch = order.at(step)
+        assert len(set(batch.candidates.tolist())) == 40
+        estimates.append(np.exp(logits[batch.candidates] + batch.correction).sum())
+        top = batch.candidates[batch.top]
+        assert np.isin(top[np.isfinite(batch.log_prob)], shard.top).all()
+    estimates, truth = np.array(estimates), np.exp(logits).sum()
+    assert abs(estimates.mean() - truth) < 4 * estimates.std() / 20 and estimates.std() > 0
+
+
+def naive_loss(hidden, embedding, correction, labels, progress):
+    log_q = jax.nn.log_softmax(hidden @ embedding.T + correction[None, :], axis=-1)
+    values = forward_kl(*coarse_laws(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)), progress)
+    return jnp.sum(values * labels.weight) / jnp.sum(labels.weight)
+
+
+def test_the_chunked_loss_and_its_gradient_are_the_plain_ones(shard):
+    batch = BatchOrder(Corpus([shard], VOCAB), PACKING, seed=1).at(0)
+    rng = np.random.default_rng(0)
+    hidden, embedding = jnp.asarray(rng.normal(size=(64, 8)), jnp.float32), jnp.asarray(rng.normal(size=(VOCAB, 8)))
+    embedding = embedding.astype(jnp.float32)
+    labels = Labels(*(jnp.asarray(array) for array in (batch.weight, batch.following, batch.top, batch.log_prob)))
+    rest = (jnp.asarray(batch.correction), labels, jnp.zeros(()))
+    chunked = build_head_loss(forward_kl, chunk=16, dtype=jnp.float32)
+    value, gradient = jax.value_and_grad(lambda h, e: 3.0 * chunked(h, e, *rest)[0], argnums=(0, 1))(hidden, embedding)
+    expected = jax.value_and_grad(lambda h, e: 3.0 * naive_loss(h, e, *rest), argnums=(0, 1))(hidden, embedding)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    for mine, plain in zip(gradient, expected[1], strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_texts_of_a_row_do_not_see_each_other(target):
+    """Packed with segments, and one by one through the cache of decoding: the same logits."""
+    model, params = target
+    tokens = jnp.asarray(np.random.default_rng(1).integers(3, VOCAB, (1, 12)), jnp.int32)
+    segments = jnp.asarray([[0] * 5 + [1] * 7])
+    positions = jnp.asarray([[*range(5), *range(7)]])
+    mask = segments[:, :, None] == segments[:, None, :]
+    packed, _ = llama.Llama(TARGET, jnp.float32).apply({"params": params}, tokens, None, positions, mask)
+    for start, stop in ((0, 5), (5, 12)):
+        alone, _ = model.apply(params, tokens[:, start:stop], model.init_cache(params, 1, 16))
+        np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-4)
+
+
+def trained(folder, shard, steps, rhythm=None, stop_at=None, ema=0.9):
+    """A run of the loop on the shard, cut after `stop_at` steps as a process that ends would."""
+    schedule = training.Schedule(steps=steps, rate=3e-3, warmup=2, ema=ema, accumulate=2)
+    config = initial.drafter_config(SHAPE, TARGET)
+    order = BatchOrder(Corpus([shard], VOCAB), PACKING, seed=1)
+    state = training.init_state(initial.initial_params(SHAPE, TARGET, None, None, 0), schedule)
+    step = training.build_step(config, schedule, forward_kl, dtype=jnp.float32, chunk=16)
+
+    def cut(state, batch):
+        if stop_at is not None and int(state.step) >= stop_at:
+            raise KeyboardInterrupt
+        return step(state, batch)
+
+    rhythm = rhythm or loop.Rhythm(save_every=3, log_every=2)
+    return loop.train(folder, state, cut, order, steps, rhythm)
+
+
+def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, shard):
+    whole = trained(tmp_path / "whole", shard, 12)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", shard, 12, stop_at=8)
+    again = trained(tmp_path / "cut", shard, 12)
+    same = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), whole, again)
+    assert all(jax.tree.leaves(same)) and int(again.step) == 12
+    lines = [(tmp_path / name / loop.METRICS).read_text().splitlines() for name in ("whole", "cut")]
+    steps = [[line.split(",")[0] for line in text] for text in lines]
+    assert steps[0] == steps[1]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_stays(tmp_path, shard):
+    trained(tmp_path, shard, 6)
+    last = tmp_path / "checkpoints" / "6"
+    for path in last.rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="checkpoints/6"):
+        trained(tmp_path, shard, 8)
+    assert (tmp_path / "checkpoints" / "3").is_dir()
+
+
+def test_a_drafter_learns_a_target_it_can_hold(tmp_path, shard):
+    """As large as the target and started from its layers with noise, it accepts nearly all it could not before."""
+    config = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
+    teacher = llama.init_params(config, jax.random.key(1), jnp.float32)
+    teacher = jax.tree.map(lambda leaf: leaf * 10.0 if leaf.ndim > 1 else leaf, teacher)
+    label = build_labeller(llama.language_model(config, jnp.float32), K, positions=128)
+    mine = label_shard(label, teacher, shard, VOCAB)
+    schedule = training.Schedule(steps=400, rate=1e-2, warmup=20, decay=0.0)
+    packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
+    order = BatchOrder(Corpus([mine], VOCAB), packing, seed=1)
+    shape = initial.Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")
+    state = training.init_state(initial.initial_params(shape, config, teacher, None, 3), schedule)
+    step = training.build_step(config, schedule, forward_kl, dtype=jnp.float32, chunk=64)
+    seen = []
+    loop.train(
+        tmp_path, state, step, order, 400, loop.Rhythm(log_every=50), lambda _, means: seen.append(means["acceptance"])
+    )
+    assert seen[0] < 0.85 and seen[-1] > 0.95
+
+
+def test_an_induction_drafter_copies_before_it_is_trained():
+    big = llama.LlamaConfig(400, 160, 64, 2, 4, 2, 32, tie_word_embeddings=True)
+    params = llama.init_params(big, jax.random.key(0), jnp.float32)
+    rng = np.random.default_rng(0)
+    half = rng.permutation(400)[:60]
+    text = jnp.asarray(np.concatenate([half, rng.permutation(half), half])[None], jnp.int32)
+    hits = {}
+    for init in ("projection", "induction"):
+        shape = initial.Shape(
+            layers=2, width=160, heads=4, kv_heads=2, head_dim=64, hidden=64, init=init, rope_theta=1e8
+        )
+        drafter = initial.initial_params(shape, big, params, np.ones(400), 0)
+        logits, _ = llama.Llama(initial.drafter_config(shape, big), jnp.float32).apply({"params": drafter}, text, None)
+        hits[init] = float(np.mean(np.argmax(logits[0, 120:-1], axis=-1) == np.asarray(text)[0, 121:]))
+    assert hits["induction"] > 0.5 > 0.1 > hits["projection"]
+
+
+def test_first_layers_are_the_targets_own(target):
+    shape = initial.Shape(layers=1, init="first_layers")
+    params = initial.initial_params(shape, TARGET, target[1], None, 0)
+    assert "layer_1" not in params and bool(jnp.all(params["layer_0"]["mlp"]["down"]["kernel"] == target[1]["layer_0"]["mlp"]["down"]["kernel"]))  # fmt: skip
+
+
+def test_shards_come_back_and_damage_is_named(tmp_path, shard):
+    folder = ShardFolder(tmp_path, {"seed": 1})
+    folder.add("00000", shard, idle=0.1)
+    again = ShardFolder(tmp_path, {"seed": 1})
+    assert all(np.array_equal(a, b) for a, b in zip(again.load(0)[:7], shard[:7], strict=True))
+    with pytest.raises(ValueError, match="other settings .seed."):
+        ShardFolder(tmp_path, {"seed": 2})
+    path = tmp_path / "00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match="00000.safetensors is damaged"):
+        again.load(0)
+    path.unlink()
+    with pytest.raises(ValueError, match="00000.safetensors is listed"):
+        again.load(0)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="manifest.json is damaged"):
+        ShardFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: training.Schedule(steps=0), "steps"),
+        (lambda: training.Schedule(steps=5, warmup=5), "warmup"),
+        (lambda: training.Schedule(steps=5, warmup=0, rate=0.0), "rate"),
+        (lambda: training.Schedule(steps=5, warmup=0, ema=1.0), "ema"),
+        (lambda: Packing(slots=(100,), tokens=150), "multiple"),
+        (lambda: Packing(candidates=10, sampled=10), "sampled"),
+        (lambda: Packing(by_writer=(0.0, 0.0, 0.0)), "weights"),
+        (lambda: initial.Shape(layers=0), "layers"),
+        (lambda: initial.Shape(init="magic"), "magic"),
+        (lambda: initial.Shape(layers=1, init="induction"), "two layers"),
+        (lambda: loop.Rhythm(log_every=0), "log_every"),
+        (lambda: Corpus([], VOCAB), "no conversations"),
+    ],
+)
+def test_bad_settings_name_the_value(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
