@@ -71,13 +71,20 @@ def test_an_export_in_parts_is_joined_to_the_same(tmp_path, trained):
         np.testing.assert_array_equal(logits(load_model(tmp_path / "cut" / name)), expected)
 
 
+@pytest.mark.parametrize("name", ["hf", "orbax"])
+def test_one_format_alone_is_the_folder_itself(tmp_path, folder, name):
+    export_model(tmp_path / "out", load_model(folder), formats=(name,))
+    assert (tmp_path / "out" / "README.md").read_text() == CARD
+    np.testing.assert_array_equal(logits(load_model(tmp_path / "out")), logits(load_model(folder)))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_an_export_replaces_only_when_asked(tmp_path, trained):
     export_model(tmp_path / "out", trained, formats=("hf",))
     with pytest.raises(FileExistsError, match="out exists"):
         export_model(tmp_path / "out", trained, formats=("hf",))
     export_model(tmp_path / "out", trained, formats=("hf",), card="# Another\n", overwrite=True)
-    assert (tmp_path / "out" / "hf" / "README.md").read_text() == "# Another\n"
-    assert not (tmp_path / "out" / "orbax").exists()
+    assert (tmp_path / "out" / "README.md").read_text() == "# Another\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_transformers_reads_the_export(tmp_path, trained):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     export_model(tmp_path / "out", trained, dtype="float32", formats=("hf",))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "hf", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         found = theirs(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(found, logits(trained), atol=1e-3)
@@ -212,8 +219,9 @@ def test_a_card_says_what_is_given():
     }
     card = model_card(
         {
-            "title": "small",
+            "name": "small",
             "summary": "A drafter.",
+            "parameters": 15_140_864,
             "base_model": "org/target: 1",
             "data": "4 M tokens.",
             "recipe": {"loss": "forward KL", "betas": (0.9, 0.95), "steps": 700},
@@ -226,6 +234,7 @@ def test_a_card_says_what_is_given():
     assert rest.strip().split("\n\n") == [
         "# small",
         "A drafter.",
+        "- parameters: 15,140,864",
         "## Data",
         "4 M tokens.",
         "## Recipe",
@@ -238,11 +247,15 @@ def test_a_card_says_what_is_given():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"summary": "x"}, "needs a title"),
-        ({"title": "x", "reciep": "y"}, "no field 'reciep'; did you mean 'recipe'"),
-        ({"title": "x", "figures": {"qa": 0.5}}, "map a task to a mapping"),
+        ({"summary": "x"}, "needs a name"),
+        ({"name": "x", "reciep": "y"}, "no field 'reciep'; did you mean 'recipe'"),
+        ({"name": "x", "figures": {"qa": 0.5}}, "map a task to a mapping"),
     ],
 )
 def test_a_card_refuses_what_it_cannot_say(fields, match):
     with pytest.raises(ValueError, match=match):
         model_card(fields)
+
+
+def test_a_card_takes_a_table_that_is_written_already():
+    assert model_card({"name": "x", "figures": "| a |\n| --- |"}).endswith("## Figures\n\n| a |\n| --- |\n")

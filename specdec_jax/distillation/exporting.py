@@ -26,6 +26,7 @@ WRITERS = {"hf": save_hf_folder, "orbax": save_orbax}
 PARTS = ".parts.json"  # after the file's name
 FORMAT = 1
 BLOCK = 2**20
+FACTS = ("target", "parameters")
 SECTIONS = ("data", "recipe", "cost", "figures", "notes")
 
 
@@ -49,8 +50,9 @@ def export(
     split_mib: float | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes path/hf and path/orbax, each of which `load_model` reads, with the card as README.md in both.
+    """Writes what `load_model` reads: of one format in `path` itself, of several in path/hf and path/orbax.
 
+    The card is README.md in each. The parameters' own dtype does not matter, but float32 ones are rounded only once.
     `split_mib`: files larger than so many MiB are left as parts, to be put together by `join_folder`. The folder
     appears complete or not at all. Raises FileExistsError unless `overwrite`; ValueError: an unknown format or dtype,
     parameters that do not fit the config or are not finite in that dtype.
@@ -66,8 +68,9 @@ def export(
     rounded = jax.tree_util.tree_map_with_path(lambda where, leaf: _rounded(where, leaf, kept), params)
     with new_folder(path, overwrite=overwrite) as folder:
         for name in formats:
-            WRITERS[name](folder / name, config, rounded, tokenizer)
-            (folder / name / "README.md").write_text(card, encoding="utf-8")
+            inside = folder if len(formats) == 1 else folder / name
+            WRITERS[name](inside, config, rounded, tokenizer, overwrite=inside == folder)
+            (inside / "README.md").write_text(card, encoding="utf-8")
         if split_mib is not None:
             for file in [file for file in folder.rglob("*") if file.is_file()]:
                 if file.stat().st_size > _bytes(split_mib):
@@ -145,10 +148,10 @@ def join_folder(folder: str | Path) -> list[Path]:
 def model_card(fields: Mapping[str, Any]) -> str:
     """A model card in Markdown.
 
-    `title` is needed. `license` (apache-2.0), `base_model` (HuggingFaceTB/SmolLM2-135M-Instruct), `language`, `tags`
-    and `library_name` go to the header; `summary` stands below the title; `data`, `recipe`, `cost` and `notes` are text
-    or a mapping of facts; `figures` maps a task to {column: number, text or (estimate, low, high)}. What is not given
-    is left out. Raises ValueError for another field, or figures that are no such table.
+    `name` is needed. `license` (apache-2.0), `base_model` (HuggingFaceTB/SmolLM2-135M-Instruct), `language`, `tags` and
+    `library_name` go to the header; `summary` (text), `target` and `parameters` (their number) stand below the name;
+    `data`, `recipe`, `cost` and `notes` are text or a mapping of facts; `figures` is text, or maps a task to {column:
+    number, text or (estimate, low, high)}. What is not given is left out. Raises ValueError for another field.
     """
     header: dict[str, Any] = {
         "license": "apache-2.0",
@@ -157,18 +160,23 @@ def model_card(fields: Mapping[str, Any]) -> str:
         "library_name": "transformers",
         "tags": ["speculative-decoding", "drafter"],
     }
-    known = {"title", "summary", *header, *SECTIONS}
+    known = {"name", "summary", *FACTS, *header, *SECTIONS}
     for name in fields:
         if name not in known:
             raise ValueError(f"a model card has no field {name!r}{nearest(name, known)}; there are {listed(known)}")
-    if not fields.get("title"):
-        raise ValueError("a model card needs a title")
+    if not fields.get("name"):
+        raise ValueError("a model card needs a name")
     header |= {name: fields[name] for name in header if name in fields}
     lines = ["---", *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in header.items()), "---"]
-    blocks = ["\n".join(lines), f"# {fields['title']}", str(fields.get("summary", ""))]
+    facts = _facts({name: fields[name] for name in FACTS if name in fields})
+    blocks = ["\n".join(lines), f"# {fields['name']}", str(fields.get("summary", "")), facts]
     for name in SECTIONS:
         if fields.get(name):
-            body = _table(fields[name]) if name == "figures" else _facts(fields[name])
+            body = (
+                _table(fields[name])
+                if name == "figures" and not isinstance(fields[name], str)
+                else _facts(fields[name])
+            )
             blocks += [f"## {name.capitalize()}", body]
     return "\n\n".join(block.strip() for block in blocks if block.strip()) + "\n"
 
@@ -196,6 +204,8 @@ def _cell(value: Any) -> str:
         return f"{estimate:.2f}" if np.isnan(low) else f"{estimate:.2f} [{low:.2f}, {high:.2f}]"
     if isinstance(value, (list, tuple)):
         return ", ".join(_cell(entry) for entry in value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
