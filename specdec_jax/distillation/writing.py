@@ -67,11 +67,11 @@ class Written(NamedTuple):
 
 def empty_opening(batch: int, slots: int) -> Opening:
     """Spares of which none is there, on the host."""
-    zero = np.zeros((batch,), np.int32)
-    hot = np.ones((batch,), np.float32)
-    nobody = np.full((batch,), -1, np.int32)
-    tokens = np.zeros((batch, slots), np.int32)
-    return Opening(tokens, zero, zero, zero, zero, hot, hot, np.zeros((batch,), np.uint32), nobody)
+    def row(value: int, dtype: Any = np.int32) -> np.ndarray:  # one each: callers fill them in place
+        return np.full((batch,), value, dtype)
+
+    tokens, heat = np.zeros((batch, slots), np.int32), np.float32
+    return Opening(tokens, row(0), row(0), row(0), row(0), row(1, heat), row(1, heat), row(0, np.uint32), row(-1))
 
 
 def build_writer(
