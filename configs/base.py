@@ -173,13 +173,25 @@ def override(config: T, arguments: Sequence[str]) -> T:
         ValueError: an argument that is no field, with the nearest, or a value the config refuses. A value of the wrong
             type, and --help, end the program as tyro does it.
     """
-    known = [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(config) if f.name != "methods"]  # type: ignore[arg-type]
+    known = _options(config)
     for argument in arguments:
         key = argument.split("=")[0].replace("_", "-")
         # A negative number is a value, --no-chat is tyro's way to say False.
         if key.startswith("--") and key not in [*known, "--help"] and key.replace("--no-", "--", 1) not in known:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, known)}")
     return tyro.cli(type(config), default=config, args=list(arguments), config=(tyro.conf.AvoidSubcommands,))
+
+
+def _options(config: Any, prefix: str = "--") -> list[str]:
+    """The options of a config, `--group.field` those of a dataclass in it. What only a file can set has none."""
+    names = []
+    for f in dataclasses.fields(config):
+        value, name = getattr(config, f.name), prefix + f.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            names += _options(value, f"{name}.")
+        elif "Suppress" not in str(f.type) and tyro.conf.Suppress not in getattr(f.type, "__metadata__", ()):
+            names.append(name)
+    return names
 
 
 def describe(value: Any) -> Any:

@@ -1,0 +1,146 @@
+"""`python -m experiments.distill` from target to exported drafter; killed at any moment, it goes on to the same weights."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_weights
+
+from experiments import distill
+from specdec_jax.distillation.lock import locked
+from specdec_jax.loading import load_model
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = """
+from configs.distillation import DistillConfig
+from specdec_jax.distillation.batches import Packing
+from specdec_jax.distillation.conversations import Pool
+from specdec_jax.distillation.initial import Shape
+from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.prompts import Openings
+from specdec_jax.distillation.training import Schedule
+
+config = DistillConfig(
+    name="tiny", target={target!r}, tokens=1200, texts="nowhere", held_out=(), judge=({prompts!r},), judge_tokens=8,
+    openings=(Openings("a", ("hello", "he {{n}}")), Openings("b", ("he hello",), long=True)), pools={{}},
+    short=Pool(4, 48, 64), long=Pool(2, 64, 64), cycle=("short", "short", "long"), labels=4,
+    shape=Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48),
+    packing=Packing(slots=(48, 96), tokens=192, candidates=64, sampled=16), chunk=48, validation=1,
+    schedule=Schedule(steps=12, warmup=2), rhythm=Rhythm(save_every=2, log_every=3), dtype="float32", seed=5,
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A tiny target, prompts and the config."""
+    folder = tmp_path_factory.mktemp("distill")
+    target = folder / "target"
+    tiny_weights.write_folder(target, tiny_weights.weights())
+    prompts = folder / "prompts.jsonl"
+    lines = [{"id": i, "category": c, "turns": [t]} for i, (c, t) in enumerate([("qa", "hello"), ("writing", "he he")])]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    config = folder / "config.py"
+    config.write_text(CONFIG.format(target=str(target), prompts=str(prompts)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nothing stopped."""
+    out = place / "whole"
+    assert distill.main([str(place / "config.py"), "--out", str(out)]) == 0
+    return out
+
+
+def weights(out: Path) -> bytes:
+    return (out / "drafter" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsys):
+    manifest = json.loads((whole / "data" / "manifest.json").read_text())
+    assert manifest["tokens"] >= 1200 and {entry["rows"] for entry in manifest["shards"]} == {"short", "long"}
+    lines = [json.loads(line) for line in (whole / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 12 and "validation_acceptance" in lines[-1]
+    assert (whole / "train" / "curve.png").stat().st_size > 5000
+    judged = json.loads((whole / "judge" / "judgement.json").read_text())
+    assert judged["step"] == 12 and set(judged["figures"]) == {"prompts, answers at 0", "prompts, answers at 0.7"}
+    assert set(judged["figures"]["prompts, answers at 0"]) == {"qa", "chat", "macro"}
+    hf, orbax = (load_model(whole / name, dtype="float32") for name in ("drafter", "drafter-orbax"))
+    assert hf.config == orbax.config and hf.config.num_hidden_layers == 1
+    card = (whole / "drafter" / "README.md").read_text()
+    assert "12 steps" in card and "greedy agreement" in card
+
+
+def test_a_finished_run_does_nothing_again(place, whole, capsys):
+    before = weights(whole)
+    assert distill.main([str(place / "config.py"), "--out", str(whole), "--stage", "write", "--stage", "train"]) == 0
+    assert "are there" in capsys.readouterr().out and weights(whole) == before
+
+
+def test_other_settings_for_the_same_folder_are_refused(place, whole, capsys):
+    for arguments, said in ((["--seed", "6"], "seed"), (["--stage", "train", "--schedule.rate", "0.1"], "schedule")):
+        assert distill.main([str(place / "config.py"), "--out", str(whole), *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(place, whole, capsys):
+    with locked(whole):
+        assert distill.main([str(place / "config.py"), "--out", str(whole)]) == 2
+    assert f"in use by another process (pid {os.getpid()})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a config first"),
+        (["{config}", "--stage", "judgement"], "unknown stage 'judgement'"),
+        (["{config}", "--toknes", "9"], "--toknes"),
+        (["{config}", "--schedule.stps", "9"], "--schedule.stps"),
+        (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["{config}", "--stage", "train"], "holds no shards"),
+        (["{config}", "--stage", "judge"], "no checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
+    given = [argument.format(config=place / "config.py") for argument in arguments]
+    out = ["--out", str(tmp_path / "out")] if given else []
+    assert distill.main([*given, *out]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error:") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["--tokens", "0"], "tokens"), (["--chunk", "7"], "chunk (7)")])
+def test_values_out_of_range_are_named(place, tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:  # as tyro refuses a value of the wrong type
+        distill.main([str(place / "config.py"), "--out", str(tmp_path), *arguments])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_weights(place, whole):
+    """SIGKILL at moments spread over the whole run, then once to the end."""
+    out, moments = place / "killed", random.Random(0)
+    command = [sys.executable, "-m", "experiments.distill", str(place / "config.py"), "--out", str(out)]
+    kills = 0
+    while kills < 4:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        marks = ("data/manifest.json", "train/training.json", "train/metrics.jsonl", "judge")
+        deadline = time.monotonic() + 180
+        while process.poll() is None and not (out / marks[kills]).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 0.8))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert weights(out) == weights(whole)
+    told = [json.loads((run / "data" / "manifest.json").read_text())["shards"] for run in (out, whole)]
+    assert told[0] == told[1]
+    assert not list(out.rglob("*.tmp"))[3:]  # what a kill may leave: one file a stage at most
