@@ -5,7 +5,7 @@ looks at the token before, then one that looks for what followed the present tok
 appears in training only after far more tokens than a drafter made on a laptop sees. Here it is built by hand in the
 first two layers, the rest stays random, and training goes on from there.
 
-The residual stream has `RESERVED` dimensions that embeddings do not use: one holds a constant, so that a query can ask
+The residual stream has `reserved` dimensions that embeddings do not use: one holds a constant, so that a query can ask
 for a place and not for a content, the others a signature of the token before. Rotary positions turn a head's fast pairs
 by the distance, which finds the token before, and leave its slow pairs alone, which compare signatures.
 """
@@ -19,8 +19,7 @@ import numpy as np
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.rope import inverse_frequencies
 
-SIGNATURE = 40  # dimensions of the residual stream that hold a signature of the token before
-RESERVED = SIGNATURE + 1
+SIGNATURE = 40  # most dimensions of the residual stream that hold a signature of the token before
 CONSTANT = 4.0  # what every embedding holds in its last dimension, in standard deviations of the others
 NEAR = 3  # fast pairs that find the token before: slower ones add to every place alike
 LOOK_BACK, MATCH = 9.0, 16.0  # nats by which the head prefers the token before, and a signature that matches
@@ -28,18 +27,29 @@ QUIET = 0.1  # by which the random parts of the two layers are turned down
 COPY = 4.0  # how much of a copied token's embedding is added, in embeddings
 
 
+def signature_size(width: int) -> int:
+    """Dimensions of a signature: an even number, at most a quarter of the width."""
+    return min(SIGNATURE, width // 8 * 2)
+
+
+def reserved(width: int) -> int:
+    """Dimensions that embeddings do not use: the signature's and a constant's."""
+    return signature_size(width) + 1
+
+
 def check(layers: int, width: int, head_dim: int) -> None:
     """Raises ValueError where the circuit has no room."""
     if layers < 2:
         raise ValueError(f"an induction circuit needs two layers, got {layers}")
-    if width < 2 * RESERVED:
-        raise ValueError(f"an induction circuit needs a width of at least {2 * RESERVED}, got {width}")
-    if head_dim < 2 * NEAR + SIGNATURE:
-        raise ValueError(f"an induction circuit needs heads of at least {2 * NEAR + SIGNATURE}, got {head_dim}")
+    if width < 64:
+        raise ValueError(f"an induction circuit needs a width of at least 64, got {width}")
+    if head_dim < 2 * NEAR + signature_size(width):
+        raise ValueError(f"an induction circuit of width {width} needs heads of at least "
+                         f"{2 * NEAR + signature_size(width)}, got {head_dim}")
 
 
 def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any, seed: int) -> Any:
-    """`params` with the circuit. `content` [V, width - RESERVED] float32: what embeddings start from."""
+    """`params` with the circuit. `content` [V, width - reserved] float32: what embeddings start from."""
     rng = np.random.default_rng(seed)
     vocab, known = content.shape
     # Of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
@@ -48,7 +58,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     constant = CONSTANT * spread
     embedding = np.zeros((vocab, config.hidden_size), np.float32)
     embedding[:, :known], embedding[:, -1] = content, constant
-    signature = _signatures(content, constant, counts, rng)
+    signature = _signatures(content, constant, signature_size(config.hidden_size), counts, rng)
     params = jax.tree.map(np.array, params)
     params["embedding"] = embedding
     for layer in ("layer_0", "layer_1"):  # random parts whisper, or their noise drowns what is matched
@@ -61,13 +71,15 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     return jax.tree.map(jnp.asarray, params)
 
 
-def _signatures(content: np.ndarray, constant: float, counts: Any, rng: np.random.Generator) -> np.ndarray:
-    """[SIGNATURE, known + 1]: from an embedding's content and its constant to numbers of mean 0 and variance 1."""
+def _signatures(
+    content: np.ndarray, constant: float, size: int, counts: Any, rng: np.random.Generator
+) -> np.ndarray:
+    """[size, known + 1]: from an embedding's content and its constant to numbers of mean 0 and variance 1."""
     weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
     weight /= weight.sum()
     mean = weight @ content
     spread = np.sqrt(weight @ (content - mean) ** 2)
-    turn = np.linalg.qr(rng.normal(size=(content.shape[1], SIGNATURE)))[0].T / spread[None, :]
+    turn = np.linalg.qr(rng.normal(size=(content.shape[1], size)))[0].T / spread[None, :]
     return np.concatenate([turn, -(turn @ mean)[:, None] / constant], axis=1)
 
 
@@ -83,10 +95,10 @@ def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale
     fused[pair, -1] = strength
     fused[keys + pair, -1] = strength * np.cos(turn)
     fused[keys + d // 2 + pair, -1] = strength * np.sin(turn)
-    known = signature.shape[1] - 1
-    fused[values : values + SIGNATURE, _content(known)] = signature * scale  # of size one, undoing the norm
+    size, known = len(signature), signature.shape[1] - 1
+    fused[values : values + size, _content(known, size)] = signature * scale  # of size one, undoing the norm
     output[:, :d] = 0.0
-    output[known + np.arange(SIGNATURE), np.arange(SIGNATURE)] = scale
+    output[known + np.arange(size), np.arange(size)] = scale
     return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
 
 
@@ -95,15 +107,16 @@ def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: fl
     d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     fused, output = attention["qkv"]["kernel"], attention["output"]["kernel"]
     keys, values = _first_rows(config)
-    half = SIGNATURE // 2
+    size = len(signature)
+    half = size // 2
     slow = np.concatenate([np.arange(d // 2 - half, d // 2), np.arange(d - half, d)])
-    strength = np.sqrt(MATCH / SIGNATURE * np.sqrt(d))
+    strength = np.sqrt(MATCH / size * np.sqrt(d))
     for kv in range(config.num_key_value_heads):
         query, key, value = kv * group * d, keys + kv * d, values + kv * d
         for start in (query, key, value):
             fused[start : start + d] = 0.0
-        fused[(query + slow)[:, None], _content(known)[None, :]] = signature * scale * strength
-        fused[key + slow, known + np.arange(SIGNATURE)] = strength
+        fused[(query + slow)[:, None], _content(known, size)[None, :]] = signature * scale * strength
+        fused[key + slow, known + np.arange(size)] = strength
         copied = np.arange(kv * d, min((kv + 1) * d, known))
         fused[value + copied - kv * d, copied] = 1.0
         output[:, query : query + d] = 0.0
@@ -111,9 +124,9 @@ def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: fl
     return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
 
 
-def _content(known: int) -> np.ndarray:
+def _content(known: int, size: int) -> np.ndarray:
     """Where the residual stream holds an embedding's content and its constant."""
-    return np.append(np.arange(known), known + SIGNATURE)
+    return np.append(np.arange(known), known + size)
 
 
 def _first_rows(config: LlamaConfig) -> tuple[int, int]:

@@ -83,7 +83,7 @@ def initial_params(shape: Shape, target: LlamaConfig, target_params: Params, cou
     if shape.init == "projection":
         params["embedding"] = jnp.asarray(projected(target_params["embedding"], shape.width, counts))
         return params
-    content = projected(target_params["embedding"], shape.width - induction.RESERVED, counts)
+    content = projected(target_params["embedding"], shape.width - induction.reserved(shape.width), counts)
     return induction.built_in(params, content, config, counts, seed)
 
 

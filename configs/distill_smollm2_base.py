@@ -1,0 +1,21 @@
+"""What do the target's own first layers make of the same data? Four of them and its embedding, 42.5 M parameters.
+
+Command:   python -m experiments.distill configs/distill_smollm2_base.py --stage train --stage judge
+           (its data: copy or link runs/distill-smollm2/data to runs/distill-smollm2-base/data, or run all stages)
+Hardware:  2 x86 cores, 8 GB of memory
+Time:      FILL-IN
+Expected:  FILL-IN
+"""
+
+import dataclasses
+
+from configs.distill_smollm2 import config as small
+from specdec_jax.distillation.initial import Shape
+from specdec_jax.distillation.training import Schedule
+
+config = dataclasses.replace(
+    small,
+    name="distill-smollm2-base",
+    shape=Shape(layers=4, init="first_layers"),
+    schedule=Schedule(steps=1000, rate=4e-4, warmup=50),
+)

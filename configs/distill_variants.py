@@ -1,0 +1,32 @@
+"""Which loss, and which beginning, makes the better drafter from the same seconds of training?
+
+Command:   python -m experiments.compare_distillation configs/distill_variants.py --data runs/distill-smollm2/data
+Hardware:  2 x86 cores, 8 GB of memory
+Time:      FILL-IN
+Expected:  docs/distillation.md has the table
+"""
+
+from configs.distill_smollm2 import config as base
+from configs.distillation import VariantsConfig
+from specdec_jax.distillation import losses
+from specdec_jax.distillation.initial import Shape
+
+SIZE = {"width": 224, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 768}
+
+config = VariantsConfig(
+    base=base,
+    seconds=150.0,
+    variants={
+        "induction, forward KL": {},
+        "projection": {"shape": Shape(4, init="projection", **SIZE)},
+        "random": {"shape": Shape(4, init="random", **SIZE)},
+        "first 4 layers of the target (42 M)": {"shape": Shape(4, init="first_layers")},
+        "reverse KL": {"loss": losses.reverse_kl},
+        "Jensen-Shannon": {"loss": losses.jensen_shannon(0.5)},
+        "total variation": {"loss": losses.total_variation},
+        "TVD++": {"loss": losses.tvd_plus_plus},
+        "forward KL, then total variation": {
+            "loss": losses.scheduled(losses.forward_kl, losses.total_variation, start=0.3, stop=0.9)
+        },
+    },
+)

@@ -1,0 +1,175 @@
+"""Losses and initialisations of a drafter at equal cost: the same data, the same seconds of training.
+
+Question:  What is worth a user's hour: another loss, or another beginning?
+Command:   python -m experiments.compare_distillation configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
+Output:    results.jsonl (a line a variant) and table.md in --out; variants that are there are not run again
+
+Each variant is timed first; its schedule then has as many steps as fit in the seconds, warm-up and decay scaled with
+them. Judged along conversations of the shards held out: greedy agreement and acceptance over the whole vocabulary.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.markdown import Markdown
+
+from configs.base import load_config
+from configs.distillation import DistillConfig, VariantsConfig
+from experiments.distill_train import initial_state
+from experiments.distill_write import bar
+from specdec_jax.analysis.acceptance import MACRO, by_task
+from specdec_jax.compilation_cache import enable
+from specdec_jax.distillation.batches import BatchOrder, Corpus
+from specdec_jax.distillation.judging import judge
+from specdec_jax.distillation.lock import locked
+from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.distillation.training import build_step, judged_params
+from specdec_jax.distillation.writing import BY_ASSISTANT
+from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.models import llama
+
+RESULTS = "results.jsonl"
+TIMED = 6  # steps whose time decides how many fit, after one a row length that compiles
+ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the config given first on the command line; 2 on bad input."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given or given[0].startswith("-"):
+        print(f"usage: python -m experiments.compare_distillation CONFIG.py [OPTIONS]\n\n{__doc__}")
+        return 0 if given else 2
+    try:
+        compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
+    """Trains and judges what is missing, and prints the table."""
+    data, out = ShardFolder(config.data), Path(config.out)
+    held = config.base.validation
+    if len(data.entries) <= held:
+        raise ValueError(f"{data.path} holds {len(data.entries)} shards; {held} are held out and some must be left")
+    with locked(out):
+        enable()
+        target = load_model(config.base.target, dtype=config.base.dtype)
+        shards = list(data)
+        corpus = Corpus(shards[held:], target.model.spec.vocab_size)
+        texts, tasks = held_out_texts(shards[:held], config.texts)
+        path = out / RESULTS
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        for name in config.only or config.variants:
+            if any(row["variant"] == name for row in rows):
+                continue
+            variant = dataclasses.replace(config.base, **config.variants[name])
+            drafter, facts = train(name, variant, config.seconds, corpus, target, console)
+            figures = by_task(judge(target, drafter, texts), tasks)
+            rows.append({"variant": name, **facts, **_figures(figures)})
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    table = report(rows)
+    (out / "table.md").write_text(table + "\n", encoding="utf-8")
+    console.print(Markdown(table))
+    return rows
+
+
+def train(
+    name: str, config: DistillConfig, seconds: float, corpus: Corpus, target: LoadedModel, console: Console
+) -> tuple[LoadedModel, dict[str, Any]]:
+    """Trains a variant for about so many seconds."""
+    order = BatchOrder(corpus, config.packing, config.seed)
+    state, drafter = initial_state(config, target, corpus.counts)
+    chunk, dtype = config.chunk, config.dtype
+    state, pace = _pace(build_step(drafter, config.schedule, config.loss, dtype=dtype, chunk=chunk), state, order)
+    steps = max(int(seconds / pace), 10)
+    schedule = dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10)
+    state, _ = initial_state(dataclasses.replace(config, schedule=schedule), target, corpus.counts)
+    step = build_step(drafter, schedule, config.loss, dtype=dtype, chunk=chunk)
+    began = time.monotonic()
+    with bar(console, name, steps, 0, unit="steps") as update:
+        for at in range(steps):
+            state, metrics = step(state, order.at(at))
+            jax.block_until_ready(metrics)
+            update(at + 1)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), judged_params(state))
+    facts = {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "steps": steps,
+        "seconds": round(time.monotonic() - began, 1),
+        "positions": steps * config.packing.tokens,
+        "training_acceptance": float(metrics.acceptance),
+    }
+    return LoadedModel(llama.language_model(drafter, dtype), params, target.tokenizer, name, drafter), facts
+
+
+def _pace(step: Any, state: Any, order: BatchOrder) -> tuple[Any, float]:
+    """Seconds a step, the median of a few."""
+    shapes, at = set(), 0
+    while len(shapes) < 2 and at < 20:  # both row lengths compile
+        batch = order.at(at)
+        if batch.tokens.shape not in shapes:
+            state, metrics = step(state, batch)
+            jax.block_until_ready(metrics)
+        shapes.add(batch.tokens.shape)
+        at += 1
+    times = []
+    for _ in range(TIMED):
+        began = time.monotonic()
+        state, metrics = step(state, order.at(at))
+        jax.block_until_ready(metrics)
+        times.append(time.monotonic() - began)
+        at += 1
+    return state, float(np.median(times))
+
+
+def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list[int], list[int]]], list[str]]:
+    """(prompt, answer) pairs and their kinds: first answers of conversations, kinds in turn."""
+    by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
+    for shard in shards:
+        for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
+            own = np.flatnonzero(shard.writer[start:stop] == BY_ASSISTANT)
+            size = int(np.argmax(np.append(np.diff(own), 2) > 1)) + 1  # the first answer, up to the next turn
+            if size >= LEAST:
+                first, tokens = int(own[0]), shard.tokens[start:stop].tolist()
+                answer = tokens[first : first + min(size, ANSWER)]
+                by_kind.setdefault(shard.kinds[shard.kind[at]], []).append((tokens[:first], answer))
+    each = -(-count // len(by_kind))
+    picked = [(text, kind) for kind, texts in sorted(by_kind.items()) for text in texts[:each]]
+    return [text for text, _ in picked], [kind for _, kind in picked]
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a variant."""
+    lines = ["| variant | parameters | steps | greedy agreement | acceptance at 0.7 | at 1.0 |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        size = f"{row['parameters'] / 1e6:.1f} M"
+        cells = [_cell(row[key]) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
+        lines.append(f"| {row['variant']} | {size} | {row['steps']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _figures(figures: dict[str, Any]) -> dict[str, Any]:
+    whole = figures[MACRO]
+    found = {"agreement": list(whole.agreement)}
+    found |= {f"acceptance_{heat:g}": list(interval) for heat, interval in whole.acceptance.items()}
+    return found | {"by_kind": {kind: entry.agreement.estimate for kind, entry in figures.items()}}
+
+
+def _cell(interval: Sequence[float]) -> str:
+    return f"{interval[0]:.3f} ({interval[1]:.3f} to {interval[2]:.3f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
