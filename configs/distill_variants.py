@@ -7,7 +7,7 @@ Expected:  docs/distillation.md has the table
 """
 
 from configs.distill_smollm2 import config as base
-from configs.distillation import VariantsConfig
+from configs.base_distillation import VariantsConfig
 from specdec_jax.distillation import losses
 from specdec_jax.distillation.initial import Shape
 

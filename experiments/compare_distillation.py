@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from configs.base import load_config
-from configs.distillation import DistillConfig, VariantsConfig
+from configs.base_distillation import DistillConfig, VariantsConfig
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
 from specdec_jax.analysis.acceptance import MACRO, by_task

@@ -1,7 +1,7 @@
 """From a target to a drafter: write data, label it, train, judge and export.
 
 Question:  How good a drafter does this much computing buy, for any target that can be loaded?
-Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] [--tokens 100000] ...
+Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] ...
 Time:      the config says; every stage goes on where it was stopped, however it was stopped
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from configs.base import load_config
-from configs.distillation import DistillConfig
+from configs.base_distillation import DistillConfig
 from experiments import distill_judge, distill_train, distill_write
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> Path:
-    """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in use."""
+    """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in
+    use."""
     if not isinstance(config, DistillConfig):
         raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
     folder = Path(config.out or f"runs/{config.name}")
@@ -81,4 +82,3 @@ def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 if __name__ == "__main__":
     sys.exit(main())
-

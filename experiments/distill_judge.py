@@ -9,7 +9,8 @@ import jax
 from rich.console import Console
 from rich.markdown import Markdown
 
-from configs.distillation import DistillConfig
+from configs.base import describe
+from configs.base_distillation import DistillConfig
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
 from experiments.prompts import Prompt, read_prompts
@@ -126,7 +127,14 @@ def report(figures: dict[str, dict[str, TaskFigures]], ratio: float) -> str:
     lines = []
     for name, tasks in figures.items():
         temperatures = list(next(iter(tasks.values())).acceptance)
-        head = ["task", "texts", "greedy agreement", *(f"acceptance at {t:g}" for t in temperatures), "best k", "predicted"]
+        head = [
+            "task",
+            "texts",
+            "greedy agreement",
+            *(f"acceptance at {t:g}" for t in temperatures),
+            "best k",
+            "predicted",
+        ]
         lines += [f"**{name}** (c = {ratio:.3f})", "", _row(head), _row(["---"] * len(head))]
         for task, entry in tasks.items():
             mean = entry.agreement.estimate
@@ -151,7 +159,7 @@ def card_fields(
         "parameters": size,
         "data": f"{data.num_tokens:,} tokens written by the target ({len(data.entries)} shards), labels: the target's "
         f"{config.labels or config.labels_online} most probable tokens at every position",
-        "recipe": f"{config.shape}; {config.packing}; {config.schedule}; loss {getattr(config.loss, '__name__', 'loss')}",
+        "recipe": f"{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}",
         "cost": f"{step:,} steps, {seen:,} positions; a drafter step is {cost['ratio']:.3f} of a target pass here",
         "figures": table,
     }

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from rich.console import Console
 
-from configs.distillation import DistillConfig
+from configs.base_distillation import DistillConfig
 from experiments.distill_write import bar
 from experiments.run_folder import environment
 from specdec_jax.distillation import loop
@@ -123,17 +123,28 @@ def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
     """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
     from configs.base import describe
 
-    fields = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
+    fields = (
+        "target",
+        "shape",
+        "start_from",
+        "packing",
+        "schedule",
+        "loss",
+        "labels",
+        "labels_online",
+        "dtype",
+        "seed",
+    )
     told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
     path = where / SETTINGS
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"]
         changed = sorted(key for key in {*told, *earlier} if told.get(key) != earlier.get(key))
         if changed:
-            raise ValueError(f"{where} was begun with another {', '.join(changed)}: move it away, or choose another --out")
+            raise ValueError(
+                f"{where} was begun with another {', '.join(changed)}: move it away, or choose another --out"
+            )
         return
     temporary = where / f".{SETTINGS}.tmp"
     temporary.write_text(json.dumps({"config": told, **environment()}, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-

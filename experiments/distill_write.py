@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from configs.base import describe
-from configs.distillation import DistillConfig
+from configs.base_distillation import DistillConfig
 from specdec_jax.distillation.conversations import Author
 from specdec_jax.distillation.labelling import build_labeller, label_shard
-from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_texts
+from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_openings, read_texts
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.loading import LoadedModel
 
@@ -24,12 +24,13 @@ LEAST_WORDS = 40  # of a paragraph of a package's description
 
 def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Writes blocks until there are enough tokens. A block that was cut short is written again, to the same tokens."""
-    data, pools, prompts = data_folder(config, folder), *read_pools(config)
+    openings, pools = read_requests(config)
+    data = data_folder(config, folder)
     if data.num_tokens >= config.tokens:
         console.print(f"Data: {data.num_tokens:,} tokens are there")
         return
     held_out = HeldOut(text for path in config.held_out for text in read_texts(path))
-    source = RequestSource(_with_prompts(config, prompts), pools, pools[DOCUMENTS])
+    source = RequestSource(openings, pools, pools[DOCUMENTS])
     author = Author(
         target.model,
         target.params,
@@ -76,22 +77,24 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 def data_folder(config: DistillConfig, folder: Path) -> ShardFolder:
     """The run's shards, refused if other settings wrote them."""
-    pools, prompts = read_pools(config)
     fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "seed", "dtype")
     about = {name: describe(getattr(config, name)) for name in fields}
-    made_of = json.dumps([describe(config.openings), pools, prompts], sort_keys=True)
+    made_of = json.dumps(describe(read_requests(config)), sort_keys=True)
     about["requests"] = hashlib.sha256(made_of.encode()).hexdigest()[:12]
     return ShardFolder(folder / "data", about)
 
 
-def read_pools(config: DistillConfig) -> tuple[dict[str, list[str]], list[str]]:
-    """What stands for each name in braces, documents among it, and the whole prompts. Raises as `read_texts` does."""
-    pools = {name: list(pool) for name, pool in config.pools.items()}
-    found = sorted(Path(config.texts).glob("*.jsonl"))
-    pools |= {path.stem: read_texts(path) for path in found}
+def read_requests(config: DistillConfig) -> tuple[tuple[Openings, ...], dict[str, list[str]]]:
+    """Kinds of requests, whole prompts as one of them, and what stands for each name in braces, documents among it."""
+    openings, pools = read_openings(config.openings)
+    pools |= {path.stem: read_texts(path) for path in sorted(Path(config.texts).glob("*.jsonl"))}
     if DOCUMENTS not in pools:
         pools[DOCUMENTS] = installed_documents()
-    return pools, [text for path in config.prompts for text in read_texts(path)]
+    prompts = [text for path in config.prompts for text in read_texts(path)]
+    if prompts:  # braces in them are no pools
+        texts = tuple(text.replace("{", "(").replace("}", ")") for text in prompts)
+        openings = (*openings, Openings("prompts", texts, sum(entry.weight for entry in openings) / 2))
+    return openings, pools
 
 
 def installed_documents() -> list[str]:
@@ -122,15 +125,10 @@ def bar(console: Console, title: str, total: int, done: int, unit: str = "tokens
 
         def update(now: int) -> None:
             speed = progress.tasks[0].speed
-            progress.update(task, completed=min(now, total), rate="" if not speed else f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s")
+            progress.update(
+                task,
+                completed=min(now, total),
+                rate="" if not speed else f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s",
+            )
 
         yield update
-
-
-def _with_prompts(config: DistillConfig, prompts: list[str]) -> tuple[Openings, ...]:
-    """The openings, and whole prompts as one more kind; braces in these are no pools."""
-    if not prompts:
-        return config.openings
-    weight = sum(entry.weight for entry in config.openings) / 2
-    texts = tuple(text.replace("{", "(").replace("}", ")") for text in prompts)
-    return (*config.openings, Openings("prompts", texts, weight))

@@ -1,4 +1,4 @@
-"""`python -m experiments.distill` from target to exported drafter; killed at any moment, it goes on to the same weights."""
+"""`python -m experiments.distill` from target to drafter; killed at any moment, it goes on to the same weights."""
 
 import json
 import os
@@ -18,17 +18,16 @@ from specdec_jax.loading import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = """
-from configs.distillation import DistillConfig
+from configs.base_distillation import DistillConfig
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.conversations import Pool
 from specdec_jax.distillation.initial import Shape
 from specdec_jax.distillation.loop import Rhythm
-from specdec_jax.distillation.prompts import Openings
 from specdec_jax.distillation.training import Schedule
 
 config = DistillConfig(
     name="tiny", target={target!r}, tokens=1200, texts="nowhere", held_out=(), judge=({prompts!r},), judge_tokens=8,
-    openings=(Openings("a", ("hello", "he {{n}}")), Openings("b", ("he hello",), long=True)), pools={{}},
+    openings={openings!r},
     short=Pool(4, 48, 64), long=Pool(2, 64, 64), cycle=("short", "short", "long"), labels=4,
     shape=Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48),
     packing=Packing(slots=(48, 96), tokens=192, candidates=64, sampled=16), chunk=48, validation=1,
@@ -46,8 +45,11 @@ def place(tmp_path_factory):
     prompts = folder / "prompts.jsonl"
     lines = [{"id": i, "category": c, "turns": [t]} for i, (c, t) in enumerate([("qa", "hello"), ("writing", "he he")])]
     prompts.write_text("\n".join(map(json.dumps, lines)))
+    kinds = [{"kind": "a", "texts": ["hello", "he {n}"]}, {"kind": "b", "texts": ["he hello"], "long": True}]
+    openings = folder / "openings.json"
+    openings.write_text(json.dumps({"openings": kinds}))
     config = folder / "config.py"
-    config.write_text(CONFIG.format(target=str(target), prompts=str(prompts)))
+    config.write_text(CONFIG.format(target=str(target), prompts=str(prompts), openings=str(openings)))
     return folder
 
 

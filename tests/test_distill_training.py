@@ -73,9 +73,7 @@ def test_weights_are_those_of_who_wrote_the_token_predicted(shard):
 def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
     """The normaliser over candidates is unbiased: a correction that is forgotten, or has the wrong count, shows."""
     logits = np.random.default_rng(0).normal(size=VOCAB)
-    order = BatchOrder(
-        Corpus([shard], VOCAB), Packing(slots=(32,), tokens=32, candidates=40, sampled=12), seed=3
-    )
+    order = BatchOrder(Corpus([shard], VOCAB), Packing(slots=(32,), tokens=32, candidates=40, sampled=12), seed=3)
     estimates = []
     for step in range(400):
         batch = order.at(step)
@@ -201,7 +199,8 @@ def test_an_induction_drafter_copies_before_it_is_trained():
 def test_first_layers_are_the_targets_own(target):
     shape = initial.Shape(layers=1, init="first_layers")
     params = initial.initial_params(shape, TARGET, target[1], None, 0)
-    assert "layer_1" not in params and bool(jnp.all(params["layer_0"]["mlp"]["down"]["kernel"] == target[1]["layer_0"]["mlp"]["down"]["kernel"]))  # fmt: skip
+    mine, theirs = (tree["layer_0"]["mlp"]["down"]["kernel"] for tree in (params, target[1]))
+    assert "layer_1" not in params and bool(jnp.all(mine == theirs))
 
 
 def test_shards_come_back_and_damage_is_named(tmp_path, shard):

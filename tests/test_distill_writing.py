@@ -39,8 +39,10 @@ def written(target) -> Shard:
 
 def conversations(shard):
     for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
-        yield float(shard.temperature[at]), *(array[start:stop] for array in shard[:2]), *(
-            array[start:stop] for array in (shard.top, shard.log_prob)
+        yield (
+            float(shard.temperature[at]),
+            *(array[start:stop] for array in shard[:2]),
+            *(array[start:stop] for array in (shard.top, shard.log_prob)),
         )
 
 

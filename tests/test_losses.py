@@ -45,8 +45,9 @@ NAIVE = {
     "reverse_kl": (reverse_kl, lambda p, q, _: (q * np.log(q / p)).sum(-1)),
     "jensen_shannon": (
         jensen_shannon(0.3),
-        lambda p, q, _: 0.3 * (p * np.log(p / (0.3 * p + 0.7 * q))).sum(-1)
-        + 0.7 * (q * np.log(q / (0.3 * p + 0.7 * q))).sum(-1),
+        lambda p, q, _: (
+            0.3 * (p * np.log(p / (0.3 * p + 0.7 * q))).sum(-1) + 0.7 * (q * np.log(q / (0.3 * p + 0.7 * q))).sum(-1)
+        ),
     ),
     "total_variation": (total_variation, lambda p, q, _: 1 - np.minimum(p, q).sum(-1)),
     "tvd_plus_plus": (tvd_plus_plus, naive_tvd_plus_plus),

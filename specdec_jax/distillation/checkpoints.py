@@ -39,7 +39,9 @@ class Checkpoints:
             return self._manager.restore(step, args=ocp.args.StandardRestore(jax.tree.map(abstract, like)))
         except Exception as error:
             where = self.path / str(step)
-            raise ValueError(f"{where} cannot be restored (delete it to go on from the one before): {_short(error)}") from None
+            raise ValueError(
+                f"{where} cannot be restored (delete it to go on from the one before): {_short(error)}"
+            ) from None
 
     def close(self) -> None:
         """Ends the manager's threads."""

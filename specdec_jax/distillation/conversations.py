@@ -61,7 +61,11 @@ def read_template(tokenizer: Tokenizer) -> Template:
     """What the template puts before, between and after turns. Raises ValueError if a turn ends in no special token."""
     first = tokenizer.chat([{"role": "user", "content": _MARK}])
     head, close = first.split(_MARK)
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}, {"role": "user", "content": _MARK}]
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": _MARK},
+        {"role": "user", "content": _MARK},
+    ]
     between = tokenizer.chat(talk).split(_MARK)[1]
     close_user, close_assistant = (np.array(tokenizer.encode(text), np.int32) for text in (close, between))
     if close_user[0] not in tokenizer.eos_ids or close_assistant[0] not in tokenizer.eos_ids:
@@ -184,4 +188,6 @@ class Author:
         ), facts
 
     def _keeps(self, tokens: np.ndarray, writer: np.ndarray) -> bool:
-        return bool((writer == BY_ASSISTANT).any()) and not self._held_out.touches(self._tokenizer.decode(tokens))
+        return bool((writer == BY_ASSISTANT).any()) and not self._held_out.touches(
+            self._tokenizer.decode(tokens.tolist())
+        )

@@ -20,10 +20,10 @@ Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], pr
 class Labels(NamedTuple):
     """What the loss of N positions reads. Indices are into the C candidates."""
 
-    weight: Array  # [N] float32
-    following: Array  # [N] int32, the token that came next
-    top: Array  # [N, k] int32
-    log_prob: Array  # [N, k] float32
+    weight: Any  # [N] float32
+    following: Any  # [N] int32, the token that came next
+    top: Any  # [N, k] int32
+    log_prob: Any  # [N, k] float32
 
 
 class Sums(NamedTuple):

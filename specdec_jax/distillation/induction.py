@@ -44,8 +44,10 @@ def check(layers: int, width: int, head_dim: int) -> None:
     if width < 64:
         raise ValueError(f"an induction circuit needs a width of at least 64, got {width}")
     if head_dim < 2 * NEAR + signature_size(width):
-        raise ValueError(f"an induction circuit of width {width} needs heads of at least "
-                         f"{2 * NEAR + signature_size(width)}, got {head_dim}")
+        raise ValueError(
+            f"an induction circuit of width {width} needs heads of at least "
+            f"{2 * NEAR + signature_size(width)}, got {head_dim}"
+        )
 
 
 def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any, seed: int) -> Any:
@@ -71,9 +73,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     return jax.tree.map(jnp.asarray, params)
 
 
-def _signatures(
-    content: np.ndarray, constant: float, size: int, counts: Any, rng: np.random.Generator
-) -> np.ndarray:
+def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rng: np.random.Generator) -> np.ndarray:
     """[size, known + 1]: from an embedding's content and its constant to numbers of mean 0 and variance 1."""
     weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
     weight /= weight.sum()

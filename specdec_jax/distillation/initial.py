@@ -67,7 +67,7 @@ def drafter_config(shape: Shape, target: LlamaConfig) -> LlamaConfig:
 
 
 def initial_params(shape: Shape, target: LlamaConfig, target_params: Params, counts: Any, seed: int) -> Params:
-    """Float32 parameters. `counts` [V]: how often each token occurs in the data; the projection serves frequent ones."""
+    """Float32 parameters. `counts` [V]: how often each token occurs; the projection serves frequent ones."""
     config = drafter_config(shape, target)
     if shape.init == "first_layers":
         kept = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}

@@ -19,7 +19,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Rhythm:
-    """How often the loop writes. `minutes`: it saves and returns after so long (0: when it is done). Raises ValueError."""
+    """How often the loop writes. `minutes`: it saves and returns after so long (0: when done). Raises ValueError."""
 
     save_every: int = 100
     log_every: int = 10

@@ -42,6 +42,20 @@ class Openings:
             raise ValueError(f"open openings {self.kind!r} need a positive turn_limit, got {self.turn_limit!r}")
 
 
+def read_openings(path: str | Path) -> tuple[tuple[Openings, ...], dict[str, list[str]]]:
+    """The openings and pools of a JSON file, `{"pools": {name: [text, ...]}, "openings": [{"kind": ..., "texts": [...],
+    ...}]}`. Raises FileNotFoundError, or ValueError naming the file and what is wrong with it."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file of openings: {path}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        openings = tuple(Openings(**entry | {"texts": tuple(entry["texts"])}) for entry in content["openings"])
+        return openings, {name: [str(text) for text in pool] for name, pool in content.get("pools", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is no file of openings: {type(error).__name__}: {error}") from None
+
+
 class Request(NamedTuple):
     """A user's turn, whole or begun."""
 

@@ -54,7 +54,9 @@ class ShardFolder:
         known = self._read()
         if about is not None and known is not None and known != _plain(about):
             changed = sorted(key for key in {*known, *about} if known.get(key) != _plain(about).get(key))
-            raise ValueError(f"{self.path} holds data written with other settings ({', '.join(changed)}): choose another")
+            raise ValueError(
+                f"{self.path} holds data written with other settings ({', '.join(changed)}): choose another"
+            )
         self.about = _plain(about) if about is not None else known or {}
 
     def _read(self) -> dict[str, Any] | None:
@@ -101,7 +103,9 @@ class ShardFolder:
         if not path.is_file():
             raise ValueError(f"{path} is listed in {MANIFEST} and missing")
         if check and _sha256(path) != entry["sha256"]:
-            raise ValueError(f"{path} is damaged: its checksum is not the manifest's. Delete it from both to write it anew")
+            raise ValueError(
+                f"{path} is damaged: its checksum is not the manifest's. Delete it from both to write it anew"
+            )
         try:
             with safe_open(path, "numpy") as file:
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open has no iterator

@@ -86,9 +86,9 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
     chain = optax.chain(optax.clip_by_global_norm(schedule.clip), adam)
     steps = optax.MultiSteps(chain, schedule.accumulate) if schedule.accumulate > 1 else chain
 
-    def update(*arguments: Any) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            return steps.update(*arguments)
+            return steps.update(updates, state, params)
 
     return optax.GradientTransformation(steps.init, update)
 

@@ -56,17 +56,18 @@ class Rows(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a step fed and what the target said after it; a leading axis of steps."""
+    """What a step fed and what the target said after it; a leading axis of steps. Device arrays, then host ones."""
 
-    id: Array  # [N, B] int32, -1: the row was idle
-    token: Array  # [N, B] int32
-    writer: Array  # [N, B] int32
-    top: Array  # [N, B, k] int32, the most probable next tokens
-    log_prob: Array  # [N, B, k] float32, theirs at temperature 1
+    id: Any  # [N, B] int32, -1: the row was idle
+    token: Any  # [N, B] int32
+    writer: Any  # [N, B] int32
+    top: Any  # [N, B, k] int32, the most probable next tokens
+    log_prob: Any  # [N, B, k] float32, theirs at temperature 1
 
 
 def empty_opening(batch: int, slots: int) -> Opening:
     """Spares of which none is there, on the host."""
+
     def row(value: int, dtype: Any = np.int32) -> np.ndarray:  # one each: callers fill them in place
         return np.full((batch,), value, dtype)
 
@@ -98,9 +99,7 @@ def build_writer(
         logits = logits[:, 0]
         top_logit, top = lax.top_k(logits, k)
         log_prob = top_logit - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        fed = Written(
-            rows.now.id, _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position), top, log_prob
-        )
+        fed = Written(rows.now.id, _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position), top, log_prob)
         live = rows.now.id >= 0
         rows = rows._replace(position=rows.position + live.astype(jnp.int32))
         rows = rows._replace(cache=model.with_length(cache, rows.position))

@@ -114,7 +114,8 @@ class Llama(nn.Module):
         embedding = self.param("embedding", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
         x = embedding[tokens].astype(jnp.float32)
         count = c.num_hidden_layers
-        keys, values = ([None] * count, [None] * count) if cache is None else (list(cache.keys), list(cache.values))
+        keys: list[Any] = [None] * count if cache is None else list(cache.keys)
+        values: list[Any] = [None] * count if cache is None else list(cache.values)
         for i in range(count):
             block = Block(c, self.dtype, name=f"layer_{i}")
             x, keys[i], values[i] = block(x, keys[i], values[i], start, cos_sin, visible)

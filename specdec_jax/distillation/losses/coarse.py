@@ -11,8 +11,8 @@ def coarse_laws(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Ar
     """Both laws over k labels and the rest: ([..., k], [..., k]) to ([..., k + 1], [..., k + 1]), nats.
 
     The last outcome is all that is no label. A label of -inf is none: its probability counts with the rest on both
-    sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of the
-    true one, and their acceptance an upper bound.
+    sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of
+    the true one, and their acceptance an upper bound.
     """
     kept = jnp.isfinite(top_log_prob)
     return _with_rest(top_log_prob, kept), _with_rest(drafter_log_prob, kept)

@@ -21,8 +21,6 @@ def jensen_shannon(beta: float = 0.5):
         log_p = lax.stop_gradient(log_p)
         low_p, low_q = finite(log_p), finite(log_q)
         middle = jnp.logaddexp(low_p + jnp.log(beta), low_q + jnp.log(1.0 - beta))
-        return beta * weighted(jnp.exp(low_p), low_p - middle) + (1.0 - beta) * weighted(
-            jnp.exp(low_q), low_q - middle
-        )
+        return beta * weighted(jnp.exp(low_p), low_p - middle) + (1.0 - beta) * weighted(jnp.exp(low_q), low_q - middle)
 
     return loss

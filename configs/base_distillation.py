@@ -1,20 +1,18 @@
 """What a distillation is told. `configs/distill_smollm2.py` is one; copy it for your own target."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tyro
 
-from configs import openings
 from specdec_jax.choices import nearest
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.conversations import Pool, Temperatures
 from specdec_jax.distillation.initial import Shape
 from specdec_jax.distillation.loop import Rhythm
 from specdec_jax.distillation.losses import forward_kl
-from specdec_jax.distillation.prompts import Openings
 from specdec_jax.distillation.training import Schedule
 
 DTYPES = ("bfloat16", "float32")
@@ -33,16 +31,14 @@ class DistillConfig:
     tokens: int = 2_000_000
     """Written at least."""
     texts: str = "runs/texts"
-    """A folder of .jsonl files (`experiments.gather_texts` makes one): documents.jsonl, and a file for each further pool
-    of the openings. Without it, documents are the descriptions of installed packages."""
+    """A folder of .jsonl files (`experiments.gather_texts` makes one): documents.jsonl, and a file for each
+    further pool of the openings. Without it, documents are the descriptions of installed packages."""
     prompts: tuple[str, ...] = ()
     """JSONL files of whole prompts to answer as well; one in three requests is then one of them."""
     held_out: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files of prompts that nothing written may share eight words in a row with."""
-    openings: tyro.conf.Suppress[tyro.conf.Fixed[tuple[Openings, ...]]] = openings.OPENINGS
-    """Set in the file: what requests look like."""
-    pools: tyro.conf.Suppress[tyro.conf.Fixed[Mapping[str, Sequence[str]]]] = field(default_factory=lambda: openings.POOLS)
-    """Set in the file: what stands for a name in braces."""
+    openings: str = "configs/prompts/openings.json"
+    """What requests look like: kinds, their first words, and what stands for a name in braces."""
     short: Pool = Pool(96, 448, 1024)  # noqa: RUF009 - frozen
     """Rows of most kinds."""
     long: Pool = Pool(48, 896, 1536)  # noqa: RUF009 - frozen
@@ -100,7 +96,9 @@ class DistillConfig:
         if self.packing.tokens % self.chunk:
             raise ValueError(f"chunk ({self.chunk}) must divide the tokens of a batch ({self.packing.tokens})")
         if max(self.short.slots, self.long.slots) > self.packing.slots[-1]:
-            raise ValueError(f"rows of {max(self.short.slots, self.long.slots)} do not fit packing.slots {self.packing.slots}")
+            raise ValueError(
+                f"rows of {max(self.short.slots, self.long.slots)} do not fit packing.slots {self.packing.slots}"
+            )
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {self.name!r}")
 
