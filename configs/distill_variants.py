@@ -6,8 +6,8 @@ Time:      FILL-IN
 Expected:  docs/distillation.md has the table
 """
 
-from configs.distill_smollm2 import config as base
 from configs.base_distillation import VariantsConfig
+from configs.distill_smollm2 import config as base
 from specdec_jax.distillation import losses
 from specdec_jax.distillation.initial import Shape
 

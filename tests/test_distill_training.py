@@ -203,6 +203,34 @@ def test_first_layers_are_the_targets_own(target):
     assert "layer_1" not in params and bool(jnp.all(mine == theirs))
 
 
+def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, shard, monkeypatch):
+    folder = ShardFolder(tmp_path, {"seed": 1})
+    folder.add("00000", shard)
+
+    def full(arrays, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specdec_jax.distillation.shards.save_file", full)
+    with pytest.raises(OSError, match="00001.safetensors.*No space left"):
+        folder.add("00001", shard)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "manifest.json"]
+    assert ShardFolder(tmp_path).load(0).num_tokens == shard.num_tokens
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path, shard, monkeypatch):
+    trained(tmp_path, shard, 3)
+
+    def full(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: no space")
+
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
+    with pytest.raises(OSError, match="checkpoints/6.*no space"):
+        trained(tmp_path, shard, 6)
+    monkeypatch.undo()
+    assert int(trained(tmp_path, shard, 6).step) == 6
+
+
 def test_shards_come_back_and_damage_is_named(tmp_path, shard):
     folder = ShardFolder(tmp_path, {"seed": 1})
     folder.add("00000", shard, idle=0.1)
