@@ -1,5 +1,6 @@
 """From a name to a model with its weights and its tokenizer, and back to a folder."""
 
+from specdec_jax.loading.gguf_writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import LoadedModel, load_model
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
@@ -13,6 +14,7 @@ __all__ = [
     "check_same_vocabulary",
     "load_model",
     "restore_orbax",
+    "save_gguf",
     "save_hf_folder",
     "save_orbax",
 ]

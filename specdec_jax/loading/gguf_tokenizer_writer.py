@@ -7,8 +7,8 @@ swallow the space beside them, a pre-tokenizer without a name) is refused: the f
 import json
 from typing import Any
 
+from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 
 from specdec_jax.loading.gguf_tokenizer import (
     CONTROL,
@@ -81,16 +81,10 @@ def _comparable(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     if state == {"type": "Digits", "individual_digits": True}:
-        state = _state_of(pre_tokenizers.Split(_regex(), "isolated"))
+        state = _state_of(pre_tokenizers.Split(Regex(str(PATTERNS[DIGIT_BY_DIGIT])), "isolated"))
     inner = [_comparable(part) for part in state.get("pretokenizers", ())]
     kept = {name: value for name, value in state.items() if name not in ("trim_offsets", "pretokenizers")}
     return kept | ({"pretokenizers": inner} if inner else {})
-
-
-def _regex() -> Any:
-    from tokenizers import Regex
-
-    return Regex(str(PATTERNS[DIGIT_BY_DIGIT]))
 
 
 def _check_stated(state: dict[str, Any]) -> None:

@@ -53,7 +53,9 @@ def save_gguf(
     another family, parameters that do not fit it, and a rope scaling or tokenizer that GGUF cannot state.
     """
     if kind not in FILE_TYPES:
-        raise ValueError(f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}")
+        raise ValueError(
+            f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}"
+        )
     if not isinstance(config, LlamaConfig):
         raise ValueError(f"only models of family {ARCHITECTURE} are written as GGUF, got a {type(config).__name__}")
     with _new_file(Path(path), overwrite) as temporary, closing(gguf.GGUFWriter(temporary, ARCHITECTURE)) as writer:
