@@ -164,6 +164,13 @@ def test_what_a_tokenizer_may_have(tmp_path, loaded):
     assert [int((kinds == kind).sum()) for kind in (3, 4, 5)] == [3, 1, 300 - before.vocab_size]
 
 
+def test_templates_keep_their_end_token_when_the_model_lists_another_first(tmp_path, loaded):
+    write(tmp_path / "m.gguf", loaded, config_of(eos_token_id=[5, 2]))
+    again = load_model(tmp_path / "m.gguf")
+    assert again.config.eos_token_ids == (2, 5)
+    assert again.tokenizer.chat(MESSAGES) == loaded.tokenizer.chat(MESSAGES)
+
+
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("ignore_merges", [False, True])
 def test_pre_tokenizers_are_known_by_what_they_do(kind, ignore_merges):
