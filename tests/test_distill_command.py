@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import tiny_weights
 
-from experiments import distill
+from configs.base_distillation import VariantsConfig
+from experiments import compare_distillation, distill
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
@@ -123,6 +124,34 @@ def test_values_out_of_range_are_named(place, tmp_path, capsys, arguments, said)
     with pytest.raises(SystemExit) as ended:  # as tyro refuses a value of the wrong type
         distill.main([str(place / "config.py"), "--out", str(tmp_path), *arguments])
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+VARIANTS = """
+from configs.base_distillation import VariantsConfig
+from specdec_jax.distillation import losses
+base = config
+config = VariantsConfig(base=base, seconds=0.2, texts=4, variants={"plain": {}, "reverse": {"loss": losses.reverse_kl}})
+"""
+
+
+def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, monkeypatch):
+    path = place / "variants.py"
+    path.write_text((place / "config.py").read_text() + VARIANTS)
+    command = [str(path), "--data", str(whole / "data"), "--out", str(place / "variants")]
+    assert compare_distillation.main([*command, "--only", "reverse"]) == 0
+    assert compare_distillation.main(command) == 0
+    rows = [json.loads(line) for line in (place / "variants" / "results.jsonl").read_text().splitlines()]
+    assert [row["variant"] for row in rows] == ["reverse", "plain"] and all(row["steps"] >= 10 for row in rows)
+    assert all(0 <= row["agreement"][0] <= 1 and 0 < row["acceptance_0.7"][0] <= 1 for row in rows)
+    assert "| reverse | 0.0 M |" in (place / "variants" / "table.md").read_text()
+    with pytest.raises(SystemExit):
+        compare_distillation.main([*command, "--only", "revers"])
+    assert "did you mean 'reverse'" in capsys.readouterr().err
+
+
+def test_a_variant_of_a_field_there_is_not_is_named():
+    with pytest.raises(ValueError, match="'shpe'.*did you mean 'shape'"):
+        VariantsConfig(base=None, variants={"x": {"shpe": 1}})
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_weights(place, whole):
