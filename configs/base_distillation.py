@@ -66,9 +66,8 @@ class DistillConfig:
     validation: int = 2
     """Shards, the first ones, that are not trained on."""
     judge: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
-    """JSONL files of prompts along whose answers the drafter is judged; `category` names the task."""
-    judge_every: int = 1
-    """Only every so manieth prompt of them."""
+    """JSONL files of prompts along whose answers the drafter is judged, FILE:4 for every fourth of them; `category`
+    names the task."""
     judge_tokens: int = 128
     """Most tokens of an answer."""
     judge_temperatures: tuple[float, ...] = (0.0, 0.7)
@@ -86,9 +85,8 @@ class DistillConfig:
         for name, least in (("tokens", 1), ("labels", 0), ("labels_online", 1), ("chunk", 1), ("validation", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)!r}")
-        for name in ("judge_every", "judge_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        if self.judge_tokens < 1:
+            raise ValueError(f"judge_tokens must be 1 or more, got {self.judge_tokens!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}{nearest(self.dtype, DTYPES)}")
         if not self.cycle or any(entry not in ("short", "long") for entry in self.cycle):

@@ -15,7 +15,7 @@ from specdec_jax.distillation.training import Schedule
 
 config = DistillConfig(
     name="distill-smollm2",
-    tokens=2_000_000,
+    tokens=1_550_000,
     held_out=("configs/prompts/demo.jsonl",),
     shape=Shape(layers=4, width=224, heads=4, kv_heads=2, head_dim=64, hidden=768, init="induction", rope_theta=1e8),
     packing=Packing(slots=(448, 896), tokens=3584, candidates=8192, sampled=1024),

@@ -37,7 +37,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
     figures = {}
     for path in config.judge:
         for temperature in config.judge_temperatures:
-            figures[f"{Path(path).stem}, answers at {temperature:g}"] = judge_file(
+            figures[f"{Path(every_nth(path)[0]).stem}, answers at {temperature:g}"] = judge_file(
                 config, folder, target, drafter, path, temperature, console
             )
     table = report(figures, cost["ratio"])
@@ -87,7 +87,8 @@ def judge_file(
     console: Console,
 ) -> dict[str, TaskFigures]:
     """Figures by task along the target's answers to a file's prompts; answers are kept in judge/."""
-    prompts = read_prompts(path)[:: config.judge_every]
+    path, every = every_nth(path)
+    prompts = read_prompts(path)[::every]
     tokens = [encode(target, prompt.turns[0], chat=True, system=None) for prompt in prompts]
     cache = folder / "judge" / f"answers-{Path(path).stem}-{temperature:g}.json"
     told = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
@@ -108,6 +109,16 @@ def judge_file(
     with bar(console, f"Judging at {temperature:g}", len(prompts), 0, unit="prompts") as update:
         judgement = judge(target, drafter, texts, progress=lambda done, _: update(done))
     return by_task(judgement, [task_of(prompt) for prompt in prompts])
+
+
+def every_nth(path: str) -> tuple[str, int]:
+    """FILE:n as (FILE, n); a FILE alone means all of it. Raises ValueError for an n below 1."""
+    name, colon, number = path.rpartition(":")
+    if not colon or not number.isdigit():
+        return path, 1
+    if int(number) < 1:
+        raise ValueError(f"every n-th prompt needs an n of 1 or more, got {path!r}")
+    return name, int(number)
 
 
 def task_of(prompt: Prompt) -> str:

@@ -13,7 +13,7 @@ import pytest
 import tiny_weights
 
 from configs.base_distillation import VariantsConfig
-from experiments import compare_distillation, distill
+from experiments import compare_distillation, distill, distill_judge
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
@@ -175,3 +175,10 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_weights(place, whole):
     told = [json.loads((run / "data" / "manifest.json").read_text())["shards"] for run in (out, whole)]
     assert told[0] == told[1]
     assert not list(out.rglob("*.tmp"))[3:]  # what a kill may leave: one file a stage at most
+
+
+@pytest.mark.parametrize(("path", "expected"), [("a.jsonl", ("a.jsonl", 1)), ("b/a:c.jsonl:4", ("b/a:c.jsonl", 4))])
+def test_every_nth_prompt(path, expected):
+    assert distill_judge.every_nth(path) == expected
+    with pytest.raises(ValueError, match="'a.jsonl:0'"):
+        distill_judge.every_nth("a.jsonl:0")

@@ -21,9 +21,18 @@ def from_target() -> Tokenizer:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module", params=["target", "drafter"])
-def smollm(request) -> Tokenizer:
-    return from_target() if request.param == "target" else tokenizer_from_folder(builtin.drafter_folder())
+def from_drafter() -> Tokenizer:
+    return tokenizer_from_gguf(read_gguf(builtin.drafter_file()))
+
+
+@pytest.fixture(scope="module", params=["target", "drafter", "folder"])
+def smollm(request, tmp_path_factory) -> Tokenizer:
+    """The target's, the built-in drafter's, and the latter's saved as a Hugging Face folder."""
+    if request.param != "folder":
+        return from_target() if request.param == "target" else from_drafter()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    from_drafter().save(folder)
+    return tokenizer_from_folder(folder)
 
 
 def test_reference_is_varied():
@@ -150,7 +159,7 @@ def test_user_defined_tokens_are_whole_but_not_special(tmp_path):
 
 
 def with_template(template: str) -> Tokenizer:
-    tokenizer = tokenizer_from_folder(builtin.drafter_folder())
+    tokenizer = from_drafter()
     return Tokenizer(tokenizer.backend, tokenizer.special, chat_template=template)
 
 
@@ -188,7 +197,7 @@ def test_templates_that_fail_or_reach_out_are_errors(template):
 
 def test_without_a_template():
     with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer(tokenizer_from_folder(builtin.drafter_folder()).backend, {}).chat(MESSAGES)
+        Tokenizer(from_drafter().backend, {}).chat(MESSAGES)
 
 
 def test_template_among_several_and_from_its_own_file(tmp_path):

