@@ -49,6 +49,8 @@ class DistillConfig:
     """What the target writes at."""
     labels: int = 16
     """Log-probabilities kept a position; 0: none are kept, and training computes them."""
+    label_dtype: str = "float16"
+    """Theirs: float16 or float32."""
     labels_online: int = 64
     """Log-probabilities a position when training computes them."""
     shape: Shape = Shape()  # noqa: RUF009 - frozen
@@ -89,6 +91,8 @@ class DistillConfig:
             raise ValueError(f"judge_tokens must be 1 or more, got {self.judge_tokens!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}{nearest(self.dtype, DTYPES)}")
+        if self.label_dtype not in ("float16", "float32"):
+            raise ValueError(f"label_dtype is float16 or float32, got {self.label_dtype!r}")
         if not self.cycle or any(entry not in ("short", "long") for entry in self.cycle):
             raise ValueError(f"cycle is made of 'short' and 'long', got {self.cycle!r}")
         if self.packing.tokens % self.chunk:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -68,7 +69,7 @@ def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[L
         step = checkpoints.latest()
         if step is None:
             raise ValueError(f"{folder / 'train'} holds no checkpoint: run --stage train first")
-        like, drafter = initial_state(config, target, _no_counts(target))
+        like, drafter = initial_state(config, target, np.zeros(target.model.spec.vocab_size))
         params = judged_params(checkpoints.restore(step, like))
     finally:
         checkpoints.close()
@@ -164,22 +165,17 @@ def card_fields(
     data = ShardFolder(folder / "data")
     size = sum(leaf.size for leaf in jax.tree.leaves(drafter.params))
     seen = step * config.packing.tokens
+    start = "" if config.start_from is None else f"from the weights of {config.start_from} with a fresh optimiser; "
     return {
         "name": config.name,
         "target": config.target,
         "parameters": size,
         "data": f"{data.num_tokens:,} tokens written by the target ({len(data.entries)} shards), labels: the target's "
         f"{config.labels or config.labels_online} most probable tokens at every position",
-        "recipe": f"{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}",
+        "recipe": f"{start}{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}",
         "cost": f"{step:,} steps, {seen:,} positions; a drafter step is {cost['ratio']:.3f} of a target pass here",
         "figures": table,
     }
-
-
-def _no_counts(target: LoadedModel) -> Any:
-    import numpy as np
-
-    return np.zeros((target.model.spec.vocab_size,))
 
 
 def _interval(interval: Any) -> str:

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from rich.console import Console
 
+from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.distill_write import bar
 from experiments.run_folder import environment
@@ -46,6 +47,8 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     _write_settings(where, config, corpus)
+    if config.start_from is not None:
+        console.print(f"Starting from the exported weights of {config.start_from}, with a fresh optimiser")
     total = config.schedule.steps * config.packing.tokens
     with bar(console, "Training", total, 0) as update:
         report = _reporter(config, console, update)
@@ -121,8 +124,6 @@ def _reporter(config: DistillConfig, console: Console, update: Any) -> Any:
 
 def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
     """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
-    from configs.base import describe
-
     fields = (
         "target",
         "shape",

@@ -39,6 +39,7 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         held_out,
         temperatures=config.temperatures,
         labels=config.labels,
+        label_dtype=config.label_dtype,
         seed=config.seed,
     )
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
@@ -61,13 +62,13 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     if not config.labels:
         console.print("Labels: computed while training")
         return
-    labeller = build_labeller(target.model, config.labels)
+    labeller, vocab = build_labeller(target.model, config.labels), target.model.spec.vocab_size
     done = 0
     with bar(console, "Labelling", data.num_tokens, 0) as update:
         for index, entry in enumerate(list(data.entries)):
             shard = data.load(index)
             if shard.top.shape[1] != config.labels:
-                labelled = label_shard(labeller, target.params, shard, target.model.spec.vocab_size)
+                labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
                 facts = {key: entry[key] for key in entry if key not in ("file", "sha256", "tokens", "conversations")}
                 data.add(Path(entry["file"]).stem, labelled, **facts)
             done += shard.num_tokens
@@ -77,7 +78,7 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 def data_folder(config: DistillConfig, folder: Path) -> ShardFolder:
     """The run's shards, refused if other settings wrote them."""
-    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "seed", "dtype")
+    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "label_dtype", "seed", "dtype")
     about = {name: describe(getattr(config, name)) for name in fields}
     made_of = json.dumps(describe(read_requests(config)), sort_keys=True)
     about["requests"] = hashlib.sha256(made_of.encode()).hexdigest()[:12]

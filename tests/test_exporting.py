@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_weights as tiny
 
+from experiments import parts
 from specdec_jax.distillation import exporting
 from specdec_jax.distillation.exporting import export, join_folder, join_parts, model_card, split_file
 from specdec_jax.loading import load_model
@@ -259,3 +260,14 @@ def test_a_card_refuses_what_it_cannot_say(fields, match):
 
 def test_a_card_takes_a_table_that_is_written_already():
     assert model_card({"name": "x", "figures": "| a |\n| --- |"}).endswith("## Figures\n\n| a |\n| --- |\n")
+
+
+def test_the_command_cuts_and_joins(tmp_path, capsys):
+    source = tmp_path / "weights.bin"
+    source.write_bytes(bytes(range(256)) * 9000)
+    assert parts.main(["split", str(source), "--mib", "1", "--out", str(tmp_path / "away")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert parts.main(["join", str(tmp_path / "away")]) == 0
+    assert (tmp_path / "away" / "weights.bin").read_bytes() == source.read_bytes()
+    for wrong, said in ((["split", str(tmp_path / "none")], "none"), (["join", str(tmp_path / "empty")], "no list")):
+        assert parts.main(wrong) == 2 and said in capsys.readouterr().err

@@ -79,7 +79,7 @@ def read_template(tokenizer: Tokenizer) -> Template:
 class Author:
     """A target that writes shards, one block at a time; what is in a block depends on its number alone.
 
-    `labels` is how many of the target's log-probabilities each position keeps (0: none).
+    `labels` is how many of the target's log-probabilities each position keeps (0: none), in `label_dtype`.
     """
 
     def __init__(
@@ -92,12 +92,14 @@ class Author:
         *,
         temperatures: Temperatures = Temperatures(),  # noqa: B008 - frozen
         labels: int = 16,
+        label_dtype: Any = np.float16,
         seed: int = 0,
         chunk: int = 32,
         several_turns: float = 0.2,
     ):
         self._model, self._params, self._tokenizer = model, params, tokenizer
         self._source, self._held_out, self._temperatures = source, held_out, temperatures
+        self._label_dtype = label_dtype
         self._labels, self._seed, self._chunk, self._several = labels, seed, chunk, several_turns
         self._template = read_template(tokenizer)
         self._start, self._write = writing.build_writer(model, self._template.turns, steps=chunk, k=max(labels, 1))
@@ -183,7 +185,7 @@ class Author:
             np.array([kinds.index(book[n][0]) for n in numbers], np.uint8),
             np.array([book[n][1] for n in numbers], np.float32),
             top[together, : self._labels].astype(dtype),
-            log_prob[together, : self._labels].astype(np.float16),
+            log_prob[together, : self._labels].astype(self._label_dtype),
             kinds,
         ), facts
 

@@ -28,7 +28,7 @@ class Shard(NamedTuple):
     kind: np.ndarray  # [M] uint8, index into `kinds`
     temperature: np.ndarray  # [M] float32, of the answers
     top: np.ndarray  # [N, k] uint16 or int32, the target's most probable next tokens
-    log_prob: np.ndarray  # [N, k] float16, their log-probabilities at temperature 1, nats
+    log_prob: np.ndarray  # [N, k] float16 or float32, their log-probabilities at temperature 1, nats
     kinds: tuple[str, ...]
 
     @property
