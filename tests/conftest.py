@@ -1,6 +1,7 @@
 """Strict jax settings for every test, the persistent compilation cache, and the real models."""
 
 import os
+import signal
 
 import jax
 import pytest
@@ -11,6 +12,14 @@ from specdec_jax import compilation_cache
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 compilation_cache.enable()  # a second run of the tests compiles little
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive():
+    """A shell starts what runs in its background with SIGINT ignored, and Python leaves that alone."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def load_or_skip(source: str, dtype: str):
