@@ -163,6 +163,31 @@ def test_labels_that_hold_all_of_the_mass_give_no_nan():
     assert jnp.isfinite(value(logits)) and jnp.all(jnp.isfinite(jax.grad(value)(logits)))
 
 
+@pytest.mark.parametrize("probability", [[0.5, 0.5], [0.75, 0.375]])
+def test_a_rest_of_nothing_or_less_is_clipped(probability):
+    """Exact in float32, unlike a softmax: one minus their sum is 0, or under it as rounding may leave it."""
+    label = jnp.log(jnp.asarray([probability]))
+
+    def value(drafter):
+        return jnp.sum(forward_kl(*coarse_laws(label, drafter), START))
+
+    assert jnp.isfinite(coarse_laws(label, label)[1][0, -1])
+    assert jnp.isfinite(value(label)) and jnp.all(jnp.isfinite(jax.grad(value)(label)))
+
+
+def test_padding_gets_no_gradient_and_no_nan():
+    top, drafter = jnp.asarray([[jnp.log(0.5), -jnp.inf, -jnp.inf]]), jnp.asarray([[-1.0, -2.0, -jnp.inf]])
+    gradient = jax.grad(lambda q: jnp.sum(forward_kl(*coarse_laws(top, q), START)))(drafter)
+    assert jnp.all(jnp.isfinite(gradient)) and gradient[0, 0] != 0 and not jnp.any(gradient[0, 1:])
+
+
+@pytest.mark.parametrize("q", [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], ids=["equal", "apart"])
+def test_a_reward_without_spread_gives_tvd_plus_plus_no_gradient(q):
+    p = jnp.log(jnp.asarray([[0.5, 0.5, 0.0]]))
+    gradient = jax.grad(lambda log_q: jnp.sum(tvd_plus_plus(p, log_q, START)))(jnp.log(jnp.asarray([q])))
+    assert not jnp.any(gradient)  # NaN counts as a gradient here
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -170,6 +195,8 @@ def test_labels_that_hold_all_of_the_mass_give_no_nan():
         (lambda: jensen_shannon(1.0), "beta"),
         (lambda: scheduled(forward_kl, reverse_kl, start=0.5, stop=0.5), "start 0.5"),
         (lambda: scheduled(forward_kl, reverse_kl, start=-0.1), "start -0.1"),
+        (lambda: scheduled(forward_kl, reverse_kl, stop=1.5), "stop 1.5"),
+        (lambda: jensen_shannon(float("nan")), "got nan"),
     ],
 )
 def test_bad_constants_are_named(make, message):

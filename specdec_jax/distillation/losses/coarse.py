@@ -12,7 +12,8 @@ def coarse_laws(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Ar
 
     The last outcome is all that is no label. A label of -inf is none: its probability counts with the rest on both
     sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of
-    the true one, and their acceptance an upper bound.
+    the true one, and their acceptance an upper bound. The rest is at least 1e-6 on both sides, so that labels that hold
+    all of the mass leave a logarithm and its gradient finite; the bounds hold to about that much.
     """
     kept = jnp.isfinite(top_log_prob)
     return _with_rest(top_log_prob, kept), _with_rest(drafter_log_prob, kept)

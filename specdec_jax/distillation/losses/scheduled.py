@@ -12,8 +12,9 @@ Loss = Callable[[Array, Array, Array], Array]
 def scheduled(first: Loss, then: Loss, *, start: float = 0.3, stop: float = 0.7) -> Loss:
     """The mixture (1 - w) first + w then, w rising from 0 to 1 while `progress` goes from `start` to `stop`.
 
-    Made for a forward KL first, whose gradient reaches every outcome, and total variation, the acceptance itself, last.
-    Raises ValueError unless 0 <= start < stop <= 1.
+    Laws [..., N, O] to [..., N], in the units of the two. Made for a forward KL first, whose gradient reaches every
+    outcome the drafter gives more than exp(-60), and total variation, the acceptance itself, last. Ours. Raises
+    ValueError unless 0 <= start < stop <= 1.
     """
     if not 0 <= start < stop <= 1:
         raise ValueError(f"a schedule needs 0 <= start < stop <= 1, got start {start!r} and stop {stop!r}")

@@ -17,6 +17,9 @@ def tvd_plus_plus(log_p: Array, log_q: Array, progress: Array) -> Array:
     (every outcome, not samples), mu and sigma are the reward's mean and spread under q over all positions of a call.
     Then mu changes nothing (the expectation of grad log q is zero at every position) and sigma rescales: the direction
     is total variation's, its length grows as rewards become rare. The value itself means nothing.
+
+    A caller that cuts a batch into chunks, as `distillation.head` does, has one mu and one sigma per chunk, padding
+    included: then each chunk's part of the gradient has its own scale, and only within a chunk is the direction kept.
     """
     del progress
     log_p, fixed = lax.stop_gradient(log_p), lax.stop_gradient(log_q)
