@@ -3,8 +3,8 @@
 Command:   python -m experiments.distill configs/distill_smollm2_nano.py --stage train --stage judge
            (its data: copy or link runs/distill-smollm2/data to runs/distill-smollm2-nano/data, or run all stages)
 Hardware:  2 x86 cores, 8 GB of memory
-Time:      FILL-IN
-Expected:  FILL-IN
+Time:      not measured yet
+Expected:  not measured yet; untrained it copies 0.47 of a sequence it has seen once
 """
 
 import dataclasses
