@@ -4,7 +4,7 @@ Command:   python -m experiments.distill configs/distill_smollm2_base.py --stage
            (its data: copy or link runs/distill-smollm2/data to runs/distill-smollm2-base/data, or run all stages)
 Hardware:  2 x86 cores, 8 GB of memory
 Time:      not measured yet
-Expected:  not measured yet; docs/distillation.md has it after a minute of training
+Expected:  not measured yet
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.compare_distillation configs/distill_variants.py --data runs/distill-smollm2/data
 Hardware:  2 x86 cores, 8 GB of memory
-Time:      a minute and a half each, and what --seconds adds
+Time:      half an hour: two and a half minutes of training each, and one of compiling and judging
 Expected:  docs/distillation.md has the table
 """
 
