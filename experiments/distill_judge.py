@@ -24,6 +24,7 @@ from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import judged_params
 from specdec_jax.generation import encode
 from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models import llama
 
 # MT-bench's categories, one task as in Spec-Bench (arXiv 2401.07851).
@@ -195,6 +196,5 @@ def _plain(figures: TaskFigures) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -25,6 +25,8 @@ from typing import IO
 
 import tyro
 
+from specdec_jax.loading.new_folder import replacing
+
 DATA = "evals/registry/data/"
 LEAST, MOST = 25, 450  # characters of a German sentence
 NO_PROSE = ("asciiart", "channel")
@@ -99,9 +101,8 @@ def quotations(package: Path) -> Iterator[str]:
 
 def write_texts(path: Path, texts: Sequence[str]) -> None:
     """A text a line, complete or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), "utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), "utf-8")
 
 
 def _rows(wheel: Path, name: str) -> list[dict]:

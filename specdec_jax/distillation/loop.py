@@ -1,7 +1,6 @@
 """The training loop: batches in, metrics and checkpoints out, resumed where it stopped."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import jax
 from specdec_jax.distillation.batches import Batch, BatchOrder
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.training import Metrics, TrainState
+from specdec_jax.loading.new_folder import replacing
 
 METRICS = "metrics.jsonl"
 
@@ -91,9 +91,8 @@ def keep_metrics(path: Path, last: int) -> None:
         return
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     kept = [line for line in lines if json.loads(line)["step"] <= last]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
 def _means(lines: list[Metrics], seconds: float, epoch: float) -> dict[str, float]:

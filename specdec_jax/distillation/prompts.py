@@ -108,11 +108,6 @@ class RequestSource:
         text = _FIELD.sub(lambda match: self._fill(match[1], rng), template)
         return Request(entry.kind, text, entry.open, entry.turn_limit, entry.long)
 
-    def share_long(self) -> float:
-        """The share of weight that long kinds have."""
-        total = sum(entry.weight for entry in self._openings)
-        return sum(entry.weight for entry in self._openings if entry.long) / total
-
     def _fill(self, name: str, rng: np.random.Generator) -> str:
         if name == "n":
             return str(rng.integers(2, 100))

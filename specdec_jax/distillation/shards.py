@@ -6,7 +6,6 @@ shard it was working on.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from specdec_jax.loading.new_folder import replacing
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -82,15 +83,12 @@ class ShardFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / f"{name}.safetensors"
         arrays = {key: np.ascontiguousarray(value) for key, value in shard._asdict().items() if key != "kinds"}
-        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
-        try:
-            save_file(arrays, temporary, metadata={"kinds": json.dumps(shard.kinds)})
+        with replacing(path) as temporary:
+            try:
+                save_file(arrays, temporary, metadata={"kinds": json.dumps(shard.kinds)})
+            except SafetensorError as error:
+                raise OSError(str(error)) from None
             digest = _sha256(temporary)
-            os.replace(temporary, path)
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"cannot write {path}: {error}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         others = [known for known in self.entries if known["file"] != path.name]
         self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
@@ -118,15 +116,9 @@ class ShardFolder:
 
     def _write_manifest(self) -> None:
         file = self.path / MANIFEST
-        temporary = file.with_name(f".{MANIFEST}.{os.getpid()}.tmp")
-        try:
-            content = {"format": FORMAT, "about": self.about, "tokens": self.num_tokens, "shards": self.entries}
+        content = {"format": FORMAT, "about": self.about, "tokens": self.num_tokens, "shards": self.entries}
+        with replacing(file) as temporary:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(temporary, file)
-        except OSError as error:
-            raise OSError(f"cannot write {file}: {error}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all."""
+"""Folders and files that appear complete or not at all."""
 
 import os
 import shutil
@@ -25,6 +25,23 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         _move(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary name beside the file `path`, renamed to it when the block ends well and else removed.
+
+    Raises OSError naming `path`, for instance on a full disk.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _move(temporary: Path, path: Path) -> None:
