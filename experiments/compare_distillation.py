@@ -2,17 +2,18 @@
 
 Question:  What is worth a user's hour: another loss, or another beginning?
 Command:   python -m experiments.compare_distillation configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
-Output:    results.jsonl (a line a variant) and table.md in --out; variants that are there are not run again
+Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
 
-Each variant is timed first; its schedule then has as many steps as fit in the seconds, warm-up and decay scaled with
-them. Judged along conversations of the shards held out: greedy agreement and acceptance over the whole vocabulary.
+Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then
+has as many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards
+held out: greedy agreement and acceptance over the whole vocabulary.
 """
 
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.training import build_step, judged_params
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models import llama
 
 RESULTS = "results.jsonl"
-TIMED = 6  # steps whose time decides how many fit, after one a row length that compiles
+PACES = "paces.json"
+TIMED = 9  # steps whose time decides how many fit
 ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 
 
@@ -69,11 +72,14 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         texts, tasks = held_out_texts(shards[:held], config.texts)
         path = out / RESULTS
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        for name in config.only or config.variants:
-            if any(row["variant"] == name for row in rows):
-                continue
-            variant = dataclasses.replace(config.base, **config.variants[name])
-            drafter, facts = train(name, variant, config.seconds, corpus, target, console)
+        done = {row["variant"] for row in rows}
+        missing = [name for name in config.only or config.variants if name not in done]
+        variants = {name: dataclasses.replace(config.base, **config.variants[name]) for name in missing}
+        paces = measure_paces(out / PACES, variants, corpus, target, console)
+        for name, variant in variants.items():
+            steps = max(int(config.seconds / paces[name]), 10)
+            drafter, facts = train(name, variant, steps, corpus, target, console)
+            facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
             rows.append({"variant": name, **facts, **_figures(figures)})
             with open(path, "a", encoding="utf-8") as file:
@@ -84,53 +90,61 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_paces(
+    path: Path, variants: Mapping[str, DistillConfig], corpus: Corpus, target: LoadedModel, console: Console
+) -> dict[str, float]:
+    """Seconds a step of every variant, the median of TIMED steps, and kept in `path`: later runs time what is new."""
+    paces = json.loads(path.read_text()) if path.is_file() else {}
+    missing = [name for name in variants if name not in paces]
+    with bar(console, "timing", len(missing), 0, unit="variants") as update:
+        for at, name in enumerate(missing):
+            paces[name] = _pace(variants[name], corpus, target)
+            update(at + 1)
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(paces, indent=1) + "\n", encoding="utf-8")
+    return paces
+
+
 def train(
-    name: str, config: DistillConfig, seconds: float, corpus: Corpus, target: LoadedModel, console: Console
+    name: str, config: DistillConfig, steps: int, corpus: Corpus, target: LoadedModel, console: Console
 ) -> tuple[LoadedModel, dict[str, Any]]:
-    """Trains a variant for about so many seconds."""
+    """Trains a variant for so many steps."""
     order = BatchOrder(corpus, config.packing, config.seed)
+    config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
     state, drafter = initial_state(config, target, corpus.counts)
-    chunk, dtype = config.chunk, config.dtype
-    state, pace = _pace(build_step(drafter, config.schedule, config.loss, dtype=dtype, chunk=chunk), state, order)
-    steps = max(int(seconds / pace), 10)
-    schedule = dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10)
-    state, _ = initial_state(dataclasses.replace(config, schedule=schedule), target, corpus.counts)
-    step = build_step(drafter, schedule, config.loss, dtype=dtype, chunk=chunk)
-    began = time.monotonic()
+    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
     with bar(console, name, steps, 0, unit="steps") as update:
         for at in range(steps):
             state, metrics = step(state, order.at(at))
             jax.block_until_ready(metrics)
             update(at + 1)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), judged_params(state))
+    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), judged_params(state))
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "steps": steps,
-        "seconds": round(time.monotonic() - began, 1),
         "positions": steps * config.packing.tokens,
         "training_acceptance": float(metrics.acceptance),
     }
-    return LoadedModel(llama.language_model(drafter, dtype), params, target.tokenizer, name, drafter), facts
+    return LoadedModel(llama.language_model(drafter, config.dtype), params, target.tokenizer, name, drafter), facts
 
 
-def _pace(step: Any, state: Any, order: BatchOrder) -> tuple[Any, float]:
-    """Seconds a step, the median of a few."""
-    shapes, at = set(), 0
-    while len(shapes) < 2 and at < 20:  # both row lengths compile
+def _pace(config: DistillConfig, corpus: Corpus, target: LoadedModel) -> float:
+    """Seconds a step, the median of a few, row lengths as they come."""
+    order = BatchOrder(corpus, config.packing, config.seed)
+    state, drafter = initial_state(config, target, corpus.counts)
+    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
+    shapes: set[tuple[int, ...]] = set()
+    times, at = [], 0
+    while len(times) < TIMED:
         batch = order.at(at)
-        if batch.tokens.shape not in shapes:
-            state, metrics = step(state, batch)
-            jax.block_until_ready(metrics)
+        began = time.monotonic()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        if batch.tokens.shape in shapes:  # the first step of a shape compiles
+            times.append(time.monotonic() - began)
         shapes.add(batch.tokens.shape)
         at += 1
-    times = []
-    for _ in range(TIMED):
-        began = time.monotonic()
-        state, metrics = step(state, order.at(at))
-        jax.block_until_ready(metrics)
-        times.append(time.monotonic() - began)
-        at += 1
-    return state, float(np.median(times))
+    return float(np.median(times))
 
 
 def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list[int], list[int]]], list[str]]:
