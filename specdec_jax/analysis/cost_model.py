@@ -1,0 +1,106 @@
+"""What rounds cost in time, from a table of measured passes: the clock of a replay."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.loading.new_folder import replacing
+
+
+class CostModel(NamedTuple):
+    """Seconds (or any unit of time) of a drafter step and of a target pass by width, for one device and batch."""
+
+    drafter_step: float
+    widths: tuple[int, ...]  # ascending
+    target_pass: tuple[float, ...]  # one a width
+    plain_pass: float  # of a pass of plain decoding
+    device: str = ""
+    batch: int = 1
+
+    @property
+    def ratio(self) -> float:
+        """c, a drafter step over a pass of plain decoding."""
+        return self.drafter_step / self.plain_pass
+
+    def pass_times(self, max_draft_length: int) -> np.ndarray:
+        """[K+1] float64: the pass that verifies k drafts, in the narrowest width that holds them and the token before.
+
+        Raises:
+            ValueError: drafts longer than the widest width holds.
+        """
+        if max_draft_length + 1 > self.widths[-1]:
+            raise ValueError(
+                f"the cost model's widest pass is {self.widths[-1]} tokens and cannot verify {max_draft_length} drafts"
+            )
+        chosen = np.searchsorted(self.widths, np.arange(max_draft_length + 1) + 1)
+        return np.asarray(self.target_pass, np.float64)[chosen]
+
+
+def cost_model(
+    drafter_step: float,
+    target_pass: Mapping[int, float],
+    *,
+    plain_pass: float | None = None,
+    device: str = "",
+    batch: int = 1,
+) -> CostModel:
+    """A cost model from times by width. A wider pass that was measured cheaper counts as its narrower neighbour.
+
+    Args:
+        plain_pass: time of a pass of plain decoding; the narrowest width's unless given.
+
+    Raises:
+        ValueError: no widths, or times that are not positive.
+    """
+    widths = tuple(sorted(int(width) for width in target_pass))
+    times = [float(target_pass[width]) for width in sorted(target_pass)]
+    if not widths or widths[0] < 1:
+        raise ValueError(f"a cost model needs widths of 1 or more, got {list(widths)}")
+    plain = times[0] if plain_pass is None else float(plain_pass)
+    if not all(np.isfinite(time) and time > 0 for time in (drafter_step, plain, *times)):
+        raise ValueError(f"times must be positive, got drafter_step {drafter_step!r}, passes {times!r}")
+    return CostModel(float(drafter_step), widths, tuple(np.maximum.accumulate(times)), plain, device, batch)
+
+
+def flat(ratio: float, max_draft_length: int) -> CostModel:
+    """A machine on which verification is free in its width and a drafter step is `ratio` of a target pass."""
+    return cost_model(ratio, {1: 1.0, max_draft_length + 1: 1.0})
+
+
+def between(model: CostModel, widths: Sequence[int]) -> CostModel:
+    """The same machine with other verification widths, times interpolated between those measured."""
+    times = np.interp(widths, model.widths, model.target_pass)
+    return model._replace(widths=tuple(widths), target_pass=tuple(float(time) for time in times))
+
+
+def save_cost_model(path: str | Path, model: CostModel) -> None:
+    """Writes JSON, complete or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(model._asdict(), indent=2) + "\n", encoding="utf-8")
+
+
+def load_cost_model(path: str | Path) -> CostModel:
+    """Reads what `save_cost_model` wrote (and `python -m experiments.step_cost` writes as cost_model.json).
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a cost model; the message names the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        passes = dict(zip(fields["widths"], fields["target_pass"], strict=True))
+        return cost_model(
+            fields["drafter_step"],
+            passes,
+            plain_pass=fields["plain_pass"],
+            device=fields["device"],
+            batch=fields["batch"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a cost model: {error}") from None

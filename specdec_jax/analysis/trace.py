@@ -1,0 +1,167 @@
+"""A trace: all that stopping rules see of one lossless run, and what they would have seen had they drafted on.
+
+Along the emitted text y, at every position t: the statistics of the drafter's law, the bit A_t (had the drafter been
+asked here, would its token have been accepted as y_t), and where A_t is 0 the token that would have been rejected with
+the drafter's own continuation after it, the tail. A round replayed from t accepts until the first A = 0 or the stop and
+reads what it drafted beyond from that tail; every position is used by one round. With A_t ~ Bernoulli(min(1, q / p)) of
+y_t and the rejected token drawn from max(q - p, 0) this is exact in law for token rejection and every stopping rule;
+under greedy decoding it is exact round by round.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.loading.new_folder import replacing
+
+FORMAT = 1
+FEATURES = ("entropy", "max_prob", "margin", "raw_entropy", "raw_max_prob", "log_q")
+"""The last axis of `path` and `tails`: fields of a Law (nats, probabilities), and log q of the token drafted there."""
+
+
+class Trace(NamedTuple):
+    """N texts of up to T tokens, tails of K. Position t of a text is before its answer's token t; there are T + 1."""
+
+    path: np.ndarray  # [N, T+1, F] float32, the drafter's laws along the text; log_q is that of the text's own token
+    accepted: np.ndarray  # [N, T+1] bool, A_t; False at and beyond the text's end
+    tail_of: np.ndarray  # [N, T+1] int32, row of `tails` where not accepted; 0 elsewhere
+    tails: np.ndarray  # [R, K, F] float32; entry 0 is the law at t again, with log_q of the rejected token
+    length: np.ndarray  # [N] int32, tokens emitted, the one that ended the text included
+    limit: np.ndarray  # [N] int32, most tokens that might have been
+    prompt_length: np.ndarray  # [N] int32
+    seed: np.ndarray  # [N] uint32, each request's own
+    temperature: np.ndarray  # [N] float32
+    tokens: np.ndarray  # [N, T] int32, the answers
+    overlap: np.ndarray  # [N, T+1] float32, sum of min(p, q): the expected acceptance; NaN beyond the end
+    cross_entropy: np.ndarray  # [N, T+1] float32, nats, of the drafter's law against the target's raw one; NaN beyond
+    target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's law as sampled; NaN beyond
+    about: dict[str, Any]  # models, warp, seed, versions; `ids` and `tasks` name the texts
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.length)
+
+    @property
+    def max_draft_length(self) -> int:
+        """Longest draft that can be replayed, K."""
+        return self.tails.shape[1]
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens emitted, over all texts."""
+        return int(self.length.sum())
+
+
+PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
+
+
+def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
+    """The given texts of a trace, in that order; tails are shared with it.
+
+    Raises:
+        ValueError: no text is left.
+    """
+    chosen = np.asarray(texts, np.int64)
+    if chosen.size == 0:
+        raise ValueError("a trace needs at least one text, and none is selected")
+    fields = {name: getattr(trace, name)[chosen] for name in PER_TEXT}
+    about = dict(trace.about)
+    for key in ("ids", "tasks"):
+        if key in about:
+            about[key] = [about[key][index] for index in chosen]
+    return trace._replace(**fields, about=about)
+
+
+def join(traces: Sequence[Trace]) -> Trace:
+    """Traces of the same run, one text after the other. `about` is the first one's, with all ids and tasks.
+
+    Raises:
+        ValueError: none, or lengths that differ.
+    """
+    if len({(trace.path.shape[1:], trace.tails.shape[1:]) for trace in traces}) != 1:
+        raise ValueError("only traces of one number of tokens and one tail length can be joined")
+    before = np.cumsum([0, *(len(trace.tails) for trace in traces[:-1])])
+    fields = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PER_TEXT}
+    shifted = [trace.tail_of + np.int32(offset) for trace, offset in zip(traces, before, strict=True)]
+    fields["tail_of"] = np.concatenate(shifted)
+    about = dict(traces[0].about)
+    for key in ("ids", "tasks"):
+        if key in about:
+            about[key] = [entry for trace in traces for entry in trace.about[key]]
+    return Trace(**fields, tails=np.concatenate([trace.tails for trace in traces]), about=about)
+
+
+def save_trace(path: str | Path, trace: Trace) -> None:
+    """Writes a compressed .npz, complete or not at all.
+
+    Raises:
+        OSError: it cannot be written; the message names the file.
+    """
+    arrays = {name: value for name, value in trace._asdict().items() if name != "about"}
+    manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, manifest=np.array(json.dumps(manifest)), **arrays)
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Reads what `save_trace` wrote, and checks it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a trace, of another format, torn, or inconsistent; the message names the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no trace {str(path)!r}; python -m experiments.record writes one")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+        manifest = json.loads(str(found.pop("manifest")))
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a trace: {error}") from None
+    if manifest.get("format") != FORMAT or tuple(manifest.get("features", ())) != FEATURES:
+        raise ValueError(f"{path} is a trace of format {manifest.get('format')}, this version reads {FORMAT}")
+    missing = set(Trace._fields) - {"about"} - set(found)
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+    trace = Trace(**{name: found[name] for name in Trace._fields if name != "about"}, about=manifest["about"])
+    problem = check(trace)
+    if problem:
+        raise ValueError(f"{path} is no consistent trace: {problem}")
+    return trace
+
+
+def check(trace: Trace) -> str:
+    """What is wrong with a trace, or an empty string."""
+    texts, positions = trace.accepted.shape
+    expected: Mapping[str, tuple[int, ...]] = {
+        "path": (texts, positions, len(FEATURES)),
+        "tail_of": (texts, positions),
+        "tokens": (texts, positions - 1),
+        "overlap": (texts, positions),
+        "length": (texts,),
+        "limit": (texts,),
+        "prompt_length": (texts,),
+        "seed": (texts,),
+        "temperature": (texts,),
+    }
+    for name, shape in expected.items():
+        if getattr(trace, name).shape != shape:
+            return f"{name} has shape {getattr(trace, name).shape}, expected {shape}"
+    if trace.tails.ndim != 3 or trace.tails.shape[2] != len(FEATURES):
+        return f"tails has shape {trace.tails.shape}"
+    if np.any((trace.length < 1) | (trace.length > np.minimum(trace.limit, positions - 1))):
+        return "a text is empty or longer than its limit"
+    within = np.arange(positions)[None, :] <= trace.length[:, None]
+    if np.any(trace.accepted & (np.arange(positions)[None, :] >= trace.length[:, None])):
+        return "something is accepted beyond the end of a text"
+    rejected = within & ~trace.accepted
+    if np.any(trace.tail_of[rejected] < 0) or np.any(trace.tail_of[rejected] >= max(len(trace.tails), 1)):
+        return "a rejected position has no tail"
+    if not np.all(np.isfinite(trace.path[..., :5][within])) or not np.all(np.isfinite(trace.tails[..., :5])):
+        return "a statistic of the laws is not a number"
+    return ""

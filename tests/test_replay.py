@@ -1,0 +1,203 @@
+"""A replay's rounds are the live decoder's: one by one under greedy decoding, in law when sampled."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rules import FAST
+
+from specdec_jax.analysis import toys
+from specdec_jax.analysis.cost_model import cost_model, flat
+from specdec_jax.analysis.replay import Replay, oracle, replay
+from specdec_jax.analysis.tracing import trace_texts
+from specdec_jax.choices import find_factory, names
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model
+from specdec_jax.drafters.nothing import nothing
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.stopping import adaedl, static
+from specdec_jax.verification import rejection
+
+MOST, VOCAB, LIMIT = 6, 12, 60
+TABLE = toys.table_model(VOCAB)
+PAIR = toys.toy_pair(VOCAB, 5, distance=0.6)
+PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR))
+
+
+def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
+    decoder = build_decoder(TABLE, nothing(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
+    rows = len(prompts)
+    state = decoder.prefill(
+        PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + 1000, warp=make_warp(rows, **warp),
+        stop_ids=stop_ids,
+    )  # fmt: skip
+    state = decoder.run(PARAMS, state)
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)]
+
+
+def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
+    decoder = build_decoder(
+        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4
+    )
+    rows = len(prompts)
+    state = decoder.prefill(
+        PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + seed, warp=make_warp(rows, **warp),
+        stop_ids=stop_ids, policy_numbers=numbers, record_rounds=limit,
+    )  # fmt: skip
+    return decoder.run(PARAMS, state)
+
+
+def trace_of(prompts, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
+    answers = plain_answers(prompts, limit=limit, stop_ids=stop_ids, **warp)
+    seeds = [seed + index for index in range(len(prompts))]
+    texts = list(zip(prompts, answers, strict=True))
+    return trace_texts(
+        (TABLE, TABLE), tuple(PARAMS), texts, limit=limit, warp=warp, seed=seeds, max_draft_length=MOST, chunk=8
+    )
+
+
+def recorded(state, row):
+    count = int(state.statistics.num_rounds[row])
+    record = state.record
+    fields = (record.drafted, record.accepted, record.emitted, record.drafter_passes)
+    return np.stack([np.asarray(field)[row, :count] for field in fields], axis=1)
+
+
+PROMPTS = [[a, b] for a in range(4) for b in range(5)]
+STOPS = (5,)
+RULES = {name: (find_factory("policy", name)(), {}) for name in names("policy")} | {
+    "adaedl fast": (adaedl(), FAST),
+    "adaedl keep fast": (adaedl(keep_checked_token=True), FAST),
+    "static 0": (static(), {"draft_length": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def greedy_trace():
+    return trace_of(PROMPTS, stop_ids=STOPS)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
+    policy, numbers = RULES[rule]
+    state = live(policy, PROMPTS, numbers, stop_ids=STOPS)
+    found = replay(greedy_trace, policy, numbers, record=True)
+    for row in range(len(PROMPTS)):
+        mine, its = found.record[0, row], recorded(state, row)
+        np.testing.assert_array_equal(mine[: len(its)], its)
+        assert (mine[len(its) :] == -1).all() and found.rounds[0, row] == len(its)
+    for field, name in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_tokens"),
+                        ("passes", "drafter_passes"), ("checked", "checked_passes")):  # fmt: skip
+        np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name))
+    np.testing.assert_array_equal(found.emitted[0], state.statistics.num_emitted_tokens)
+
+
+def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_trace):
+    ended = greedy_trace.length < greedy_trace.limit
+    assert 3 <= ended.sum() <= len(PROMPTS) - 3
+    share = greedy_trace.accepted.sum() / greedy_trace.num_positions
+    assert 0.3 < share < 0.95
+
+
+SAMPLED = {
+    "adaedl": (adaedl(), FAST | {"threshold": 0.2}),
+    "adaedl fixed": (adaedl(), {"step": 0.0, "threshold": 0.45}),
+    "adaedl keep": (adaedl(keep_checked_token=True), FAST),
+    "static": (static(), {"draft_length": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def sampled_trace():
+    return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
+
+
+def gap(state, found):
+    """The largest difference of the counts' means, live and replayed, in standard errors."""
+    counts = state.statistics
+    pairs = (
+        (counts.num_rounds, found.rounds),
+        (counts.num_draft_tokens, found.drafted),
+        (counts.num_accepted_tokens, found.accepted),
+        (counts.drafter_passes, found.passes),
+    )
+    errors = []
+    for one, other in ((np.asarray(one, float), np.asarray(other[0], float)) for one, other in pairs):
+        errors.append(abs(one.mean() - other.mean()) / np.sqrt(one.var() / len(one) + other.var() / len(other)))
+    return max(errors)
+
+
+@pytest.mark.parametrize("rule", SAMPLED)
+def test_sampled_rounds_have_the_live_law(rule, sampled_trace):
+    """2,000 live texts against 2,000 replayed ones; and so do not traces that took another drafter's word."""
+    policy, numbers = SAMPLED[rule]
+    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    assert gap(state, replay(sampled_trace, policy, numbers)) < 4
+    assert gap(state, replay(independent(sampled_trace), policy, numbers)) > 6
+    if rule == "adaedl fixed":
+        assert gap(state, replay(shuffled(sampled_trace), policy, numbers)) > 6
+
+
+def independent(trace):
+    """The negative control that DESIGN names: acceptance drawn with the mean chance, whatever token the text took."""
+    coin = np.random.default_rng(0).uniform(size=trace.overlap.shape)
+    return trace._replace(accepted=trace.accepted & (coin < 0.9))
+
+
+def shuffled(trace):
+    """Tails that belong to other positions: what is drafted beyond a rejection is wrong."""
+    order = np.random.default_rng(0).permutation(len(trace.tails))
+    return trace._replace(tails=trace.tails[order])
+
+
+def test_many_settings_are_each_replayed_as_alone(greedy_trace):
+    thresholds = [0.1, 0.5, 0.9]
+    together = replay(greedy_trace, adaedl(), FAST | {"threshold": np.array(thresholds)}, max_draft_length=4)
+    assert len({int(total) for total in together.drafted.sum(axis=1)}) == 3
+    for index, threshold in enumerate(thresholds):
+        alone = replay(greedy_trace, adaedl(), FAST | {"threshold": threshold}, max_draft_length=4)
+        for name in ("rounds", "drafted", "accepted", "passes", "checked", "by_length"):
+            np.testing.assert_array_equal(getattr(together, name)[index], getattr(alone, name)[0])
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"max_draft_length": 7}, "max_draft_length.*6.*7"),
+        ({"numbers": {"threshold": np.zeros(2), "step": np.zeros(3)}}, "2, 3"),
+        ({"numbers": {"threshold": 2.0}}, "threshold.*2"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(greedy_trace, options, words):
+    with pytest.raises(ValueError, match=words):
+        replay(greedy_trace, adaedl(), **options)
+
+
+def test_the_oracle_is_the_best_of_all_drafts(greedy_trace):
+    """By brute force over one text: no sequence of draft lengths spends less at a free verification."""
+    found = oracle(greedy_trace, 4)
+    assert (found.drafted == found.passes).all() and found.checked.sum() == 0
+    costs = flat(0.1, 4)
+    for text in (0, 7, 13):
+        bits, length = greedy_trace.accepted[text], int(greedy_trace.length[text])
+        best = np.full(length + 1, np.inf)
+        best[length] = 0.0
+        for at in range(length - 1, -1, -1):
+            for drafts in range(min(4, LIMIT - at - 1) + 1):
+                taken = int(np.argmin(np.append(bits[at : at + drafts], False)))
+                best[at] = min(best[at], 1 + 0.1 * drafts + best[min(at + taken + 1, length)])
+        np.testing.assert_allclose(found.seconds(costs)[0, text], best[0])
+
+
+def test_time_is_counted_by_width():
+    costs = cost_model(0.5, {2: 10.0, 4: 11.0, 7: 9.0}, plain_pass=8.0)
+    np.testing.assert_array_equal(costs.pass_times(6), [10, 10, 11, 11, 11, 11, 11])  # never cheaper than narrower
+    counts = np.zeros((1, 1, 7), np.int64)
+    counts[0, 0, [0, 1, 3]] = (2, 1, 4)
+    ones = np.ones((1, 1), np.int64)
+    found = Replay(7 * ones, 20 * ones, 13 * ones, 13 * ones, 15 * ones, 2 * ones, counts, None)
+    assert found.seconds(costs)[0, 0] == 3 * 10 + 4 * 11 + 15 * 0.5
+    assert found.speedup(costs)[0, 0] == 20 * 8 / (74 + 7.5) == found.total_speedup(costs)[0]
+    with pytest.raises(ValueError, match="widest pass is 7.*7 drafts"):
+        costs.pass_times(7)

@@ -1,0 +1,143 @@
+"""Trace files: what is written is read, and what is torn or inconsistent is refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+
+from specdec_jax.analysis.cost_model import between, cost_model, load_cost_model, save_cost_model
+from specdec_jax.analysis.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
+from specdec_jax.analysis.tracing import trace_texts
+
+TEXTS, LIMIT, MOST = 3, 5, 4
+
+
+def some_trace(seed=0):
+    rng = np.random.default_rng(seed)
+    length = np.array([5, 3, 1], np.int32)
+    accepted = rng.random((TEXTS, LIMIT + 1)) < 0.5
+    accepted &= np.arange(LIMIT + 1) < length[:, None]
+    within = np.arange(LIMIT + 1) <= length[:, None]
+    rejected = within & ~accepted
+    tail_of = np.zeros(accepted.shape, np.int32)
+    tail_of[rejected] = np.arange(rejected.sum())
+    shape = (TEXTS, LIMIT + 1)
+    return Trace(
+        path=rng.random((*shape, len(FEATURES)), np.float32),
+        accepted=accepted,
+        tail_of=tail_of,
+        tails=rng.random((rejected.sum(), MOST, len(FEATURES)), np.float32),
+        length=length,
+        limit=np.full(TEXTS, LIMIT, np.int32),
+        prompt_length=np.arange(1, TEXTS + 1, dtype=np.int32),
+        seed=np.arange(TEXTS, dtype=np.uint32),
+        temperature=np.full(TEXTS, 0.7, np.float32),
+        tokens=rng.integers(0, 9, (TEXTS, LIMIT), np.int32),
+        overlap=rng.random(shape, np.float32),
+        cross_entropy=rng.random(shape, np.float32),
+        target_entropy=rng.random(shape, np.float32),
+        about={"target": "a", "ids": ["x", "y", "z"], "tasks": ["m", "n", "m"]},
+    )
+
+
+def same(one, other):
+    for name, value in one._asdict().items():
+        np.testing.assert_array_equal(value, getattr(other, name)) if name != "about" else None
+    assert one.about == other.about
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path):
+    trace = some_trace()
+    save_trace(tmp_path / "t.npz", trace)
+    same(trace, load_trace(tmp_path / "t.npz"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.npz"]
+    assert trace.num_positions == 9 and trace.max_draft_length == MOST
+
+
+def test_joining_what_was_selected_gives_the_whole():
+    trace = some_trace()
+    whole = join([select(trace, [index]) for index in range(TEXTS)])
+    for text in range(TEXTS):
+        for at in range(int(trace.length[text]) + 1):
+            if not trace.accepted[text, at]:
+                mine, its = (one.tails[one.tail_of[text, at]] for one in (whole, trace))
+                np.testing.assert_array_equal(mine, its)
+    assert whole.about == trace.about and check(whole) == ""
+    assert select(trace, [2, 0]).about["tasks"] == ["m", "m"]
+    with pytest.raises(ValueError, match="at least one text"):
+        select(trace, [])
+    with pytest.raises(ValueError, match="one tail length"):
+        join([trace, trace._replace(tails=trace.tails[:, :2])])
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: t._replace(length=t.length + 3), "longer than its limit"),
+        (lambda t: t._replace(accepted=np.ones_like(t.accepted)), "beyond the end"),
+        (lambda t: t._replace(tail_of=t.tail_of + 100), "no tail"),
+        (lambda t: t._replace(path=t.path[:, :-1]), "path has shape"),
+        (lambda t: t._replace(tails=np.full_like(t.tails, np.nan)), "not a number"),
+        (lambda t: t._replace(tails=t.tails[..., :2]), "tails has shape"),
+    ],
+)
+def test_an_inconsistent_trace_is_refused(tmp_path, change, words):
+    save_trace(tmp_path / "t.npz", change(some_trace()))
+    with pytest.raises(ValueError, match=f"t.npz.*{words}"):
+        load_trace(tmp_path / "t.npz")
+
+
+def test_what_is_no_trace_is_named(tmp_path):
+    path = tmp_path / "t.npz"
+    with pytest.raises(FileNotFoundError, match=r"t\.npz.*experiments\.record"):
+        load_trace(path)
+    save_trace(path, some_trace())
+    whole = path.read_bytes()
+    for content in (b"", b"no archive", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"t\.npz"):
+            load_trace(path)
+    arrays = {name: value for name, value in some_trace()._asdict().items() if name != "about"}
+    about = {"features": FEATURES, "about": {}}
+    np.savez(path, manifest=np.array(json.dumps(about | {"format": 99})), **arrays)
+    with pytest.raises(ValueError, match="format 99"):
+        load_trace(path)
+    arrays.pop("seed")
+    np.savez(path, manifest=np.array(json.dumps(about | {"format": 1})), **arrays)
+    with pytest.raises(ValueError, match="lacks seed"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize(
+    "texts, options, words",
+    [
+        ([], {}, "at least one text"),
+        ([([1], [])], {}, "0 of answer"),
+        ([([1], [1, 2, 3])], {"limit": 2}, "3 tokens, over the limit of 2"),
+        ([([1], [1])], {"max_draft_length": 0}, "max_draft_length.*0"),
+        ([([1] * 5000, [1])], {}, "5001.*4096"),
+    ],
+)
+def test_texts_that_cannot_be_traced_are_named(texts, options, words):
+    from specdec_jax.analysis.toys import table_model
+
+    toy = table_model(4)
+    with pytest.raises(ValueError, match=words):
+        trace_texts((toy, toy), (None, None), texts, **({"limit": 9} | options))
+
+
+def test_a_cost_model_is_read_as_it_was_written(tmp_path):
+    costs = cost_model(0.1, {1: 1.0, 4: 1.1, 8: 1.3}, plain_pass=0.9, device="cpu", batch=2)
+    save_cost_model(tmp_path / "c.json", costs)
+    assert load_cost_model(tmp_path / "c.json") == costs and abs(costs.ratio - 0.1 / 0.9) < 1e-12
+    finer = between(costs, [1, 2, 6, 8])
+    np.testing.assert_allclose(finer.target_pass, [1.0, 1.0 + 0.1 / 3, 1.2, 1.3])
+    (tmp_path / "c.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"c\.json"):
+        load_cost_model(tmp_path / "c.json")
+    with pytest.raises(FileNotFoundError, match="step_cost"):
+        load_cost_model(tmp_path / "d.json")
+    with pytest.raises(ValueError, match="positive"):
+        cost_model(0.0, {1: 1.0})
+    with pytest.raises(ValueError, match="widths"):
+        cost_model(0.1, {})
