@@ -2,4 +2,10 @@
 
 from specdec_jax.stopping.adaedl import adaedl as adaedl
 from specdec_jax.stopping.at_least import at_least as at_least
+from specdec_jax.stopping.cumulative_confidence import cumulative_confidence as cumulative_confidence
+from specdec_jax.stopping.draft_and_verify import draft_and_verify as draft_and_verify
+from specdec_jax.stopping.hf_confidence import hf_confidence as hf_confidence
+from specdec_jax.stopping.hf_heuristic import hf_heuristic as hf_heuristic
+from specdec_jax.stopping.max_confidence import max_confidence as max_confidence
 from specdec_jax.stopping.static import static as static
+from specdec_jax.stopping.svip import svip as svip

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.numbers import per_row
-from specdec_jax.stopping._defaults import always_draw, no_update
-from specdec_jax.types import Array, Law, RoundContext, StoppingPolicy
+from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
+from specdec_jax.types import Array, StoppingPolicy
 
 
 class StaticState(NamedTuple):
@@ -23,17 +22,4 @@ def static() -> StoppingPolicy:
     def init(batch: int, draft_length: Any = 7) -> StaticState:
         return StaticState(per_row(batch, draft_length, "draft_length", low=0, dtype=np.int32))
 
-    def begin(state: StaticState, context: RoundContext) -> tuple[Array, StaticState]:
-        del context
-        return state.draft_length > 0, state
-
-    def proceed(
-        state: StaticState, law: Law, token: Array, drafted: Array, context: RoundContext
-    ) -> tuple[Array, StaticState]:
-        del law, token, context
-        return drafted < state.draft_length, state
-
-    def threshold(state: StaticState) -> Array:
-        return state.draft_length.astype(jnp.float32)
-
-    return StoppingPolicy(init, begin, always_draw, proceed, no_update, threshold)
+    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, no_update, show_length)

@@ -1,0 +1,67 @@
+"""AdaEDL's Algorithm 1 (arXiv 2410.18351, section 3): a threshold that follows the acceptance seen.
+
+Every rule that stops under a threshold can be led by it; the paper leads its max-confidence baseline by the same lines.
+What the paper leaves open is decided here: the running acceptance starts at the target acceptance; a round without
+drafts (0/0) leaves both unchanged, because read as acceptance 0 it would drive the threshold past 1, after which
+nothing is ever drafted; and the threshold is clamped to [0, 0.99] for the same reason.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.numbers import per_row
+from specdec_jax.types import Array, Draft, Verdict
+
+HIGHEST_THRESHOLD = 0.99
+
+
+class Algorithm1State(NamedTuple):
+    threshold: Array  # [B] float32, lambda
+    acceptance: Array  # [B] float32, the running acceptance rate
+    target_acceptance: Array  # [B] float32, alpha
+    acceptance_decay: Array  # [B] float32, beta1
+    threshold_decay: Array  # [B] float32, beta2
+    step: Array  # [B] float32, epsilon
+
+
+def begin_algorithm_1(
+    batch: int,
+    threshold: Any,
+    target_acceptance: Any,
+    acceptance_decay: Any,
+    threshold_decay: Any,
+    step: Any,
+    initial_acceptance: Any,
+) -> Algorithm1State:
+    """The state before the first round. `initial_acceptance` None: the target acceptance.
+
+    Raises:
+        ValueError: a number out of its range, named.
+    """
+    target = per_row(batch, target_acceptance, "target_acceptance", low=0.0, high=1.0)
+    start = target if initial_acceptance is None else initial_acceptance
+    return Algorithm1State(
+        threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
+        acceptance=per_row(batch, start, "initial_acceptance", low=0.0, high=1.0),
+        target_acceptance=target,
+        acceptance_decay=per_row(batch, acceptance_decay, "acceptance_decay", low=0.0, high=1.0),
+        threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
+        step=per_row(batch, step, "step", low=0.0, high=1.0),
+    )
+
+
+def algorithm_1(state: Algorithm1State, draft: Draft, verdict: Verdict) -> Algorithm1State:
+    """One round, in the paper's order. A draft cut short by the token budget is not 'all accepted at full length'."""
+    accepted = verdict.length - 1
+    full_length = draft.tokens.shape[1]
+    rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+    acceptance = state.acceptance_decay * state.acceptance + (1.0 - state.acceptance_decay) * rate
+    lower = jnp.where(accepted != full_length, state.threshold - state.step, state.threshold)
+    proposal = jnp.where(acceptance < state.target_acceptance, state.threshold + state.step, lower)
+    threshold = state.threshold_decay * state.threshold + (1.0 - state.threshold_decay) * proposal
+    drafted = draft.length > 0
+    return state._replace(
+        acceptance=jnp.where(drafted, acceptance, state.acceptance),
+        threshold=jnp.where(drafted, jnp.clip(threshold, 0.0, HIGHEST_THRESHOLD), state.threshold),
+    )

@@ -1,0 +1,89 @@
+"""Draft & Verify: stop after a token that the drafter itself found unlikely (arXiv 2309.08168, section 3.3).
+
+The token is drawn and kept; if its probability is under the threshold no further pass is paid. After a round, as in the
+authors' `decoding.py` (their auto parameters 1, 0.5, 0.9, 0.01, 0.9):
+
+    match = 0.5 * match + 0.5 * accepted / drafted                        (match starts at 0)
+    if match < 0.9: new = threshold + 0.01;  elif drafted == most: new = threshold;  else: new = threshold - 0.01
+    threshold = 0.9 * threshold + 0.1 * new
+
+Where AdaEDL's Algorithm 1 asks whether all of a full-length draft was accepted, this asks whether it was drafted.
+Open and decided here: the probability is the sampled law's (the authors take the softmax without temperature; equal at
+temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0, 0.99]. It
+starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for sampling.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
+from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.stopping._token import token_probability
+from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+
+
+class DraftAndVerifyState(NamedTuple):
+    threshold: Array  # [B] float32
+    match: Array  # [B] float32, the running share of accepted drafts
+    target_match: Array  # [B] float32
+    match_decay: Array  # [B] float32
+    threshold_decay: Array  # [B] float32
+    step: Array  # [B] float32
+
+
+def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
+    """Stop after a drawn token whose probability is below the threshold.
+
+    Args:
+        adaptive: the threshold follows the matches; otherwise it stays, and is the only number of `init`.
+
+    Numbers of `init`: threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step 0.01,
+    initial_match 0.
+    """
+
+    def init(
+        batch: int,
+        threshold: Any = 0.6,
+        target_match: Any = 0.9,
+        match_decay: Any = 0.5,
+        threshold_decay: Any = 0.9,
+        step: Any = 0.01,
+        initial_match: Any = 0.0,
+    ) -> DraftAndVerifyState:
+        return DraftAndVerifyState(
+            threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
+            match=per_row(batch, initial_match, "initial_match", low=0.0, high=1.0),
+            target_match=per_row(batch, target_match, "target_match", low=0.0, high=1.0),
+            match_decay=per_row(batch, match_decay, "match_decay", low=0.0, high=1.0),
+            threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
+            step=per_row(batch, step, "step", low=0.0, high=1.0),
+        )
+
+    def init_fixed(batch: int, threshold: Any = 0.6) -> DraftAndVerifyState:
+        return init(batch, threshold)
+
+    def proceed(
+        state: DraftAndVerifyState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, DraftAndVerifyState]:
+        del drafted
+        return ~(token_probability(law, token, context) < state.threshold), state
+
+    begun = init if adaptive else init_fixed
+    learnt = _update if adaptive else no_update
+    return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
+
+
+def _update(state: DraftAndVerifyState, draft: Draft, verdict: Verdict) -> DraftAndVerifyState:
+    full_length = draft.tokens.shape[1]
+    rate = (verdict.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+    match = state.match_decay * state.match + (1.0 - state.match_decay) * rate
+    lower = jnp.where(draft.length != full_length, state.threshold - state.step, state.threshold)
+    proposal = jnp.where(match < state.target_match, state.threshold + state.step, lower)
+    threshold = state.threshold_decay * state.threshold + (1.0 - state.threshold_decay) * proposal
+    drafted = draft.length > 0
+    return state._replace(
+        match=jnp.where(drafted, match, state.match),
+        threshold=jnp.where(drafted, jnp.clip(threshold, 0.0, HIGHEST_THRESHOLD), state.threshold),
+    )

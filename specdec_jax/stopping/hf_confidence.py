@@ -1,0 +1,127 @@
+"""transformers' dynamic speculation: stop after an unconfident token, at a threshold refitted to what was accepted.
+
+Rule and refit are those of `generation/candidate_generator.py` (`assistant_confidence_threshold`, the default since
+4.45): the token is kept, and no further pass is paid if its probability is below 0.4. After a round every drafted token
+up to and including the first rejected one is a sample (probability, accepted). With more than 5 samples and both labels
+present, the threshold becomes the one with the least `fpr + 3 * fnr`, where a false positive is a rejected token at or
+above the threshold, a false negative an accepted one below it; of equals the highest, as `np.argmin` over sklearn's
+falling thresholds picks.
+
+Decided here: thresholds are the edges 0, 1/bins, ... of equal bins, where sklearn's `roc_curve` has the samples
+themselves (a list of any length has no place in a compiled state) and infinity; the history is the request's own and
+kept as a count per edge of the samples at or above it; probabilities are the sampled law's (at temperature 0 raw), as
+transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at most are
+the drafter's `max_draft_length`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import host, per_row
+from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.stopping._token import token_probability
+from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+
+
+class _History(NamedTuple):
+    probability: Array  # [B, P] float32, of this round's drafts
+    accepted_above: Array  # [B, bins] int32, accepted samples at or above each edge
+    rejected_above: Array  # [B, bins] int32
+    least_samples: Array  # [B] int32, a refit needs more
+    false_positive_weight: Array  # [B] float32
+    false_negative_weight: Array  # [B] float32
+
+
+class HFConfidenceState(NamedTuple):
+    threshold: Array  # [B] float32
+    history: _History | None  # None without refit
+
+
+def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> StoppingPolicy:
+    """Stop after a drawn token whose probability is below the threshold.
+
+    Args:
+        refit: fit the threshold to the samples; otherwise it stays, and is the only number of `init`.
+        bins: thresholds that a refit chooses from.
+        positions: drafts a round that become samples.
+
+    Numbers of `init`: threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
+    false_negative_weight 3 (both >= 0).
+
+    Raises:
+        ValueError: `bins` or `positions` below 1.
+    """
+    if bins < 1 or positions < 1:
+        raise ValueError(f"hf_confidence needs at least one bin and one position, got bins={bins}, {positions=}")
+
+    def init(
+        batch: int,
+        threshold: Any = 0.4,
+        least_samples: Any = 5,
+        false_positive_weight: Any = 1.0,
+        false_negative_weight: Any = 3.0,
+    ) -> HFConfidenceState:
+        counts = host(np.zeros((batch, bins), np.int32))
+        history = _History(
+            probability=host(np.zeros((batch, positions), np.float32)),
+            accepted_above=counts,
+            rejected_above=counts,
+            least_samples=per_row(batch, least_samples, "least_samples", low=0, dtype=np.int32),
+            false_positive_weight=per_row(batch, false_positive_weight, "false_positive_weight", low=0.0),
+            false_negative_weight=per_row(batch, false_negative_weight, "false_negative_weight", low=0.0),
+        )
+        return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), history)
+
+    def init_fixed(batch: int, threshold: Any = 0.4) -> HFConfidenceState:
+        return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), None)
+
+    def proceed(
+        state: HFConfidenceState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, HFConfidenceState]:
+        probability = token_probability(law, token, context)
+        go_on = ~(probability < state.threshold)
+        if state.history is not None:
+            seen = remember(state.history.probability, drafted - 1, probability)
+            state = state._replace(history=state.history._replace(probability=seen))
+        return go_on, state
+
+    begun, learnt = (init, _refit) if refit else (init_fixed, no_update)
+    return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
+
+
+def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfidenceState:
+    assert state.history is not None
+    history = _with_round(state.history, draft, verdict)
+    accepted, rejected = history.accepted_above[:, 0], history.rejected_above[:, 0]
+    false_positives = _share(history.rejected_above, rejected)
+    false_negatives = 1.0 - _share(history.accepted_above, accepted)
+    cost = history.false_positive_weight[:, None] * false_positives
+    cost = cost + history.false_negative_weight[:, None] * false_negatives
+    bins = cost.shape[1]
+    best = bins - 1 - jnp.argmin(cost[:, ::-1], axis=1)
+    ready = (accepted + rejected > history.least_samples) & (accepted > 0) & (rejected > 0)
+    fitted = best.astype(jnp.float32) / bins
+    return HFConfidenceState(jnp.where(ready, fitted, state.threshold), history)
+
+
+def _with_round(history: _History, draft: Draft, verdict: Verdict) -> _History:
+    """The counts with this round's samples."""
+    bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
+    edges = jnp.arange(bins, dtype=jnp.int32).astype(jnp.float32) / bins
+    above = probability[:, :, None] >= edges[None, None, :]  # [B, P, bins]
+    judged, accepted = reached(draft, verdict, probability.shape[1])
+
+    def count(chosen: Array) -> Array:
+        return jnp.sum(above & chosen[:, :, None], axis=1, dtype=jnp.int32)
+
+    return history._replace(
+        accepted_above=history.accepted_above + count(judged & accepted),
+        rejected_above=history.rejected_above + count(judged & ~accepted),
+    )
+
+
+def _share(above: Array, total: Array) -> Array:
+    return above.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)[:, None]

@@ -1,0 +1,48 @@
+"""transformers' heuristic schedule of draft lengths: two more after a full success, one fewer otherwise.
+
+`num_assistant_tokens_schedule="heuristic"` of `generation/candidate_generator.py`: the length starts at 5; if all
+drafts were accepted it grows by 2, else it becomes max(1, length - 1). Decided here: a length beyond the drafter's
+`max_draft_length` (K) is cut to it, so that K stays one success away and one failure shows; 'all accepted' means the
+length that was wanted, so a draft cut by the token budget is not; a round without drafts teaches nothing (transformers
+would count 0 of 0 as a success). The start is per request ("heuristic_transient"), not carried over between calls.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+
+
+class HFHeuristicState(NamedTuple):
+    draft_length: Array  # [B] int32
+    increase: Array  # [B] int32
+    decrease: Array  # [B] int32
+
+
+def hf_heuristic() -> StoppingPolicy:
+    """A draft length that grows when everything was accepted and shrinks otherwise.
+
+    Numbers of `init`, all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
+    """
+
+    def init(batch: int, draft_length: Any = 5, increase: Any = 2, decrease: Any = 1) -> HFHeuristicState:
+        return HFHeuristicState(
+            per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32),
+            per_row(batch, increase, "increase", low=0, dtype=np.int32),
+            per_row(batch, decrease, "decrease", low=0, dtype=np.int32),
+        )
+
+    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
+
+
+def _update(state: HFHeuristicState, draft: Draft, verdict: Verdict) -> HFHeuristicState:
+    most = draft.tokens.shape[1]
+    wanted = jnp.minimum(state.draft_length, most)
+    success = verdict.length - 1 == wanted
+    longer = jnp.minimum(wanted + jnp.minimum(state.increase, most), most)
+    new = jnp.where(success, longer, jnp.maximum(wanted - state.decrease, 1))
+    return state._replace(draft_length=jnp.where(draft.length > 0, new, state.draft_length))

@@ -1,0 +1,45 @@
+"""SVIP: stop after a token whose law was too uncertain (arXiv 2411.18462, section 3).
+
+The token is drawn and kept; no further pass is paid when `sqrt(entropy_factor * H) > threshold`. With the authors' 0.15
+and 0.3 (`vanilla-sd/eval_specbench.py`) that is H > 0.6 nats. It is AdaEDL's bound under another name, `1 - sqrt(f H)`
+below 0.7, with a fixed threshold, the entropy at temperature 1, and the token kept. Their cap of 40 drafts is here the
+drafter's `max_draft_length`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.types import Array, Law, RoundContext, StoppingPolicy
+
+
+class SVIPState(NamedTuple):
+    entropy_factor: Array  # [B] float32
+    threshold: Array  # [B] float32
+
+
+def svip(raw_entropy: bool = True) -> StoppingPolicy:
+    """Stop after a token drawn from a law with `sqrt(entropy_factor * H)` above the threshold.
+
+    Args:
+        raw_entropy: the entropy at temperature 1 without truncation, as the authors; otherwise of the law as sampled.
+
+    Numbers of `init`: entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
+    """
+
+    def init(batch: int, entropy_factor: Any = 0.15, threshold: Any = 0.3) -> SVIPState:
+        return SVIPState(
+            per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
+            per_row(batch, threshold, "threshold", low=0.0),
+        )
+
+    def proceed(
+        state: SVIPState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, SVIPState]:
+        del token, drafted, context
+        entropy = law.raw_entropy if raw_entropy else law.entropy
+        return ~(jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)) > state.threshold), state
+
+    return StoppingPolicy(init, always_begin, always_draw, proceed, no_update, lambda state: state.threshold)
