@@ -63,7 +63,7 @@ def compare(config: Formats) -> str:
     tokens = [encode(target, prompt.turns[0]) for prompt in prompts]
     texts = []
     for temperature in (0.0, 0.7):
-        found = answers(target, tokens, max_new_tokens=config.max_new_tokens, temperature=temperature)
+        found = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp={"temperature": temperature})
         texts += list(zip(tokens, found, strict=True))
     tasks = [task_of(prompt) for prompt in prompts] * 2
     lines = [

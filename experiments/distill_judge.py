@@ -101,7 +101,7 @@ def judge_file(
                 target,
                 tokens,
                 max_new_tokens=config.judge_tokens,
-                temperature=temperature,
+                warp={"temperature": temperature},
                 seed=config.seed,
                 progress=lambda done, _: update(done),
             )

@@ -146,7 +146,7 @@ def test_answers_are_those_of_generate_whatever_the_batch(tmp_path, temperature)
         generate(text, pair=pair, chat=False, max_new_tokens=20, temperature=temperature, seed=5 + row).tokens
         for row, text in enumerate(texts)
     ]
-    options = {"max_new_tokens": 20, "temperature": temperature, "seed": 5}
+    options = {"max_new_tokens": 20, "warp": {"temperature": temperature}, "seed": 5}
     assert answers(target, prompts, batch=3, **options) == expected
     assert answers(target, prompts, batch=2, **options) == expected
 
@@ -172,7 +172,7 @@ def test_an_answer_ends_with_the_end_of_its_text():
         (lambda m: judge(m, m, [([1], [1])], chunk=0), "chunk must be positive"),
         (lambda m: answers(m, [[1], []]), "prompt is empty"),
         (lambda m: answers(m, [[1]], max_new_tokens=0), "max_new_tokens must be positive"),
-        (lambda m: answers(m, [[1]], temperature=-0.5), "temperature"),
+        (lambda m: answers(m, [[1]], warp={"temperature": -0.5}), "temperature"),
     ],
 )
 def test_bad_input_is_refused(call, match):

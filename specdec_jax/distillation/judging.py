@@ -6,8 +6,8 @@ whatever a policy would have drafted.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,24 +48,25 @@ def answers(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
+    warp: Mapping[str, Any] | None = None,
+    seed: int | Sequence[int] = 0,
     batch: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The target's own answers to prompts of token ids (`generation.encode`), in their order.
 
-    The token that ends an answer is its last one. Prompt i is sampled with seed + i; prompts of similar length share a
-    pass. `progress(done, total)` counts prompts. Raises ValueError: an empty or too long prompt, a token outside the
-    vocabulary, numbers out of range.
+    The token that ends an answer is its last one. `warp`: arguments of `make_warp`; greedy unless given. Prompt i is
+    sampled with seed[i], or seed + i; prompts of similar length share a pass. `progress(done, total)` counts prompts.
+    Raises ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range.
     """
     if batch < 1 or max_new_tokens < 1:
         raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")
     pair = build_pair(target, None, verification_widths=(1,))
     options = {
-        "warp": make_warp(batch, temperature),
+        "warp": make_warp(batch, **(warp or {})),
         "stop_ids": sorted({*target.model.spec.eos_ids, *target.tokenizer.eos_ids}),
     }
+    seeds = [(seed + index) % 2**32 for index in range(len(prompts))] if isinstance(seed, int) else list(seed)
     found: dict[int, list[int]] = {}
     for members in _alike([len(prompt) for prompt in prompts], batch):
         rows = [members[0]] * (batch - len(members)) + members  # the last batch is filled up with rows that end at once
@@ -73,7 +74,7 @@ def answers(
             pair.params,
             [prompts[member] for member in rows],
             max_new_tokens=[0] * (batch - len(members)) + [max_new_tokens] * len(members),
-            seed=[(seed + member) % 2**32 for member in rows],
+            seed=[seeds[member] for member in rows],
             slots=slots_for(len(prompts[members[-1]]), max_new_tokens, 1),
             **options,
         )

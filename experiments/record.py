@@ -1,0 +1,178 @@
+"""Record what every stopping rule would see: traces of lossless runs, one a temperature.
+
+Question:  What does the drafter's law look like along the target's own text, and would its token have been accepted?
+Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0.7 1] [--limit 8] ...
+Time:      about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16)
+Output:    trace-<temperature>.npz in --out with manifest.json; batches that are there are not recorded again
+
+`python -m experiments.replay trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
+"""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from experiments.distill_judge import task_of
+from experiments.distill_write import bar
+from experiments.prompts import Prompt, load_prompts
+from experiments.run_folder import RunFolder, package_versions
+from specdec_jax.analysis.trace import Trace, join, load_trace, save_trace, select
+from specdec_jax.analysis.tracing import trace_texts
+from specdec_jax.compilation_cache import enable
+from specdec_jax.distillation.judging import answers
+from specdec_jax.generation import encode
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+
+PARTS = "parts"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record traces of a pair of models along the target's own answers."""
+
+    prompts: str = "configs/prompts/demo.jsonl"
+    """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    drafter: str = "smollm2-drafter"
+    """As target."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    """One trace each; 0 is greedy."""
+    top_k: int = 0
+    """0 is off."""
+    top_p: float = 1.0
+    """1 is off."""
+    min_p: float = 0.0
+    """0 is off."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer."""
+    max_draft_length: int = 16
+    """The longest draft that can be replayed."""
+    limit: int | None = None
+    """Only the first prompts."""
+    split: str | None = None
+    """Only prompts of this split."""
+    chat: bool = True
+    """Put prompts through the chat template."""
+    system: str | None = None
+    """System prompt."""
+    batch: int = 16
+    """Texts that share a pass."""
+    seed: int = 0
+    """Prompt i is sampled, accepted and continued with seed + i."""
+    out: str | None = None
+    """Run folder; none: runs/record-<time>."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_draft_length", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the recording; 2 on bad input."""
+    try:
+        config = tyro.cli(Record, args=arguments, description=__doc__)
+        record(config, Console(highlight=False, markup=False))
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def record(config: Record, console: Console) -> list[Path]:
+    """Writes what is missing and returns the traces' paths."""
+    prompts = load_prompts(config.prompts, config.limit, config.split)
+    enable()
+    with console.status("Loading the models"):
+        pair = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
+    check_same_vocabulary(*pair)
+    tokens = [encode(pair[0], prompt.turns[0], chat=config.chat, system=config.system) for prompt in prompts]
+    folder = RunFolder.create("record", config, config.out)
+    paths = []
+    for temperature in config.temperatures:
+        paths.append(folder.path / f"trace-{temperature:g}.npz")
+        if not paths[-1].exists():
+            save_trace(paths[-1], _record_one(config, pair, prompts, tokens, temperature, folder, console))
+        trace = load_trace(paths[-1])
+        accepted = trace.accepted.sum() / trace.num_positions
+        console.print(f"{paths[-1]}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
+    shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+    return paths
+
+
+def _record_one(
+    config: Record,
+    pair: tuple[LoadedModel, LoadedModel],
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    temperature: float,
+    folder: RunFolder,
+    console: Console,
+) -> Trace:
+    """The trace of one temperature, in the prompts' order; prompts of similar length share a pass."""
+    order = sorted(range(len(prompts)), key=lambda index: len(tokens[index]))
+    (folder.path / PARTS).mkdir(exist_ok=True)
+    parts = []
+    with bar(console, f"Temperature {temperature:g}", len(order), 0, unit="prompts") as update:
+        for first in range(0, len(order), config.batch):
+            members = order[first : first + config.batch]
+            digest = hashlib.sha256(repr([tokens[member] for member in members]).encode()).hexdigest()[:12]
+            path = folder.path / PARTS / f"{temperature:g}-{digest}.npz"
+            if not path.exists():
+                save_trace(path, _batch(config, pair, prompts, tokens, members, temperature))
+            parts.append(load_trace(path))
+            update(first + len(members))
+    return select(join(parts), np.argsort(order))
+
+
+def _batch(
+    config: Record,
+    pair: tuple[LoadedModel, LoadedModel],
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    members: Sequence[int],
+    temperature: float,
+) -> Trace:
+    """Answers of some prompts, and their trace."""
+    target, drafter = pair
+    warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
+    seeds = [(config.seed + member) % 2**32 for member in members]
+    asked = [tokens[member] for member in members]
+    found = answers(target, asked, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    about = {
+        "target": target.name,
+        "drafter": drafter.name,
+        "dtype": config.dtype,
+        "warp": warp,
+        "seed": config.seed,
+        "prompts": Path(config.prompts).name,
+        "versions": package_versions(),
+        "ids": [prompts[member].id for member in members],
+        "tasks": [task_of(prompts[member]) for member in members],
+    }
+    return trace_texts(
+        (target.model, drafter.model),
+        (target.params, drafter.params),
+        list(zip(asked, found, strict=True)),
+        limit=config.max_new_tokens,
+        warp=warp,
+        seed=seeds,
+        max_draft_length=config.max_draft_length,
+        about=about,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
