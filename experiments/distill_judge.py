@@ -14,7 +14,7 @@ from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
-from experiments.prompts import Prompt, read_prompts
+from experiments.prompts import Prompt, every_nth, read_prompts
 from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.analysis.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.distillation.checkpoints import Checkpoints
@@ -111,16 +111,6 @@ def judge_file(
     with bar(console, f"Judging at {temperature:g}", len(prompts), 0, unit="prompts") as update:
         judgement = judge(target, drafter, texts, progress=lambda done, _: update(done))
     return by_task(judgement, [task_of(prompt) for prompt in prompts])
-
-
-def every_nth(path: str) -> tuple[str, int]:
-    """FILE:n as (FILE, n); a FILE alone means all of it. Raises ValueError for an n below 1."""
-    name, colon, number = path.rpartition(":")
-    if not colon or not number.isdigit():
-        return path, 1
-    if int(number) < 1:
-        raise ValueError(f"every n-th prompt needs an n of 1 or more, got {path!r}")
-    return name, int(number)
 
 
 def task_of(prompt: Prompt) -> str:
