@@ -95,23 +95,25 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
 def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfidenceState:
     assert state.history is not None
     history = _with_round(state.history, draft, verdict)
-    accepted, rejected = history.accepted_above[:, 0], history.rejected_above[:, 0]
-    false_positives = _share(history.rejected_above, rejected)
-    false_negatives = 1.0 - _share(history.accepted_above, accepted)
-    cost = history.false_positive_weight[:, None] * false_positives
-    cost = cost + history.false_negative_weight[:, None] * false_negatives
+    accepted_above, rejected_above = (
+        counts.astype(jnp.float32) for counts in (history.accepted_above, history.rejected_above)
+    )
+    accepted, rejected = accepted_above[:, :1], rejected_above[:, :1]  # [B, 1]: at or above 0 are all
+    # fpr and fnr times accepted * rejected: whole numbers, so that equal costs are equal and not a rounding apart.
+    cost = history.false_positive_weight[:, None] * rejected_above * accepted
+    cost = cost + history.false_negative_weight[:, None] * (accepted - accepted_above) * rejected
     bins = cost.shape[1]
     best = bins - 1 - jnp.argmin(cost[:, ::-1], axis=1)
-    ready = (accepted + rejected > history.least_samples) & (accepted > 0) & (rejected > 0)
-    fitted = best.astype(jnp.float32) / bins
+    ready = ((accepted > 0) & (rejected > 0))[:, 0]
+    ready = ready & (history.accepted_above[:, 0] + history.rejected_above[:, 0] > history.least_samples)
+    fitted = _edges(bins)[best]
     return HFConfidenceState(jnp.where(ready, fitted, state.threshold), history)
 
 
 def _with_round(history: _History, draft: Draft, verdict: Verdict) -> _History:
     """The counts with this round's samples."""
     bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
-    edges = jnp.arange(bins, dtype=jnp.int32).astype(jnp.float32) / bins
-    above = probability[:, :, None] >= edges[None, None, :]  # [B, P, bins]
+    above = probability[:, :, None] >= _edges(bins)[None, None, :]  # [B, P, bins]
     judged, accepted = reached(draft, verdict, probability.shape[1])
 
     def count(chosen: Array) -> Array:
@@ -123,5 +125,6 @@ def _with_round(history: _History, draft: Draft, verdict: Verdict) -> _History:
     )
 
 
-def _share(above: Array, total: Array) -> Array:
-    return above.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)[:, None]
+def _edges(bins: int) -> Array:
+    """0, 1/bins, ... by numpy: a division that XLA turns into a product may round another way, here and there."""
+    return jnp.asarray(np.arange(bins, dtype=np.float32) / np.float32(bins))

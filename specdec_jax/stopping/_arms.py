@@ -1,0 +1,74 @@
+"""Bandits over ways to draft: one arm a round, rewarded by tokens per time.
+
+Time comes from a cost model, not from a clock, in units of one target pass of one token: a round costs
+`1 + drafter_cost * passes + verification_cost * drafted`. A clock would need a host inside the generation, would time
+the whole batch where every row plays its own arm, and could not be replayed.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import host, per_row
+from specdec_jax.types import Array
+
+
+class Arms(NamedTuple):
+    arm: Array  # [B] int32, this round's
+    pulls: Array  # [B, A] int32, rounds that taught something
+    rewards: Array  # [B, A] float32, summed over them
+    drafter_cost: Array  # [B] float32, a drafter pass, in target passes
+    verification_cost: Array  # [B] float32, verifying one more token, in target passes
+    exploration: Array  # [B] float32, in tokens per target pass
+
+
+def begin_arms(batch: int, count: int, drafter_cost: Any, verification_cost: Any, exploration: Any) -> Arms:
+    """No arm was played yet.
+
+    Raises:
+        ValueError: a negative number, named.
+    """
+    return Arms(
+        arm=per_row(batch, 0, "arm", dtype=np.int32),
+        pulls=host(np.zeros((batch, count), np.int32)),
+        rewards=host(np.zeros((batch, count), np.float32)),
+        drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
+        verification_cost=per_row(batch, verification_cost, "verification_cost", low=0.0),
+        exploration=per_row(batch, exploration, "exploration", low=0.0),
+    )
+
+
+def rounds(arms: Arms) -> Array:
+    """Rounds [B] int32 that taught something."""
+    return jnp.sum(arms.pulls, axis=1, dtype=jnp.int32)
+
+
+def upper_bounds(arms: Arms, width: float) -> Array:
+    """`mean + exploration * sqrt(width * ln(rounds) / pulls)` [B, A] float32; infinite for an arm never played."""
+    pulls = jnp.maximum(arms.pulls, 1).astype(jnp.float32)
+    logarithm = jnp.log(jnp.maximum(rounds(arms), 1).astype(jnp.float32))
+    bonus = arms.exploration[:, None] * jnp.sqrt(width * logarithm[:, None] / pulls)
+    return jnp.where(arms.pulls > 0, arms.rewards / pulls + bonus, jnp.inf)
+
+
+def samples(arms: Arms, normal: Array) -> Array:
+    """`mean + exploration / sqrt(pulls) * normal` [B, A] float32; infinite for an arm never played."""
+    pulls = jnp.maximum(arms.pulls, 1).astype(jnp.float32)
+    sample = arms.rewards / pulls + arms.exploration[:, None] * normal / jnp.sqrt(pulls)
+    return jnp.where(arms.pulls > 0, sample, jnp.inf)
+
+
+def best(values: Array) -> Array:
+    """The first of the best arms [B] int32."""
+    return jnp.argmax(values, axis=1).astype(jnp.int32)
+
+
+def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array) -> Arms:
+    """The arms after a round of `emitted` tokens; one without a drafter pass was no arm's and teaches nothing."""
+    as_float = lambda count: count.astype(jnp.float32)  # noqa: E731
+    time = 1.0 + arms.drafter_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
+    played = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]
+    played = played & (passes > 0)[:, None]
+    reward = jnp.where(played, (as_float(emitted) / time)[:, None], 0.0)
+    return arms._replace(pulls=arms.pulls + played.astype(jnp.int32), rewards=arms.rewards + reward)

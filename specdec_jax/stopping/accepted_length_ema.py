@@ -1,0 +1,81 @@
+"""SGLang's adaptive draft length: one step beyond the moving average of what was accepted.
+
+`adaptive_spec_params.py` of SGLang: an exponential average of the accepted length (weight 0.2 on the newest); after 10
+warm-up rounds, every 5 rounds, `draft length = clamp(round(average) + 1)`, taken from a few lengths ('tiers') for
+which CUDA graphs exist. The average starts at the first length - 1, as there, so that the rule begins where it would
+stay. Differences: each row has its own average, SGLang's is the batch's; its hysteresis is left out; between tiers we
+take the smallest that holds the wanted length, or the largest; a round without drafts is not counted.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+
+
+class AcceptedLengthEMAState(NamedTuple):
+    draft_length: Array  # [B] int32
+    average: Array  # [B] float32, accepted tokens a round
+    rounds: Array  # [B] int32
+    weight: Array  # [B] float32, of the newest round
+    interval: Array  # [B] int32
+    warmup: Array  # [B] int32
+
+
+def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
+    """A draft length of one more than the average accepted length, renewed every few rounds.
+
+    Args:
+        tiers: the lengths to choose from, rising, each at least 1; none: any up to the drafter's `max_draft_length`.
+
+    Numbers of `init`: draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5 (rounds,
+    >= 1), warmup 10 (rounds).
+
+    Raises:
+        ValueError: `tiers` are not rising whole numbers from 1 up.
+    """
+    if isinstance(tiers, str) or not isinstance(tiers, Sequence):
+        raise ValueError(f"accepted_length_ema's tiers must be a sequence of lengths, got {tiers!r}")
+    whole = all(isinstance(tier, int) and not isinstance(tier, bool) and tier >= 1 for tier in tiers)
+    if not whole or list(tiers) != sorted(set(tiers)):
+        raise ValueError(f"accepted_length_ema's tiers must be rising whole numbers from 1 up, got {tuple(tiers)!r}")
+    steps = np.asarray(tiers, np.int32)
+
+    def init(
+        batch: int, draft_length: Any = 3, weight: Any = 0.2, interval: Any = 5, warmup: Any = 10
+    ) -> AcceptedLengthEMAState:
+        first = per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32)
+        return AcceptedLengthEMAState(
+            draft_length=first,
+            average=first.astype(np.float32) - np.float32(1),
+            rounds=per_row(batch, 0, "rounds", dtype=np.int32),
+            weight=per_row(batch, weight, "weight", low=0.0, high=1.0),
+            interval=per_row(batch, interval, "interval", low=1, dtype=np.int32),
+            warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
+        )
+
+    def update(state: AcceptedLengthEMAState, draft: Draft, verdict: Verdict) -> AcceptedLengthEMAState:
+        drafted = draft.length > 0
+        accepted = (verdict.length - 1).astype(jnp.float32)
+        average = jnp.where(drafted, (1.0 - state.weight) * state.average + state.weight * accepted, state.average)
+        rounds = state.rounds + drafted.astype(jnp.int32)
+        since = rounds - state.warmup
+        due = drafted & (since > 0) & (since % state.interval == 0)
+        wanted = jnp.clip(jnp.round(average).astype(jnp.int32) + 1, 1, draft.tokens.shape[1])
+        length = jnp.where(due, _tier(wanted, steps), state.draft_length)
+        return state._replace(draft_length=length, average=average, rounds=rounds)
+
+    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, update, show_length)
+
+
+def _tier(wanted: Array, tiers: np.ndarray) -> Array:
+    """The smallest tier that is at least `wanted` [B], or the largest; without tiers `wanted` itself."""
+    if not len(tiers):
+        return wanted
+    below = jnp.sum(jnp.asarray(tiers)[None, :] < wanted[:, None], axis=1, dtype=jnp.int32)
+    return jnp.asarray(tiers)[jnp.minimum(below, len(tiers) - 1)]

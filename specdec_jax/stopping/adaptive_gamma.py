@@ -1,0 +1,106 @@
+"""AdaEDL whose entropy factor is fitted online, so that the bound is calibrated: the paper's first open question.
+
+AdaEDL (arXiv 2410.18351) reads acceptance off `1 - sqrt(entropy_factor * H)` at a fixed factor of 0.2, its gamma. Here
+the factor is the one at which that line has the acceptance seen, by the method of moments: over the positions reached,
+`sqrt(entropy_factor) = sum(rejected) / sum(sqrt(H))`. Both sums decay by the round; the prior does not: `prior_weight`
+positions of 1 nat, rejected as `entropy_factor` says. The factor stays in [0.001, 10]: with every token accepted it
+would go to 0, where no entropy stops a draft and nothing is learnt but by rejections. Algorithm 1 moves lambda as in
+AdaEDL. The fit is over the positions that were drafted: what failed the check and gave no token was never judged, so
+with lambda high it knows low entropies only; `keep_checked_token` shows it one of the others each round.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import host, per_row
+from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
+from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
+from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+
+FACTOR_RANGE = (1e-3, 10.0)
+
+
+class AdaptiveGammaState(NamedTuple):
+    control: Algorithm1State
+    failed: Array  # [B] bool, the last check failed (read by keep_checked_token)
+    root_entropy: Array  # [B, P] float32, sqrt(H) at this round's positions
+    rejected: Array  # [B] float32, decayed count of rejected positions
+    roots: Array  # [B] float32, decayed sum of sqrt(H) over the positions reached
+    entropy_factor: Array  # [B] float32, the prior's
+    prior_weight: Array  # [B] float32, positions
+    decay: Array  # [B] float32
+
+
+def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> StoppingPolicy:
+    """AdaEDL with a fitted entropy factor.
+
+    Args:
+        keep_checked_token: as in `adaedl`: the law that fails the check still gives its token.
+        positions: drafts a round that the fit looks at.
+
+    Numbers of `init`: entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay 0.98
+    (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
+    0.9, step 0.01, initial_acceptance.
+
+    Raises:
+        ValueError: `positions` below 1.
+    """
+    if positions < 1:
+        raise ValueError(f"adaptive_gamma needs at least one position, got {positions}")
+
+    def init(
+        batch: int,
+        entropy_factor: Any = 0.2,
+        prior_weight: Any = 10.0,
+        decay: Any = 0.98,
+        threshold: Any = 0.7,
+        target_acceptance: Any = 0.9,
+        acceptance_decay: Any = 0.5,
+        threshold_decay: Any = 0.9,
+        step: Any = 0.01,
+        initial_acceptance: Any = None,
+    ) -> AdaptiveGammaState:
+        low, high = FACTOR_RANGE
+        return AdaptiveGammaState(
+            control=begin_algorithm_1(
+                batch, threshold, target_acceptance, acceptance_decay, threshold_decay, step, initial_acceptance
+            ),
+            failed=per_row(batch, False, "failed", dtype=bool),
+            root_entropy=host(np.zeros((batch, positions), np.float32)),
+            rejected=per_row(batch, 0.0, "rejected"),
+            roots=per_row(batch, 0.0, "roots"),
+            entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=low, high=high),
+            prior_weight=per_row(batch, prior_weight, "prior_weight", low=0.0, open_low=True),
+            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+        )
+
+    def check(
+        state: AdaptiveGammaState, law: Law, drafted: Array, context: RoundContext
+    ) -> tuple[Array, AdaptiveGammaState]:
+        root = jnp.sqrt(jnp.maximum(law.entropy.astype(jnp.float32), 0.0))
+        failed = 1.0 - jnp.sqrt(fitted_factor(state)) * root < state.control.threshold
+        draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
+        return draw, state._replace(failed=failed, root_entropy=remember(state.root_entropy, drafted, root))
+
+    proceed = proceed_unless_failed if keep_checked_token else always_proceed
+    return StoppingPolicy(init, always_begin, check, proceed, _update, lambda state: state.control.threshold)
+
+
+def fitted_factor(state: AdaptiveGammaState) -> Array:
+    """The entropy factor [B] float32 in use."""
+    rejected = state.prior_weight * jnp.sqrt(state.entropy_factor) + state.rejected
+    return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
+
+
+def _update(state: AdaptiveGammaState, draft: Draft, verdict: Verdict) -> AdaptiveGammaState:
+    judged, accepted = reached(draft, verdict, state.root_entropy.shape[1])
+    rejected = jnp.sum(judged & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
+    roots = jnp.sum(jnp.where(judged, state.root_entropy, 0.0), axis=1)
+    return state._replace(
+        control=algorithm_1(state.control, draft, verdict),
+        rejected=state.decay * state.rejected + rejected,
+        roots=state.decay * state.roots + roots,
+    )

@@ -1,0 +1,71 @@
+"""A bandit over draft lengths: BanditSpec's UCB (arXiv 2505.15141, sections 4 and 6).
+
+Every round plays one length. The first `warmup` rounds take the lengths in turn; then the one with the largest
+`mean + exploration * sqrt(6 ln(rounds) / pulls)` is played, where the mean is of the rounds' rewards. The authors'
+reward is tokens per second by a clock, theirs are about 100 and their bonus has no factor; here the reward is tokens
+per time of the cost model in `_arms.py`, about 1 to 3, where the same bonus would explore for ever, so it is scaled
+by `exploration`. A round without drafts teaches nothing; a draft cut by the token budget counts as it was.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
+from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
+
+UCB_WIDTH = 6.0
+
+
+class BanditState(NamedTuple):
+    arms: Arms
+    draft_length: Array  # [B] int32, the arm's
+    warmup: Array  # [B] int32
+
+
+def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
+    """UCB over draft lengths.
+
+    Args:
+        lengths: the arms, each at least 1: a round of length 0 has no reward to learn from.
+
+    Numbers of `init`: exploration 0.1 (>= 0, tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a drafter
+    pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
+
+    Raises:
+        ValueError: `lengths` is empty or has something else than whole numbers from 1 up.
+    """
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
+        raise ValueError(f"bandit needs a sequence of draft lengths, got {lengths!r}")
+    if not all(isinstance(length, int) and not isinstance(length, bool) and length >= 1 for length in lengths):
+        raise ValueError(f"bandit's lengths must be whole numbers of at least 1, got {tuple(lengths)!r}")
+    choices = np.asarray(lengths, np.int32)
+
+    def init(
+        batch: int,
+        exploration: Any = 0.1,
+        warmup: Any = 8,
+        drafter_cost: Any = 0.1,
+        verification_cost: Any = 0.02,
+    ) -> BanditState:
+        return BanditState(
+            arms=begin_arms(batch, len(choices), drafter_cost, verification_cost, exploration),
+            draft_length=per_row(batch, choices[0], "draft_length", dtype=np.int32),
+            warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
+        )
+
+    def begin(state: BanditState, context: RoundContext) -> tuple[Array, BanditState]:
+        played = rounds(state.arms)
+        ranked = best(upper_bounds(state.arms, UCB_WIDTH))
+        arm = jnp.where(played < state.warmup, played % len(choices), ranked)
+        state = state._replace(arms=state.arms._replace(arm=arm), draft_length=jnp.asarray(choices)[arm])
+        return jnp.ones_like(context.alive), state
+
+    def update(state: BanditState, draft: Draft, verdict: Verdict) -> BanditState:
+        return state._replace(arms=learn(state.arms, verdict.length, draft.length, draft.length))
+
+    return StoppingPolicy(init, begin, always_draw, proceed_to_length, update, show_length)

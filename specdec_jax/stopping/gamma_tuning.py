@@ -1,0 +1,65 @@
+"""The hand-tuner's rule of thumb for draft lengths, made a rule.
+
+Users of speculative decoding demos (Romsto's 'Speculative-Decoding' among them; their gamma is the draft length) are
+told: with an acceptance above 0.8 draft one or two tokens more, below 0.5 one fewer, start at 4. Decided here: the
+acceptance is a decayed mean of the rounds' accepted / drafted that starts between the two bounds; the draft grows by 2
+when the round accepted all that was wanted, else by 1; lengths stay within 1 and the drafter's `max_draft_length`;
+a round without drafts teaches nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+
+
+class GammaTuningState(NamedTuple):
+    draft_length: Array  # [B] int32
+    acceptance: Array  # [B] float32, the decayed mean
+    decay: Array  # [B] float32
+    high: Array  # [B] float32
+    low: Array  # [B] float32
+
+
+def gamma_tuning() -> StoppingPolicy:
+    """A draft length that grows by 1 or 2 above one acceptance and shrinks by 1 below another.
+
+    Numbers of `init`: draft_length 4 (int >= 1), high 0.8, low 0.5, decay 0.5 (what stays of the mean each round),
+    initial_acceptance 0.65; all but the length in [0, 1].
+    """
+
+    def init(
+        batch: int,
+        draft_length: Any = 4,
+        high: Any = 0.8,
+        low: Any = 0.5,
+        decay: Any = 0.5,
+        initial_acceptance: Any = 0.65,
+    ) -> GammaTuningState:
+        return GammaTuningState(
+            draft_length=per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32),
+            acceptance=per_row(batch, initial_acceptance, "initial_acceptance", low=0.0, high=1.0),
+            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+            high=per_row(batch, high, "high", low=0.0, high=1.0),
+            low=per_row(batch, low, "low", low=0.0, high=1.0),
+        )
+
+    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
+
+
+def _update(state: GammaTuningState, draft: Draft, verdict: Verdict) -> GammaTuningState:
+    most, accepted, drafted = draft.tokens.shape[1], verdict.length - 1, draft.length > 0
+    rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+    acceptance = state.decay * state.acceptance + (1.0 - state.decay) * rate
+    wanted = jnp.minimum(state.draft_length, most)
+    longer = jnp.where(accepted == wanted, wanted + 2, wanted + 1)
+    shorter = jnp.where(acceptance < state.low, wanted - 1, wanted)
+    length = jnp.clip(jnp.where(acceptance > state.high, longer, shorter), 1, most)
+    return state._replace(
+        draft_length=jnp.where(drafted, length, state.draft_length),
+        acceptance=jnp.where(drafted, acceptance, state.acceptance),
+    )

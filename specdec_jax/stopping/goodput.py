@@ -1,0 +1,101 @@
+"""The draft length of most goodput: SmartSpec / TurboSpec (arXiv 2406.14066, section 4).
+
+With one acceptance a for every position, k drafts give `E(k) = 1 + a + ... + a^k` tokens in the time
+`T(k) = 1 + drafter_cost * k + verification_cost * k` (in target passes of one token), and the round drafts the k with
+the largest E(k) / T(k). Open or decided here: the paper fits its batch time to a server's measurements, here it is the
+two costs, measured by `experiments.step_cost`; a is estimated from decayed counts of accepted and reached positions
+(a position behind a rejected one was never judged) under a prior that does not decay, `prior_acceptance` with the
+weight of `prior_weight` positions. The counts decay in every round, also in one that drafts nothing: with `least` 0 a
+drafter that was switched off is so forgiven in time and tried again.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
+
+
+class GoodputState(NamedTuple):
+    draft_length: Array  # [B] int32, this round's
+    accepted: Array  # [B] float32, decayed count
+    reached: Array  # [B] float32, decayed count
+    least: Array  # [B] int32
+    drafter_cost: Array  # [B] float32, a drafter pass, in target passes
+    verification_cost: Array  # [B] float32, verifying one more token, in target passes
+    prior_acceptance: Array  # [B] float32
+    prior_weight: Array  # [B] float32, positions
+    decay: Array  # [B] float32
+
+
+def goodput(most: int = 16) -> StoppingPolicy:
+    """The draft length with the most expected tokens per time at the acceptance seen.
+
+    Args:
+        most: longest draft considered. A drafter's `max_draft_length` or a token budget below it cuts the draft, and
+            the cut one is the best of those left, because E(k) / T(k) has one peak.
+
+    Numbers of `init`: drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to `most`),
+    prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
+
+    Raises:
+        ValueError: `most` below 1.
+    """
+    if most < 1:
+        raise ValueError(f"goodput needs a most of at least 1, got {most}")
+
+    def init(
+        batch: int,
+        drafter_cost: Any = 0.1,
+        verification_cost: Any = 0.02,
+        least: Any = 1,
+        prior_acceptance: Any = 0.7,
+        prior_weight: Any = 4.0,
+        decay: Any = 0.95,
+    ) -> GoodputState:
+        shortest = per_row(batch, least, "least", low=0, high=most, dtype=np.int32)
+        return GoodputState(
+            draft_length=shortest,
+            accepted=per_row(batch, 0.0, "accepted"),
+            reached=per_row(batch, 0.0, "reached"),
+            least=shortest,
+            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
+            verification_cost=per_row(batch, verification_cost, "verification_cost", low=0.0),
+            prior_acceptance=per_row(batch, prior_acceptance, "prior_acceptance", low=0.0, high=1.0),
+            prior_weight=per_row(batch, prior_weight, "prior_weight", low=0.0, open_low=True),
+            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+        )
+
+    def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
+        del context
+        state = state._replace(draft_length=_best_length(state, most))
+        return state.draft_length > 0, state
+
+    return StoppingPolicy(init, begin, always_draw, proceed_to_length, _update, show_length)
+
+
+def acceptance(state: GoodputState) -> Array:
+    """The estimate [B] float32 of one position's acceptance."""
+    prior = state.prior_acceptance * state.prior_weight
+    return (prior + state.accepted) / (state.prior_weight + state.reached)
+
+
+def _best_length(state: GoodputState, most: int) -> Array:
+    """The first k in least..most with the largest E(k) / T(k), [B] int32."""
+    k = jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+    # Summed rather than (1 - a^(k+1)) / (1 - a), which is 0/0 at a = 1.
+    tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
+    cost = (state.drafter_cost + state.verification_cost)[:, None]
+    value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / (1.0 + cost * k), -jnp.inf)
+    return jnp.argmax(value, axis=1).astype(jnp.int32)
+
+
+def _update(state: GoodputState, draft: Draft, verdict: Verdict) -> GoodputState:
+    reached = jnp.minimum(verdict.length, draft.length).astype(jnp.float32)
+    accepted = (verdict.length - 1).astype(jnp.float32)
+    return state._replace(
+        accepted=state.decay * state.accepted + accepted, reached=state.decay * state.reached + reached
+    )

@@ -1,0 +1,129 @@
+"""A bandit over stopping rules: TapOut (arXiv 2511.02017), one rule a round.
+
+Every round one of the rules drafts and learns; the others keep their states. After each was tried once, UCB1 plays the
+largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw of a Gaussian with that
+mean and the spread `exploration / sqrt(pulls)`. Open in the source or decided here: the reward is tokens per time of
+the cost model in `_arms.py`, checked passes included; the arms are the paper's max-confidence, SVIP and AdaEDL, AdaEDL
+also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
+without a drafter pass teaches nothing. Exploration is scaled by a number, because rewards are not in [0, 1]: 0.1 for
+UCB1 (as `bandit`), 1 for Thompson, about the spread of one round's reward.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.scipy.special import ndtri
+
+from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.sampling import DRAFT, uniforms
+from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
+from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.stopping.max_confidence import max_confidence
+from specdec_jax.stopping.static import static
+from specdec_jax.stopping.svip import svip
+from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+
+UCB_WIDTH = 2.0
+EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
+FIRST_POSITION = 1 << 20  # of this rule's uniforms: beyond every draft, so that no draw reads them too
+
+
+class PolicyBanditState(NamedTuple):
+    arms: Arms
+    passes: Array  # [B] int32, drafter passes of this round
+    policies: tuple[PolicyState, ...]
+
+
+def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str = "ucb1") -> StoppingPolicy:
+    """One of several stopping rules each round, chosen by what it earned.
+
+    Args:
+        policies: two rules or more (unless given: max_confidence keeping its token, svip, adaedl, adaedl keeping its
+            token, static), each at the defaults of its own `init`; other numbers come with
+            `rule._replace(init=functools.partial(rule.init, threshold=0.5))`.
+        method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and its tokens emitted.
+
+    Numbers of `init`: exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
+    drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
+
+    Raises:
+        ValueError: an unknown method, fewer than two policies, or something that is none.
+    """
+    if method not in EXPLORATION:
+        raise ValueError(f"policy_bandit's method must be one of {', '.join(EXPLORATION)}, got {method!r}")
+    rules = _rules(policies)
+
+    def init(
+        batch: int, exploration: Any = None, drafter_cost: Any = 0.1, verification_cost: Any = 0.02
+    ) -> PolicyBanditState:
+        scale = EXPLORATION[method] if exploration is None else exploration
+        return PolicyBanditState(
+            arms=begin_arms(batch, len(rules), drafter_cost, verification_cost, scale),
+            passes=per_row(batch, 0, "passes", dtype=jnp.int32),
+            policies=tuple(rule.init(batch) for rule in rules),
+        )
+
+    def begin(state: PolicyBanditState, context: RoundContext) -> tuple[Array, PolicyBanditState]:
+        ranked = samples(state.arms, _normal(context, len(rules))) if method == "thompson" else None
+        arm = best(upper_bounds(state.arms, UCB_WIDTH) if ranked is None else ranked)
+        state = state._replace(arms=state.arms._replace(arm=arm), passes=jnp.zeros_like(state.passes))
+        return ask(state, "begin", context)
+
+    def check(
+        state: PolicyBanditState, law: Law, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PolicyBanditState]:
+        return ask(state._replace(passes=state.passes + 1), "check", law, drafted, context)
+
+    def proceed(
+        state: PolicyBanditState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PolicyBanditState]:
+        return ask(state, "proceed", law, token, drafted, context)
+
+    def update(state: PolicyBanditState, draft: Draft, verdict: Verdict) -> PolicyBanditState:
+        inner = tuple(
+            select_rows(state.arms.arm == index, rule.update(own, draft, verdict), own)
+            for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True))
+        )
+        return state._replace(arms=learn(state.arms, verdict.length, state.passes, draft.length), policies=inner)
+
+    ask = functools.partial(_ask, rules)
+    return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32))
+
+
+def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:
+    if policies is None:
+        keeping = max_confidence(keep_checked_token=True), svip()
+        return (*keeping, adaedl(), adaedl(keep_checked_token=True), static())
+    if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
+        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {_described(policies)}")
+    for policy in policies:
+        if not isinstance(policy, StoppingPolicy):
+            raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
+    return tuple(policies)
+
+
+def _described(policies: Any) -> str:
+    names = type(policies).__name__
+    return f"{len(policies)}" if isinstance(policies, (list, tuple)) and names != "StoppingPolicy" else f"a {names}"
+
+
+def _ask(
+    rules: tuple[StoppingPolicy, ...], state: PolicyBanditState, question: str, *arguments: Any
+) -> tuple[Array, PolicyBanditState]:
+    """The answer of each row's own arm, which alone changes its state."""
+    says, inner = jnp.zeros(state.passes.shape, bool), []
+    for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True)):
+        chosen = state.arms.arm == index
+        answer, after = getattr(rule, question)(own, *arguments)
+        says = jnp.where(chosen, answer, says)
+        inner.append(select_rows(chosen, after, own))
+    return says, state._replace(policies=tuple(inner))
+
+
+def _normal(context: RoundContext, count: int) -> Array:
+    """Standard normals [B, count] float32 of the row's own, whoever its neighbours are."""
+    columns = [uniforms(context.seed, context.emitted, jnp.int32(FIRST_POSITION + i), DRAFT) for i in range(count)]
+    inside = jnp.clip(jnp.stack(columns, axis=1).astype(jnp.float32), 1e-7, 1.0 - 1e-7)
+    return ndtri(inside)
