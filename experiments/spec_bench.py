@@ -1,0 +1,291 @@
+"""Spec-Bench's answer files and its speed report: two averages a task, which differ and are both printed.
+
+Question:  How much faster is a method than plain decoding on Spec-Bench's tasks, as Spec-Bench counts it and in total?
+Command:   python -m experiments.spec_bench BASELINE.jsonl METHOD.jsonl [METHOD.jsonl ...] [--retokenise FOLDER]
+           python -m experiments.spec_bench RUN/ [--out FOLDER]    answer files of a run of experiments.compare
+Time:      seconds
+Output:    a table a method; or, for a run folder, a file <method>-temp<temperature>.jsonl for each of both in --out
+
+Answer files are those of https://github.com/hemingkx/Spec-Bench (arXiv 2401.07851): a JSON object a question, with new
+tokens, seconds and decoding steps a turn. Its report (evaluation/speed.py) takes each question's tokens/s, averages
+over the questions of a task, and divides the method's average by the baseline's: "ratio of means" here. "Total" is all
+tokens over all seconds, in which slow questions weigh more. The eight categories of MT-bench are one task.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.run_folder import MANIFEST, read_rows
+from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.tokenizer import tokenizer_from_folder
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
+OVERALL = "overall"
+
+
+class Choice(NamedTuple):
+    """One answer to all turns of a question. The lists have an entry a turn; accept_lengths has one a round of any."""
+
+    index: int
+    turns: list[str]
+    decoding_steps: list[int]
+    new_tokens: list[int]
+    wall_time: list[float]  # seconds, prompt processing included
+    accept_lengths: list[int]  # tokens a round brought, so 1 each in plain decoding
+
+
+class Answer(NamedTuple):
+    """A line of an answer file."""
+
+    question_id: int | str
+    category: str
+    model_id: str
+    choices: list[Choice]
+    tstamp: float  # seconds since 1970
+
+
+class TaskSpeed(NamedTuple):
+    """A method against the baseline on one task. Several choices of a question are added up."""
+
+    task: str
+    questions: int
+    mean_accepted_tokens: float | None  # of the rounds; None without any
+    baseline_tokens_per_second: float  # mean of the questions' tokens/s
+    tokens_per_second: float  # the same of the method
+    speedup_ratio_of_means: float  # Spec-Bench's speed-up: the two above divided
+    speedup_mean_of_ratios: float  # mean of the questions' speed-ups, what `experiments.compare` calls mean
+    speedup_total: float  # all tokens over all seconds, divided by the baseline's
+
+
+@dataclass(frozen=True)
+class SpecBench:
+    """Compare answer files, or make them of a run folder."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]]
+    """The baseline's answer file and one or more methods', or one run folder."""
+    out: Path | None = None
+    """Where a run folder's answer files go; none: RUN/answers."""
+    retokenise: Path | None = None
+    """Folder with the model's tokenizer.json: count the baseline's tokens in its text, as Spec-Bench does."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables or writes the files; 2 on bad input."""
+    config = tyro.cli(SpecBench, args=arguments, description=__doc__)
+    console = Console(highlight=False, markup=False)
+    try:
+        if len(config.paths) == 1 and config.paths[0].is_dir():
+            for path in export(config.paths[0], config.out):
+                console.print(str(path), soft_wrap=True)
+            return 0
+        if len(config.paths) < 2:
+            raise ValueError(f"give a baseline's and a method's answer file, or a run folder, got {config.paths}")
+        baseline, *methods = map(read_answers, config.paths)
+        count = None if config.retokenise is None else counter(config.retokenise)
+        for path, method in zip(config.paths[1:], methods, strict=True):
+            console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def task_of(category: str) -> str:
+    """The task a category belongs to: itself, or "mt_bench"."""
+    return "mt_bench" if category in MT_BENCH else category
+
+
+def speeds(
+    baseline: Sequence[Answer], method: Sequence[Answer], count: Callable[[str], int] | None = None
+) -> list[TaskSpeed]:
+    """Speeds by task, Spec-Bench's first, then others by name, then overall. `count` counts the baseline's tokens.
+
+    Raises:
+        ValueError: a question that only one of them answers, or an answer without tokens or time.
+    """
+    plain = {answer.question_id: _tokens_and_seconds(answer, count) for answer in baseline}
+    fast = {answer.question_id: _tokens_and_seconds(answer) for answer in method}
+    alone = [*(name for name in plain if name not in fast), *(name for name in fast if name not in plain)]
+    if alone:
+        who = "baseline" if alone[0] in plain else "method"
+        raise ValueError(f"question {alone[0]!r} is answered by the {who} only ({len(alone)} such questions)")
+    by_task: dict[str, list[Answer]] = defaultdict(list)
+    for answer in method:
+        by_task[task_of(answer.category)].append(answer)
+    order = [*(task for task in TASKS if task in by_task), *sorted(task for task in by_task if task not in TASKS)]
+    return [_speed(task, by_task[task], plain, fast) for task in order] + [_speed(OVERALL, method, plain, fast)]
+
+
+Cost = Mapping[int | str, tuple[int, float]]  # tokens and seconds by question
+
+
+def _speed(task: str, answers: Sequence[Answer], plain: Cost, fast: Cost) -> TaskSpeed:
+    before = [plain[answer.question_id] for answer in answers]
+    after = [fast[answer.question_id] for answer in answers]
+    accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
+    ratios = [(t / s) / (t0 / s0) for (t, s), (t0, s0) in zip(after, before, strict=True)]
+    return TaskSpeed(
+        task=task,
+        questions=len(answers),
+        mean_accepted_tokens=_mean(accepted) if accepted else None,
+        baseline_tokens_per_second=_mean([tokens / seconds for tokens, seconds in before]),
+        tokens_per_second=_mean([tokens / seconds for tokens, seconds in after]),
+        speedup_ratio_of_means=_mean([t / s for t, s in after]) / _mean([t / s for t, s in before]),
+        speedup_mean_of_ratios=_mean(ratios),
+        speedup_total=_total(after) / _total(before),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _total(costs: Sequence[tuple[int, float]]) -> float:
+    return sum(tokens for tokens, _ in costs) / sum(seconds for _, seconds in costs)
+
+
+def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = None) -> tuple[int, float]:
+    written = [choice.new_tokens if count is None else map(count, choice.turns) for choice in answer.choices]
+    tokens = sum(n for numbers in written for n in numbers)
+    seconds = sum(s for choice in answer.choices for s in choice.wall_time)
+    if tokens <= 0 or not seconds > 0:
+        raise ValueError(f"question {answer.question_id!r} of {answer.model_id!r}: {tokens} tokens in {seconds} s")
+    return tokens, seconds
+
+
+def counter(folder: Path) -> Callable[[str], int]:
+    """Counts the tokens of a text, without a beginning-of-sequence token. Errors as `tokenizer_from_folder`."""
+    tokenizer = tokenizer_from_folder(folder)
+    return lambda text: len(tokenizer.encode(text))
+
+
+def table(rows: Iterable[TaskSpeed], title: str) -> Table:
+    """For a terminal."""
+    made = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    heads = ("task", "n", "mean\naccepted", "baseline\ntokens/s", "method\ntokens/s", "speed-up\nratio of\nmeans")
+    for head in (*heads, "speed-up\nmean of\nratios", "speed-up\ntotal"):
+        made.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)
+    for row in rows:
+        accepted = "–" if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
+        speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
+        style = "bold" if row.task == OVERALL else None
+        made.add_row(row.task, str(row.questions), accepted, *speed, *(f"{v:.3f}" for v in row[5:]), style=style)
+    return made
+
+
+def write_answers(path: str | Path, answers: Iterable[Answer]) -> None:
+    """An answer file, complete or not at all."""
+    lines = []
+    for answer in answers:
+        entry = answer._asdict() | {"choices": [choice._asdict() for choice in answer.choices]}
+        lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+
+
+def read_answers(path: str | Path) -> list[Answer]:
+    """The answers of a file, in its order; fields that are not used, such as answer_id, are dropped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line of another shape, a question answered twice, or no line; the message says file:line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no answer file {str(path)!r}")
+    answers: dict[int | str, Answer] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        answer = _parse(line, f"{path}:{number}")
+        if answer.question_id in answers:
+            raise ValueError(f"{path}:{number}: question {answer.question_id!r} is answered a second time")
+        answers[answer.question_id] = answer
+    if not answers:
+        raise ValueError(f"{path}: no answers in it")
+    return list(answers.values())
+
+
+def _parse(line: str, where: str) -> Answer:
+    try:
+        entry = json.loads(line)
+        choices = [Choice(*(choice[field] for field in Choice._fields)) for choice in entry["choices"]]
+        answer = Answer(**{field: entry[field] for field in Answer._fields if field != "choices"}, choices=choices)
+        lengths = {(len(c.turns), len(c.new_tokens), len(c.wall_time), len(c.decoding_steps)) for c in choices}
+        sum(number for c in choices for number in (*c.new_tokens, *c.wall_time, *c.accept_lengths))  # all are numbers
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except KeyError as error:
+        raise ValueError(f"{where}: no {error} in this answer") from None
+    except TypeError:
+        raise ValueError(f"{where}: not an answer of Spec-Bench: {line[:60]}") from None
+    if not choices or any(len(set(numbers)) > 1 for numbers in lengths):
+        raise ValueError(f"{where}: question {answer.question_id!r} needs as many numbers as turns, got {lengths}")
+    return answer
+
+
+def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
+    """Writes the answer files of a run of `experiments.compare`, one a method and temperature, and returns their paths.
+
+    Raises:
+        ValueError: not such a run folder; the message says what is missing.
+    """
+    folder = Path(folder)
+    out = folder / "answers" if out is None else Path(out)
+    try:
+        started = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["started"]
+        groups = answers_of_rows(read_rows(folder), datetime.fromisoformat(started).timestamp())
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
+    if not groups:
+        raise ValueError(f"{str(folder)!r} has no results")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, answers in groups.items():
+        write_answers(out / f"{name}.jsonl", answers)
+    return [out / f"{name}.jsonl" for name in groups]
+
+
+def answers_of_rows(rows: Iterable[Mapping[str, Any]], tstamp: float) -> dict[str, list[Answer]]:
+    """Answers by "<method>-temp<temperature>" from rows of `experiments.compare`; a repeat of a prompt is a choice.
+
+    Only first turns are decoded there. Rounds come as a histogram, so accept_lengths are sorted, not in time.
+    """
+    groups: dict[str, dict[str, Answer]] = defaultdict(dict)
+    for row in rows:
+        name, prompt = re.sub(r"[^\w.-]", "_", f"{row['method']}-temp{row['temperature']:g}"), str(row["prompt_id"])
+        number = int(prompt) if prompt.isdecimal() else prompt
+        answer = groups[name].setdefault(prompt, Answer(number, row["category"], name, [], tstamp))
+        answer.choices.append(
+            Choice(
+                index=len(answer.choices),
+                turns=[row["text"]],
+                decoding_steps=[row["num_rounds"]],
+                new_tokens=[row["num_emitted_tokens"]],
+                wall_time=[row["prefill_seconds"] + row["seconds"]],
+                accept_lengths=list(_lengths(row["acceptance_histogram"])),
+            )
+        )
+    return {name: list(answers.values()) for name, answers in groups.items()}
+
+
+def _lengths(histogram: Sequence[int]) -> Iterator[int]:
+    """1 + accepted tokens of every round."""
+    for accepted, rounds in enumerate(histogram):
+        yield from [accepted + 1] * rounds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
