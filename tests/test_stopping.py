@@ -5,30 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from stopping_cases import K, context, law_of_entropies, outcome
 
-from specdec_jax.sampling import law, make_warp
 from specdec_jax.stopping import adaedl, at_least, static
-from specdec_jax.types import Draft, RoundContext, Verdict
-
-K, VOCAB = 7, 30
-
-
-def context(rows):
-    zeros = jnp.zeros(rows, jnp.int32)
-    return RoundContext(zeros + 4, zeros, zeros + K, zeros == 0, zeros.astype(jnp.uint32), make_warp(rows), ())
-
-
-def outcome(drafted, accepted):
-    drafted, accepted = np.asarray(drafted, np.int32), np.asarray(accepted, np.int32)
-    rows = len(drafted)
-    draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted))
-    return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted + 1))
-
-
-def law_of_entropies(rows, seed=0, temperature=1.0):
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(rows, VOCAB)) * rng.uniform(0, 6, (rows, 1))
-    return law(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What stopping rules refuse: numbers out of range and structure that makes no sense, each named."""
+
+import pytest
+
+from specdec_jax import stopping
+from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence, max_confidence, policy_bandit
+
+
+@pytest.mark.parametrize(
+    "policy, numbers, words",
+    [
+        (max_confidence(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
+        (stopping.draft_and_verify(), {"match_decay": 1.5}, "match_decay.*1.5"),
+        (stopping.svip(), {"entropy_factor": 0.0}, "entropy_factor.*0.0"),
+        (stopping.cumulative_confidence(), {"threshold": 1.1}, "threshold.*1.1"),
+        (stopping.hf_heuristic(), {"draft_length": 0}, "draft_length.*0"),
+        (hf_confidence(), {"false_negative_weight": -1.0}, "false_negative_weight.*-1.0"),
+        (stopping.gamma_tuning(), {"high": 2.0}, "high.*2.0"),
+        (stopping.accepted_length_ema(), {"interval": 0}, "interval.*0"),
+        (goodput(most=4), {"least": 5}, r"least.*\[0, 4\].*5"),
+        (goodput(), {"prior_weight": 0.0}, "prior_weight.*0.0"),
+        (bandit(), {"exploration": -0.1}, "exploration.*-0.1"),
+        (policy_bandit(), {"drafter_cost": -1.0}, "drafter_cost.*-1.0"),
+        (adaptive_gamma(), {"entropy_factor": 11.0}, r"entropy_factor.*\[0.001, 10\].*11.0"),
+    ],
+)
+def test_numbers_out_of_range_are_named(policy, numbers, words):
+    with pytest.raises(ValueError, match=words):
+        policy.init(2, **numbers)
+
+
+@pytest.mark.parametrize(
+    "factory, words",
+    [
+        (lambda: bandit(lengths=()), "bandit.*lengths"),
+        (lambda: bandit(lengths=(1, 0)), r"\(1, 0\)"),
+        (lambda: bandit(lengths=7), "7"),
+        (lambda: stopping.accepted_length_ema(tiers=(3, 1)), r"\(3, 1\)"),
+        (lambda: stopping.accepted_length_ema(tiers=(0, 1)), r"\(0, 1\)"),
+        (lambda: goodput(most=0), "0"),
+        (lambda: hf_confidence(bins=0), "bins=0"),
+        (lambda: adaptive_gamma(positions=0), "0"),
+        (lambda: policy_bandit(method="ucb"), "thompson.*'ucb'"),
+        (lambda: policy_bandit([stopping.svip()]), "at least two"),
+        (lambda: policy_bandit(stopping.svip()), "StoppingPolicy"),
+        (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
+    ],
+)
+def test_wrong_structure_is_named(factory, words):
+    with pytest.raises(ValueError, match=words):
+        factory()
+
+
+@pytest.mark.parametrize("factory", [max_confidence, stopping.draft_and_verify])
+def test_a_fixed_threshold_has_no_other_numbers(factory):
+    with pytest.raises(TypeError, match="step"):
+        factory(adaptive=False).init(1, step=0.1)

@@ -1,0 +1,157 @@
+"""Every stopping rule against a plain-Python twin: 60 rounds of 12 rows at four temperatures, decision by decision.
+
+Drafted tokens, drafter passes and the number a plot shows must agree in every round, so that a wrong decision, a wrong
+update and a look at the wrong row all show. Budgets cut some drafts and leave some rounds without any.
+"""
+
+import functools
+
+import bandit_oracles
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import stopping_oracles as twins
+from stopping_cases import MOST, ROUNDS, ROWS, play_rows, play_twin, story
+
+from specdec_jax import sampling, stopping
+from specdec_jax.stopping.policy_bandit import FIRST_POSITION
+
+LIVELY = {"step": 0.3, "threshold_decay": 0.5, "target_acceptance": 0.6}
+LED = {"epsilon": 0.3, "beta2": 0.5, "alpha": 0.6}
+VERIFY = {"step": 0.3, "threshold_decay": 0.5, "target_match": 0.6}
+COSTS = {"drafter_cost": 0.23, "verification_cost": 0.017}
+SMALL = (stopping.svip(), stopping.adaedl(), stopping.static())
+
+
+def small_twins():
+    return [twins.SVIP(), twins.AdaEDL(), Static()]
+
+
+class Static(twins.Length):
+    length = 7
+
+
+@functools.cache
+def thompsons_uniforms(count):
+    seeds, emitted = (grid.ravel() for grid in np.meshgrid(np.arange(ROWS), np.arange(ROUNDS), indexing="ij"))
+    draw = functools.partial(sampling.uniforms, jnp.asarray(seeds, jnp.uint32), jnp.asarray(emitted, jnp.int32))
+    columns = [draw(jnp.int32(FIRST_POSITION + arm), sampling.DRAFT) for arm in range(count)]
+    return np.stack(columns, axis=1, dtype=np.float64).reshape(ROWS, ROUNDS, count).tolist()
+
+
+CASES = {
+    "adaedl": (stopping.adaedl(), {}, twins.AdaEDL),
+    "adaedl_keep": (stopping.adaedl(True, True), LIVELY, lambda: twins.AdaEDL(raw=True, keep=True, **LED)),
+    "max_confidence": (stopping.max_confidence(), {}, twins.MaxConfidence),
+    "max_confidence_keep": (stopping.max_confidence(True), LIVELY, lambda: twins.MaxConfidence(keep=True, **LED)),
+    "max_confidence_raw": (
+        stopping.max_confidence(adaptive=False, raw=True),
+        {"threshold": 0.4},
+        lambda: twins.MaxConfidence(threshold=0.4, raw=True, adaptive=False),
+    ),
+    "adaptive_gamma": (stopping.adaptive_gamma(), {}, twins.AdaptiveGamma),
+    "adaptive_gamma_keep": (
+        stopping.adaptive_gamma(True),
+        {"entropy_factor": 1.0, "prior_weight": 2.0, "decay": 0.8, **LIVELY},
+        lambda: twins.AdaptiveGamma(gamma=1.0, weight=2.0, decay=0.8, keep=True, **LED),
+    ),
+    "draft_and_verify": (stopping.draft_and_verify(), {}, twins.DraftAndVerify),
+    "draft_and_verify_lively": (
+        stopping.draft_and_verify(),
+        {"threshold": 0.2, "match_decay": 0.7, "initial_match": 0.5, **VERIFY},
+        lambda: twins.DraftAndVerify(0.2, target=0.6, rate_decay=0.7, decay=0.5, step=0.3, match=0.5),
+    ),
+    "draft_and_verify_fixed": (
+        stopping.draft_and_verify(adaptive=False),
+        {"threshold": 0.5},
+        lambda: twins.DraftAndVerify(threshold=0.5, adaptive=False),
+    ),
+    "svip": (stopping.svip(), {}, twins.SVIP),
+    "svip_sampled": (
+        stopping.svip(raw_entropy=False),
+        {"entropy_factor": 0.3, "threshold": 0.5},
+        lambda: twins.SVIP(0.3, 0.5, raw=False),
+    ),
+    "cumulative_confidence": (stopping.cumulative_confidence(), {}, twins.CumulativeConfidence),
+    "hf_confidence": (stopping.hf_confidence(), {}, twins.HFConfidence),
+    "hf_confidence_other": (
+        stopping.hf_confidence(bins=7, positions=2),
+        {"least_samples": 12, "false_positive_weight": 2.5, "false_negative_weight": 1.0, "threshold": 0.1},
+        lambda: twins.HFConfidence(0.1, 12, (2.5, 1.0), bins=7, positions=2),
+    ),
+    "hf_confidence_fixed": (stopping.hf_confidence(refit=False), {}, lambda: twins.HFConfidence(refit=False)),
+    "hf_heuristic": (stopping.hf_heuristic(), {}, twins.HFHeuristic),
+    "hf_heuristic_other": (
+        stopping.hf_heuristic(),
+        {"draft_length": 9, "increase": 1, "decrease": 2},
+        lambda: twins.HFHeuristic(9, 1, 2),
+    ),
+    "gamma_tuning": (stopping.gamma_tuning(), {}, twins.GammaTuning),
+    "gamma_tuning_other": (
+        stopping.gamma_tuning(),
+        {"draft_length": 1, "high": 0.63, "low": 0.31, "decay": 0.2, "initial_acceptance": 1.0},
+        lambda: twins.GammaTuning(1, 0.63, 0.31, 0.2, 1.0),
+    ),
+    "accepted_length_ema": (stopping.accepted_length_ema(), {}, twins.AcceptedLengthEMA),
+    "accepted_length_ema_tiers": (
+        stopping.accepted_length_ema(tiers=(1, 2, 4)),
+        {"draft_length": 7, "weight": 0.6, "interval": 2, "warmup": 3},
+        lambda: twins.AcceptedLengthEMA(7, 0.6, 2, 3, (1, 2, 4)),
+    ),
+    "goodput": (stopping.goodput(), {}, twins.Goodput),
+    "goodput_may_be_none": (
+        stopping.goodput(most=4),
+        {"least": 0, "prior_acceptance": 0.5, "prior_weight": 1.0, "decay": 0.7, "drafter_cost": 0.35},
+        lambda: twins.Goodput(0.37, least=0, prior=0.5, weight=1.0, decay=0.7, most=4),
+    ),
+    "bandit": (stopping.bandit(), COSTS, lambda: bandit_oracles.Bandit(**COSTS)),
+    "bandit_other": (
+        stopping.bandit(lengths=(3, 1, 5)),
+        {"exploration": 0.3, "warmup": 2, **COSTS},
+        lambda: bandit_oracles.Bandit((3, 1, 5), 0.3, 2, **COSTS),
+    ),
+    "policy_bandit_ucb1": (
+        stopping.policy_bandit(SMALL),
+        COSTS,
+        lambda: bandit_oracles.PolicyBandit(small_twins(), 0.1, **COSTS),
+    ),
+    "policy_bandit_thompson": (
+        stopping.policy_bandit(SMALL, method="thompson"),
+        COSTS,
+        lambda: bandit_oracles.PolicyBandit(small_twins(), 1.0, thompsons_uniforms(3), **COSTS),
+    ),
+}
+COLUMNS = ("drafted", "passes", "accepted", "shown")
+STILL = {"max_confidence_raw", "draft_and_verify_fixed", "svip", "svip_sampled", "hf_confidence_fixed"}
+STILL |= {"cumulative_confidence"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_the_twins(name):
+    policy, numbers, make_twin = CASES[name]
+    played, state = play_rows(policy, numbers)
+    for row in range(ROWS):
+        for what, ours, his in zip(COLUMNS, played, play_twin(make_twin(), row), strict=True):
+            np.testing.assert_allclose(ours[:, row], his, rtol=1e-4, atol=1e-5, err_msg=f"{what} of row {row}")
+    drafted, _, accepted, shown = played
+    assert len(np.unique(drafted)) > 2 and (accepted < drafted).any(), "an easy story: nothing was decided"
+    assert (len(np.unique(shown)) == 1) == (name in STILL)
+
+
+def test_the_story_has_rounds_without_drafts_and_cut_ones():
+    budgets = story().budgets
+    assert (budgets == 0).any() and ((budgets > 0) & (budgets < MOST)).any() and (budgets == MOST).any()
+
+
+@pytest.mark.parametrize("name", ["policy_bandit_ucb1", "policy_bandit_thompson", "bandit", "bandit_other"])
+def test_a_bandit_plays_every_arm_and_not_all_alike(name):
+    policy, numbers, _ = CASES[name]
+    pulls = np.asarray(play_rows(policy, numbers)[1].arms.pulls)
+    assert (pulls > 0).all() and (pulls.max(axis=1) > pulls.min(axis=1)).any()
+
+
+def test_the_default_arms_of_policy_bandit():
+    state = jax.eval_shape(lambda: stopping.policy_bandit().init(2))
+    names = [type(inner).__name__ for inner in state.policies]
+    assert names == ["MaxConfidenceState", "SVIPState", "AdaEDLState", "AdaEDLState", "StaticState"]
