@@ -14,7 +14,17 @@ from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.rounds import ModelParams
-from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.stopping import (
+    adaedl,
+    adaptive_gamma,
+    at_least,
+    bandit,
+    draft_and_verify,
+    hf_confidence,
+    hf_heuristic,
+    policy_bandit,
+    static,
+)
 from specdec_jax.verification import block, greedy, rejection
 
 POLICIES = {
@@ -23,6 +33,11 @@ POLICIES = {
     "adaedl_keep": (adaedl(keep_checked_token=True), FAST),
     "adaedl_raw": (adaedl(raw_entropy=True), FAST),
     "at_least": (at_least(1, adaedl()), FAST),
+    "adaptive_gamma": (adaptive_gamma(), {"prior_weight": 0.5, "entropy_factor": 0.5, **FAST}),
+    "draft_and_verify": (draft_and_verify(), {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}),
+    "hf_confidence": (hf_confidence(bins=8, positions=2), {"least_samples": 0, "false_negative_weight": 1.0}),
+    "bandit": (bandit(lengths=(1, 2)), {"warmup": 1}),
+    "thompson": (policy_bandit((adaedl(keep_checked_token=True), hf_heuristic()), "thompson"), {}),
     "restless": (restless(), {}),
 }
 VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
