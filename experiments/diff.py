@@ -106,9 +106,11 @@ def diff(config: Diff, console: Console) -> int:
 def setup_changes(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Fields of two manifests that differ, with both values; names as `config.methods[adaedl].numbers.threshold`."""
     flat = [flatten(entry) for entry in (a, b)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if not name.startswith(NO_SETUP)]
+    every = dict.fromkeys([*flat[0], *flat[1]])
+    names = [name for name in every if not any(f"{name}.".startswith(f"{left_out}.") for left_out in NO_SETUP)]
     both = [(name, flat[0].get(name, MISSING), flat[1].get(name, MISSING)) for name in names]
-    return [(name, one, two) for name, one, two in both if not _same(one, two)]
+    nothing = ({}, MISSING)  # an empty object says no more than none
+    return [(name, a, b) for name, a, b in both if not _same(a, b) and not (a in nothing and b in nothing)]
 
 
 def compare_rows(matched: Matched, keys: Sequence[str], ignore: Sequence[str] = ()) -> list[Change]:

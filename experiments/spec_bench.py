@@ -175,6 +175,7 @@ def counter(folder: Path) -> Callable[[str], int]:
 def table(rows: Iterable[TaskSpeed], title: str) -> Table:
     """For a terminal."""
     made = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    made.padding, made.pad_edge = (0, 1, 0, 0), False  # fits into 80 columns
     heads = ("task", "n", "mean\naccepted", "baseline\ntokens/s", "method\ntokens/s", "speed-up\nratio of\nmeans")
     for head in (*heads, "speed-up\nmean of\nratios", "speed-up\ntotal"):
         made.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)

@@ -113,6 +113,7 @@ def test_the_setup_is_compared_field_by_field(diff, tmp_path):
     assert code == 0  # the results agree
     assert "config.max_new_tokens 64 32" in printed
     assert "config.methods[adaedl].numbers.threshold (none) 0.5" in printed
+    assert "config.methods[adaedl].numbers " not in printed  # {} against what stands inside it
     assert "config_hash" in printed and "started" not in printed and "config.out" not in printed
     for row in (tmp_path / "b" / "results.jsonl").read_text().splitlines():
         assert json.loads(row)["config_hash"] in printed

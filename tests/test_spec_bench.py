@@ -102,6 +102,7 @@ def test_the_command_prints_every_task(files, capsys):
     row = next(line.split() for line in printed.splitlines() if line.strip().startswith("mt_bench"))
     assert row == ["mt_bench", "2", "2.50", "25.0", "45.0", "1.800", "1.875", "1.833"]
     assert any(line.split()[:2] == ["overall", "4"] for line in printed.splitlines() if line.strip())
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
 
 
 def test_the_baselines_tokens_can_be_counted_in_its_text(files, tmp_path, capsys):
