@@ -1,0 +1,102 @@
+"""Every stopping rule at its published setting, and the grid its best setting is looked for on.
+
+One list for all experiments that compare rules. A setting that the sources leave open is the file's default in
+specdec_jax/stopping. Rules that weigh time are told the costs of the machine they are replayed for.
+"""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specdec_jax import stopping
+from specdec_jax.analysis.cost_model import CostModel
+from specdec_jax.choices import nearest
+from specdec_jax.types import StoppingPolicy
+
+THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A stopping rule as experiments compare it."""
+
+    name: str
+    policy: Callable[..., StoppingPolicy]
+    published: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of `init` that differ from its defaults."""
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values of each number to try; all combinations are tried."""
+    structure: Mapping[str, Any] = field(default_factory=dict)
+    """What the factory takes."""
+    costs: Callable[[CostModel, int], Mapping[str, Any]] | None = None
+    """The numbers that a machine's costs decide, from the cost model and the longest draft."""
+
+    def build(self) -> StoppingPolicy:
+        """The policy, the same object every time, so that its programs are compiled once."""
+        return _build(self.policy, tuple(sorted(self.structure.items())))
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The published setting first, then the grid's."""
+        combinations = itertools.product(*self.grid.values())
+        tried = [dict(self.published) | dict(zip(self.grid, values, strict=True)) for values in combinations]
+        return [dict(self.published)] + (tried if self.grid else [])
+
+    def numbers(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
+        """Several settings as arrays [S] for `replay`; a number that a setting leaves out has its default."""
+        names = sorted({name for setting in settings for name in setting})
+        defaults = _defaults(self.build())
+        columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
+        return columns | dict(self.costs(costs, longest) if self.costs else {})
+
+
+@functools.cache
+def _build(policy: Callable[..., StoppingPolicy], structure: tuple[tuple[str, Any], ...]) -> StoppingPolicy:
+    return policy(**dict(structure))
+
+
+def _defaults(policy: StoppingPolicy) -> dict[str, Any]:
+    return {name: entry.default for name, entry in inspect.signature(policy.init).parameters.items()}
+
+
+def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
+    """c, and the mean cost of one more token in a verification, in passes of plain decoding."""
+    times = costs.pass_times(longest) / costs.plain_pass
+    return {"drafter_cost": costs.ratio, "verification_cost": float((times[-1] - times[0]) / longest)}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("static-3", stopping.static, {"draft_length": 3}),
+    Rule("static-7", stopping.static, {"draft_length": 7}),
+    Rule("static-16", stopping.static, {"draft_length": 16}),
+    Rule("static", stopping.static, {"draft_length": 7}, {"draft_length": tuple(range(17))}),
+    Rule("adaedl", stopping.adaedl, {}, {"threshold": THRESHOLDS}),
+    Rule("adaedl-keep", stopping.adaedl, {}, {"threshold": THRESHOLDS}, {"keep_checked_token": True}),
+    Rule("max-confidence", stopping.max_confidence, {}, {"threshold": THRESHOLDS}),
+    Rule("max-confidence-fixed", stopping.max_confidence, {}, {"threshold": THRESHOLDS}, {"adaptive": False}),
+    Rule("max-confidence-keep", stopping.max_confidence, {}, {"threshold": THRESHOLDS}, {"keep_checked_token": True}),
+    Rule("draft-and-verify", stopping.draft_and_verify, {}, {"threshold": THRESHOLDS}),
+    Rule("svip", stopping.svip, {}, {"threshold": THRESHOLDS}),
+    Rule("hf-heuristic", stopping.hf_heuristic, {}, {"draft_length": (1, 2, 3, 5, 7)}),
+    Rule("hf-confidence", stopping.hf_confidence, {}, {"threshold": THRESHOLDS}),
+    Rule("gamma-tuning", stopping.gamma_tuning, {}, {"high": (0.6, 0.7, 0.8, 0.9), "low": (0.3, 0.4, 0.5, 0.6)}),
+    Rule("accepted-length-ema", stopping.accepted_length_ema, {}, {"weight": (0.1, 0.2, 0.4), "interval": (1, 2, 5)}),
+    Rule("goodput", stopping.goodput, {}, {"decay": (0.9, 0.95, 0.99)}, costs=_linear_costs),
+    Rule("bandit", stopping.bandit, {}, {"exploration": (0.03, 0.1, 0.3)}, costs=_linear_costs),
+    Rule("policy-bandit", stopping.policy_bandit, {}, {}, costs=_linear_costs),
+    Rule("policy-bandit-thompson", stopping.policy_bandit, {}, {}, {"method": "thompson"}, costs=_linear_costs),
+    Rule("cumulative-confidence", stopping.cumulative_confidence, {}, {"threshold": THRESHOLDS}),
+    Rule("adaptive-gamma", stopping.adaptive_gamma, {}, {"threshold": THRESHOLDS}),
+)
+
+
+def rule(name: str) -> Rule:
+    """The rule of that name. Raises ValueError naming the nearest."""
+    found = {entry.name: entry for entry in RULES}
+    if name not in found:
+        raise ValueError(f"no rule {name!r}{nearest(name, list(found))}")
+    return found[name]
