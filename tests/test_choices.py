@@ -56,7 +56,7 @@ def test_a_users_own_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("adadl", [], "unknown policy 'adadl'; did you mean 'adaedl'? (there are: adaedl, at_least, "),
+        ("adadl", [], "unknown policy 'adadl'; did you mean 'adaedl'? (there are: accepted_length_ema, adaedl, "),
         ("adaedl", ["treshold=1"], "policy adaedl has no option 'treshold'; did you mean 'threshold'?"),
         ("adaedl", ["keep_token=true"], "did you mean 'keep_checked_token'?"),
         ("adaedl", ["threshold"], "an option reads key=value, got 'threshold'"),

@@ -202,7 +202,8 @@ def test_only_the_chosen_arm_changes_its_state():
     _, state = policy.begin(state, now)
     assert state.arms.arm.tolist() == [1, 0]
     law, _ = law_of_entropies(2)
-    _, state = policy.check(state, law, zeros(2), now)
+    _, state = policy.check(state, law._replace(entropy=jnp.full(2, 3.0)), zeros(2), now)
+    assert state.policies[0].failed.tolist() == [False, True]
     after = policy.update(state, *outcome([2, 2], [0, 0]))
     assert np.asarray(after.policies[0].threshold != state.policies[0].threshold).tolist() == [False, True]
     assert np.asarray(after.policies[1].draft_length != state.policies[1].draft_length).tolist() == [True, False]
