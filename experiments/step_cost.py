@@ -3,15 +3,23 @@
 Question:  How flat is the target's pass in the tokens it verifies, what is c (a drafter step over a target pass), and
            what do the entropy and the check add to a generation?
 Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2-drafter] [--dtypes bfloat16 float32]
-Time:      3 minutes on 2 cores, most of it compilation
+Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
-Output:    runs/step_cost-<time>/ with manifest.json, costs.json and table.md
+Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
+           passes.png; a finished folder is only reported again
+
+cost_model.json is what experiments on traces take as `--costs` (specdec_jax.analysis.cost_model.load_cost_model), and
+configs/costs/cpu.json, which they take unless told otherwise, is a copy of one. It holds the drafter step of the greedy
+program, the first dtype's target pass by width, and the pass of plain decoding. Decoders never verify in a width under
+2 (`decoding.default_widths`), plain ones neither, so narrower passes are in costs.json alone.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
 The entropy check is measured as two whole generations that draw the same tokens: a static draft length, and AdaEDL with
 a threshold of 0, which looks at every law and never stops.
 """
 
+import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +29,31 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 
-from experiments.run_folder import RunFolder
+from experiments.plots import COLOURS, INK
+from experiments.run_folder import MANIFEST, RunFolder
+from experiments.smoke import tiny_pair
+from specdec_jax.analysis.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, summary, target_pass
 from specdec_jax.compilation_cache import enable
+from specdec_jax.decoding import default_widths
 from specdec_jax.generation import Pair, build_pair, prepare, start
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.stopping import adaedl, static
 
+COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"
+TINY: dict[str, Any] = {
+    "target": "tiny",
+    "drafter": "tiny",
+    "dtypes": ("float32",),
+    "widths": (1, 2, 4, 8),
+    "draft_length": 3,
+    "max_new_tokens": 8,
+    "repeats": 3,
+}
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 
 
@@ -44,8 +67,8 @@ class StepCost:
     """As target."""
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     """The target's, one table each; the drafter is measured in the first."""
-    widths: tuple[int, ...] = (1, 2, 4, 8, 12)
-    """Tokens of a target pass."""
+    widths: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 17)
+    """Tokens of a target pass; 17 is what verifies the 16 drafts of the longest replay."""
     batch: int = 1
     """Rows."""
     slots: int = 512
@@ -56,33 +79,99 @@ class StepCost:
     """Tokens of the generations with and without the entropy check."""
     repeats: int = 15
     """Timed runs of each program."""
+    smoke: bool = False
+    """Tiny random models: whether it works, nothing more."""
     out: str | None = None
     """Run folder; none: runs/step_cost-<time>."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "draft_length", "max_new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if not self.dtypes or not self.widths or min(self.widths) < 1:
+            raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
-    config = tyro.cli(StepCost, args=arguments, description=__doc__)
     try:
-        folder = RunFolder.create("step_cost", config, config.out)
-        enable()
-        drafter = load_model(config.drafter, dtype=config.dtypes[0])
-        targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
-        check_same_vocabulary(targets[config.dtypes[0]], drafter)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        config = tyro.cli(StepCost, args=arguments, description=__doc__)
+        config = dataclasses.replace(config, **TINY) if config.smoke else config
+        measure(config, Console(highlight=False, markup=False))
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-    console = Console()
-    with console.status("Measuring passes and steps"):
-        passes = measure_passes(config, targets, drafter)
-    with console.status("Measuring the entropy check"):
-        checks = measure_check(config, targets[config.dtypes[0]], drafter)
-    table = report(config, passes, checks)
-    folder.write_json("costs.json", {"passes": _plain(passes), "checks": _plain(checks)})
-    folder.write_text("table.md", table)
-    console.print(Markdown(table))
-    console.print(f"Written to {folder.path}/")
     return 0
+
+
+def measure(config: StepCost, console: Console) -> None:
+    """Measures, unless the folder holds the figures, and writes what is made of them."""
+    folder = RunFolder.create("step_cost", config, config.out)
+    if not (folder.path / COSTS).exists():
+        targets, drafter = _load(config)
+        with console.status("Measuring passes and steps"):
+            passes = measure_passes(config, targets, drafter)
+        with console.status("Measuring the entropy check"):
+            checks = measure_check(config, targets[config.dtypes[0]], drafter)
+        manifest = json.loads((folder.path / MANIFEST).read_text(encoding="utf-8"))
+        machine = describe_device(manifest, config.dtypes[0])
+        folder.write_json(COSTS, {"device": machine, "passes": _plain(passes), "checks": _plain(checks)})
+    found = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
+    passes = {name: Cost(**entry) for name, entry in found["passes"].items()}
+    checks = {
+        name: Check(Cost(**entry["without"]), Cost(**entry["added"]), entry["passes"])
+        for name, entry in found["checks"].items()
+    }
+    model = costs_of(config, passes, found["device"])
+    save_cost_model(folder.path / COST_MODEL, model)
+    table = report(config, passes, checks)
+    folder.write_text("table.md", table)
+    with folder.replacing(PICTURE) as path:
+        picture(model).savefig(path)
+    console.print(Markdown(table))
+    console.print(f"c = {model.ratio:.3f}; written to {folder.path}/")
+
+
+def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
+    """The target in every dtype, and the drafter in the first."""
+    enable()
+    if config.smoke:
+        return {dtype: tiny_pair(dtype)[0] for dtype in config.dtypes}, tiny_pair(config.dtypes[0])[1]
+    drafter = load_model(config.drafter, dtype=config.dtypes[0])
+    targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
+    check_same_vocabulary(targets[config.dtypes[0]], drafter)
+    return targets, drafter
+
+
+def describe_device(manifest: Mapping[str, Any], dtype: str) -> str:
+    """What a cost model says about its machine: jax's device, for a CPU its cores and processor."""
+    device = jax.devices()[0]
+    cores = f"{manifest['cpu_count']} cores of {manifest['processor']}"
+    return f"{cores if device.platform == 'cpu' else device.device_kind}, {dtype}, jax {jax.__version__}"
+
+
+def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:
+    """The cost model of the first dtype: widths that decoders verify in, and the greedy program's drafter step."""
+    least = default_widths(0)[0]
+    times = {width: passes[f"target {config.dtypes[0]} {width}"].median for width in config.widths}
+    served = {width: time for width, time in times.items() if width >= least} or times
+    return cost_model(passes["drafter 0"].median, served, device=device, batch=config.batch)
+
+
+def picture(model: CostModel) -> Figure:
+    """A pass against its width, in passes of plain decoding, and drafter steps beside it."""
+    figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    passes = [time / model.plain_pass for time in model.target_pass]
+    axes.plot(model.widths, passes, "o-", color=COLOURS[1], label="target pass")
+    axes.axhline(model.ratio, color=COLOURS[2], lw=2, label=f"drafter step (c = {model.ratio:.3f})")
+    for width, share in zip(model.widths, passes, strict=True):
+        axes.annotate(f"{share:.2f}", (width, share), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    axes.set(xlabel="tokens verified", ylabel="passes of plain decoding", ylim=(0, 1.2 * max(passes)))
+    axes.set_title(f"{model.device}, batch {model.batch}", fontsize=10, color=INK)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: LoadedModel) -> dict[str, Cost]:
@@ -178,14 +267,14 @@ def report(config: StepCost, passes: dict[str, Cost], checks: dict[str, Check]) 
         least = min(cost.median for cost in costs)
         lines.append(f"| {dtype}, ms | " + " | ".join(_ms(cost) for cost in costs) + " |")
         lines.append("| over its cheapest | " + " | ".join(f"{cost.median / least:.2f}" for cost in costs) + " |")
-    cheapest = min(cost.median for name, cost in passes.items() if name.startswith("target " + config.dtypes[0]))
+    plain = costs_of(config, passes).plain_pass
     lines += ["", "| drafter | ms a step | c | generation, s | the check adds | in shares of a drafter step |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
     for temperature, check in checks.items():
         step = passes[f"drafter {temperature}"]
         of_step = check.added.median * check.without.median / (check.passes * step.median)
         lines.append(
-            f"| temperature {temperature} | {_ms(step)} | {step.median / cheapest:.3f} | {check.without.median:.3f} | "
+            f"| temperature {temperature} | {_ms(step)} | {step.median / plain:.3f} | {check.without.median:.3f} | "
             f"{check.added.median:+.1%} ({check.added.low:+.1%} to {check.added.high:+.1%}) | {of_step:+.1%} |"
         )
     return "\n".join([*lines, ""])
