@@ -69,6 +69,11 @@ def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
     return {"drafter_cost": costs.ratio, "verification_cost": float((times[-1] - times[0]) / longest)}
 
 
+def _measured_costs(costs: CostModel, longest: int) -> dict[str, Any]:
+    """c, and the verification of every draft length, in passes of plain decoding."""
+    return {"drafter_cost": costs.ratio, "verification_times": (costs.pass_times(longest) / costs.plain_pass)[None, :]}
+
+
 RULES: tuple[Rule, ...] = (
     Rule("static-3", stopping.static, {"draft_length": 3}),
     Rule("static-7", stopping.static, {"draft_length": 7}),
@@ -90,6 +95,8 @@ RULES: tuple[Rule, ...] = (
     Rule("policy-bandit", stopping.policy_bandit, {}, {}, costs=_linear_costs),
     Rule("policy-bandit-thompson", stopping.policy_bandit, {}, {}, {"method": "thompson"}, costs=_linear_costs),
     Rule("cumulative-confidence", stopping.cumulative_confidence, {}, {"threshold": THRESHOLDS}),
+    Rule("survival", stopping.survival, costs=_measured_costs),
+    Rule("survival-one-step", stopping.survival, structure={"look_ahead": False}, costs=_measured_costs),
     Rule("adaptive-gamma", stopping.adaptive_gamma, {}, {"threshold": THRESHOLDS}),
 )
 

@@ -63,3 +63,25 @@ def select_rows(chosen: Array, new: Any, old: Any) -> Any:
         return jnp.where(mask, after, before)
 
     return jax.tree.map(pick, new, old)
+
+
+def vector_per_row(
+    batch: int, value: Any, name: str, size: int, *, low: float = -np.inf, high: float = np.inf
+) -> Array:
+    """`value` ([size], or [B, size] for one a row) as [B, size] float32 on the host; checked as `per_row` does.
+
+    Raises:
+        ValueError: another shape, or an entry that is not finite or out of range.
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        stacked = value if isinstance(value, Tracer) else jnp.stack(value)
+        return jnp.broadcast_to(stacked.astype(np.float32), (batch, size))
+    try:
+        numbers = np.asarray(value).astype(np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be {size} numbers, got {value!r}") from None
+    if numbers.shape not in ((size,), (batch, size)):
+        raise ValueError(f"{name} must be {size} numbers, or that for each of {batch} rows, got shape {numbers.shape}")
+    if not np.all(np.isfinite(numbers) & (numbers >= low) & (numbers <= high)):
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {value!r}")
+    return host(np.broadcast_to(numbers, (batch, size)).copy())

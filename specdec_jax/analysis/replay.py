@@ -8,7 +8,7 @@ tokens; a rule that reads more of a law than its statistics and the probability 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -114,7 +114,8 @@ def replay(
     """Runs `policy` over every text of a trace, once a setting.
 
     Args:
-        numbers: of `policy.init`; arrays [S] are S settings, scalars are the same for all.
+        numbers: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a number that is itself
+            a vector of n has shape [S, n] or [1, n].
         max_draft_length: K, most drafts a round; the trace's longest unless given.
         record: keep every round.
 
@@ -160,13 +161,13 @@ def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
 
 
 def _settings(numbers: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """Every number as [S], and S."""
+    """Every number as [S, ...], and S."""
     arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in numbers.items() if value is not None}
     sizes = {len(value) for value in arrays.values()} - {1}
     if len(sizes) > 1:
         raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
     settings = sizes.pop() if sizes else 1
-    return {name: np.broadcast_to(value, (settings,)) for name, value in arrays.items()}, settings
+    return {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}, settings
 
 
 def _replay_block(
@@ -175,7 +176,7 @@ def _replay_block(
     """The counts of `settings` settings, each [settings, N, ...]."""
     texts = trace.num_texts
     rows = settings * texts
-    begun = policy.init(rows, **{name: np.repeat(value, texts) for name, value in numbers.items()})
+    begun = policy.init(rows, **{name: np.repeat(value, texts, axis=0) for name, value in numbers.items()})
     text = np.tile(np.arange(texts, dtype=np.int32), settings)
     fields = {name: jnp.asarray(getattr(trace, name)) for name in _Texts._fields if name != "text"}
     known = _Texts(**fields, text=jnp.asarray(text))
@@ -298,7 +299,3 @@ def _end(
         policy=state,
     ), counts
 
-
-def share_of_headroom(values: Sequence[float] | np.ndarray, static: float, limit: float) -> np.ndarray:
-    """Where speeds lie between the best static length (0) and the oracle (1)."""
-    return (np.asarray(values, np.float64) - static) / (limit - static)

@@ -1,0 +1,231 @@
+"""Survival: pay for another drafter pass while what it may bring is worth its time. Ours; docs/survival.md derives it.
+
+Speculative decoding is a renewal process: rounds bring tokens and take time, and the long-run rate R is what every
+second is worth elsewhere. With S the probability that all drafts of the round survive so far, a_1, a_2, ... the chances
+of the next ones, c a drafter pass and V(k) the verification of k drafts, in passes of plain decoding:
+
+- a law that is paid for gives its token unless the wider verification costs more than it and its successors bring;
+- n more passes pay iff  S (a_1 + a_1 a_2 + ... n terms)  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
+  and the best n within the budget decides, because V is a staircase: the first token of a wider width is dear alone.
+
+The chance of a token is a logistic function of the law's entropy and largest probability before it is drawn, and of the
+drawn token's surprise after; the chance of tokens whose law is not known yet is their mean, moved a little by the last
+law. The few weights are a prior, learnt once per pair of models (analysis/calibration.py) for greedy and for sampled
+decoding. One number a row, an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a
+few rounds suffice and positions that are rarely reached need no estimate of their own.
+
+Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row, vector_per_row
+from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+
+STEEPEST = 4.0  # the offset's limit, in logits
+
+
+class Prior(NamedTuple):
+    """Weights of the chance that a drafted token is accepted, in logits."""
+
+    bias: float
+    entropy: float  # of sqrt(entropy), entropy in nats
+    confidence: float  # of the logit of the largest probability
+    surprise: float  # of log q(token) + entropy, once it is drawn; unused at temperature 0
+    next_bias: float  # the mean of tokens whose law is not known yet
+    next_slope: float  # how much of the last law's logit they inherit
+
+
+# Fitted on the built-in pair by policy search over replays of configs/prompts (docs/survival.md).
+GREEDY = Prior(0.33, -0.22, 1.46, 0.0, 0.55, 0.29)
+SAMPLED = Prior(1.9, -1.9, 0.12, 0.38, 0.7, 0.42)
+
+
+class SurvivalState(NamedTuple):
+    survival: Array  # [B] float32, S
+    logit: Array  # [B] float32, of the last law, without the offset
+    predicted: Array  # [B, P] float32, chances told before the draws of this round
+    passes: Array  # [B] float32, of this round
+    offset: Array  # [B] float32, logits
+    precision: Array  # [B] float32, of the offset
+    tokens: Array  # [B] float32, decayed sums: tokens emitted ...
+    time: Array  # [B] float32, ... and their time in passes of plain decoding; R is their ratio
+    greedy: Array  # [B, 6] float32
+    sampled: Array  # [B, 6]
+    drafter_cost: Array  # [B] float32, c
+    verification: Array  # [B, P+1] float32, V(k)
+    prior_precision: Array  # [B]
+    decay: Array  # [B]
+    initial_rate: Array  # [B]
+    rate_weight: Array  # [B]
+    rate_decay: Array  # [B]
+
+
+def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
+    """Draft while it pays, by calibrated chances of survival and measured costs.
+
+    Args:
+        look_ahead: weigh any number of further tokens at once; without it the next one alone.
+        positions: drafts a round that are weighed and learnt from (P).
+
+    Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1: measure it with
+    `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the pass that verifies k drafts over one of
+    plain decoding, the last holding for longer drafts; 1 + 0.02 k unless given), greedy and sampled (a Prior each),
+    prior_precision (6: how many judged tokens' worth the prior is, roughly times four), decay (0.95, of what was
+    learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R before anything is seen), rate_weight
+    (5 passes that it counts for), rate_decay (0.98 per round).
+
+    Raises:
+        ValueError: positions below 1.
+    """
+    if positions < 1:
+        raise ValueError(f"survival needs positions of 1 or more, got {positions}")
+
+    def init(
+        batch: int,
+        drafter_cost: Any = 0.1,
+        verification_times: Any = None,
+        greedy: Any = GREEDY,
+        sampled: Any = SAMPLED,
+        prior_precision: Any = 6.0,
+        decay: Any = 0.95,
+        initial_rate: Any = 1.5,
+        rate_weight: Any = 5.0,
+        rate_decay: Any = 0.98,
+    ) -> SurvivalState:
+        zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
+        rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
+        weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
+        return SurvivalState(
+            survival=one,
+            logit=zero,
+            predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
+            passes=zero,
+            offset=zero,
+            precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
+            tokens=rate * weight,
+            time=weight,
+            greedy=vector_per_row(batch, greedy, "greedy", len(Prior._fields)),
+            sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
+            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True),
+            verification=_verification(batch, verification_times, positions),
+            prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
+            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+            initial_rate=rate,
+            rate_weight=weight,
+            rate_decay=per_row(batch, rate_decay, "rate_decay", low=0.0, high=1.0),
+        )
+
+    horizon = positions if look_ahead else 1
+
+    def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
+        state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
+        mean = _chance(state, _prior(state, context).next_bias)
+        gain = _gain(state, mean, mean, jnp.zeros_like(context.budget), context.budget, 0.0, horizon)
+        return gain > 0, state
+
+    def check(state: SurvivalState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, SurvivalState]:
+        prior = _prior(state, context)
+        confidence = jnp.clip(law.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
+        logit = prior.bias + prior.entropy * jnp.sqrt(law.entropy.astype(jnp.float32))
+        logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
+        chance = _chance(state, logit)
+        state = state._replace(
+            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + 1.0
+        )
+        later = _chance(state, prior.next_bias)
+        return _gain(state, chance, later, drafted, context.budget - drafted, 1.0, horizon) > 0, state
+
+    def proceed(
+        state: SurvivalState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, SurvivalState]:
+        prior = _prior(state, context)
+        drawn = jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0].astype(jnp.float32)
+        hot = context.warp.temperature > 0
+        surprise = jnp.where(hot, prior.surprise * (drawn + law.entropy.astype(jnp.float32)), 0.0)
+        state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))
+        first = _chance(state, prior.next_bias + prior.next_slope * state.logit)
+        later = _chance(state, prior.next_bias)
+        return _gain(state, first, later, drafted, context.budget - drafted, 0.0, horizon) > 0, state
+
+    def update(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
+        return _learn_rate(_learn_offset(state, draft, verdict, positions), draft, verdict)
+
+    return StoppingPolicy(init, begin, check, proceed, update, _rate)
+
+
+def _verification(batch: int, times: Any, positions: int) -> Array:
+    """V(k) [B, P+1] float32; the last time given holds for longer drafts."""
+    if times is None:
+        times = [1.0 + 0.02 * drafts for drafts in range(positions + 1)]
+    if np.ndim(times) < 1:
+        raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
+    given = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=0.0)[:, : positions + 1]
+    return jnp.pad(given, ((0, 0), (0, positions + 1 - given.shape[1])), mode="edge")
+
+
+def _prior(state: SurvivalState, context: RoundContext) -> Prior:
+    """Each row's weights, by whether it is sampled; fields are [B]."""
+    hot = (context.warp.temperature > 0)[:, None]
+    weights = jnp.where(hot, state.sampled, state.greedy)
+    return Prior(*(weights[:, index] for index in range(weights.shape[1])))  # type: ignore[arg-type]
+
+
+def _chance(state: SurvivalState, logit: Any) -> Array:
+    return jax.nn.sigmoid(logit + state.offset)
+
+
+def _rate(state: SurvivalState) -> Array:
+    """R [B] float32, tokens per pass of plain decoding."""
+    return jnp.asarray(state.tokens / state.time, jnp.float32)
+
+
+def _time_of(state: SurvivalState, drafts: Array) -> Array:
+    """V at [B, N] draft lengths."""
+    return jnp.take_along_axis(state.verification, jnp.clip(drafts, 0, state.verification.shape[1] - 1), axis=1)
+
+
+def _gain(
+    state: SurvivalState, first: Array, later: Array, drafted: Array, room: Array, paid: float, horizon: int
+) -> Array:
+    """The most that 1 to `horizon` further tokens bring beyond the worth of their time, [B] float32 in tokens.
+
+    The next has the chance `first`, those after it `later` each; `paid` passes of them are paid for already. Rows
+    without `room` get minus infinity.
+    """
+    count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
+    share = jnp.minimum(later, 0.999)[:, None]
+    series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
+    wider = _time_of(state, drafted[:, None] + count) - _time_of(state, drafted[:, None])
+    time = (count.astype(jnp.float32) - paid) * state.drafter_cost[:, None] + wider
+    net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
+    return jnp.max(jnp.where(count <= room[:, None], net, -jnp.inf), axis=1)
+
+
+def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, positions: int) -> SurvivalState:
+    """One step of the filter: the offset moves by what was accepted beyond what was foretold, over its precision."""
+    seen, accepted = reached(draft, verdict, positions)
+    weight, chance = seen.astype(jnp.float32), state.predicted
+    excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
+    information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
+    learnt = state.decay * (state.precision - state.prior_precision)
+    precision = state.prior_precision + learnt + information
+    forgotten = (
+        (1.0 - state.decay) * state.prior_precision / precision
+    )  # what was learnt long ago gives way to the prior
+    offset = state.offset * (1.0 - forgotten) + excess / precision
+    return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
+
+
+def _learn_rate(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
+    """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
+    spent = _time_of(state, draft.length[:, None])[:, 0] + state.drafter_cost * state.passes
+    prior = state.rate_weight * state.initial_rate
+    tokens = prior + state.rate_decay * (state.tokens - prior) + verdict.length.astype(jnp.float32)
+    time = state.rate_weight + state.rate_decay * (state.time - state.rate_weight) + spent
+    return state._replace(tokens=tokens, time=time)

@@ -1,0 +1,232 @@
+"""The survival rule against a plain-Python twin, and against what its derivation promises (docs/survival.md)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.sampling import law, make_warp
+from specdec_jax.stopping import survival
+from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
+from specdec_jax.types import Draft, Law, RoundContext, Verdict
+
+K = 6
+
+
+def context(rows, temperature=0.0, budget=K):
+    zeros = jnp.zeros(rows, jnp.int32)
+    warp = make_warp(rows, temperature)
+    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, ())
+
+
+def laws(rows, seed=0, temperature=0.0, vocab=30):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, vocab)) * rng.uniform(0, 6, (rows, 1))
+    return law(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
+
+
+def compiled(policy):
+    functions = {name: jax.jit(getattr(policy, name)) for name in ("begin", "check", "proceed", "update")}
+    return policy._replace(**functions)
+
+
+def outcome(drafted, accepted):
+    rows = len(drafted)
+    draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted, jnp.int32))
+    return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
+
+
+class Twin:
+    """One row, in loops and float64."""
+
+    def __init__(self, prior, c, times, look_ahead=True, precision=6.0, decay=0.95, rate=1.5, weight=5.0, fade=0.98):
+        self.prior, self.c, self.times, self.horizon = prior, c, times, 99 if look_ahead else 1
+        self.p0, self.decay, self.rate0, self.weight, self.fade = precision, decay, rate, weight, fade
+        self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
+
+    def chance(self, logit):
+        return 1 / (1 + math.exp(-logit - self.offset))
+
+    def verify(self, drafts):
+        return self.times[min(drafts, len(self.times) - 1)]
+
+    def gain(self, first, later, drafted, room, paid):
+        best = -math.inf
+        for count in range(1, min(self.horizon, room) + 1):
+            brought, reach = 0.0, self.survival * first
+            for _ in range(count):
+                brought, reach = brought + reach, reach * later
+            time = (count - paid) * self.c + self.verify(drafted + count) - self.verify(drafted)
+            best = max(best, brought - self.tokens / self.time * time)
+        return best
+
+    def begin(self, room):
+        self.survival, self.passes, self.told = 1.0, 0, []
+        mean = self.chance(self.prior.next_bias)
+        return self.gain(mean, mean, 0, room, 0)
+
+    def check(self, entropy, largest, drafted, room):
+        p = self.prior
+        largest = min(max(largest, 1e-4), 1 - 1e-4)
+        self.logit = p.bias + p.entropy * math.sqrt(entropy) + p.confidence * math.log(largest / (1 - largest))
+        self.told.append(self.chance(self.logit))
+        self.passes += 1
+        return self.gain(self.told[-1], self.chance(p.next_bias), drafted, room - drafted, 1)
+
+    def proceed(self, surprise, drafted, room):
+        p = self.prior
+        self.survival *= self.chance(self.logit + p.surprise * surprise)
+        first = self.chance(p.next_bias + p.next_slope * self.logit)
+        return self.gain(first, self.chance(p.next_bias), drafted, room - drafted, 0)
+
+    def update(self, drafted, accepted):
+        judged = self.told[: min(drafted, accepted + 1)]
+        excess = sum((index < accepted) - told for index, told in enumerate(judged))
+        information = sum(told * (1 - told) for told in judged)
+        self.precision = self.p0 + self.decay * (self.precision - self.p0) + information
+        kept = 1 - (1 - self.decay) * self.p0 / self.precision
+        self.offset = min(max(self.offset * kept + excess / self.precision, -4), 4)
+        prior = self.weight * self.rate0
+        self.tokens = prior + self.fade * (self.tokens - prior) + accepted + 1
+        spent = self.verify(drafted) + self.c * self.passes
+        self.time = self.weight + self.fade * (self.time - self.weight) + spent
+
+
+TIMES = (1.0, 1.0, 1.05, 1.3, 1.3, 1.32, 1.6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_rounds_line_by_line(temperature, look_ahead):
+    """30 rounds of 40 rows: whenever the twin's gain is not within rounding of 0, both say the same."""
+    rows, rng, decided = 40, np.random.default_rng(3), set()
+    policy = compiled(survival(look_ahead=look_ahead))
+    costs = rng.uniform(0.02, 0.5, rows)
+    state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
+    prior = SAMPLED if temperature else GREEDY
+    twins = [Twin(prior, cost, TIMES, look_ahead) for cost in costs]
+    for number in range(30):
+        room = int(rng.integers(1, K + 1))
+        now = context(rows, temperature, room)
+        says, state = policy.begin(state, now)
+        gains = [twin.begin(room) for twin in twins]
+        decided |= agree("begin", says, gains)
+        length = int(rng.integers(1, room + 1))
+        for drafted in range(length):
+            seen = laws(rows, 100 * number + drafted, temperature)
+            token = jnp.asarray(rng.integers(0, 30, rows), jnp.int32) if temperature else seen.top_token
+            says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
+            entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
+            gains = [t.check(*law, drafted, room) for t, *law in zip(twins, entropy, largest, strict=True)]
+            decided |= agree("check", says, gains)
+            says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
+            log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
+            surprise = log_q + entropy if temperature else np.zeros(rows)
+            gains = [t.proceed(s, drafted + 1, room) for t, s in zip(twins, surprise, strict=True)]
+            decided |= agree("proceed", says, gains)
+        accepted = np.minimum(rng.integers(0, 2 * K, rows), length)
+        state = policy.update(state, *outcome([length] * rows, accepted))
+        for twin, taken in zip(twins, accepted.tolist(), strict=True):
+            twin.update(length, taken)
+        np.testing.assert_allclose(state.offset, [twin.offset for twin in twins], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(policy.threshold(state), [t.tokens / t.time for t in twins], rtol=1e-4)
+    assert len(decided) == 6, "a branch was never taken"
+
+
+def agree(name, says, gains):
+    clear = np.abs(gains) > 1e-4
+    np.testing.assert_array_equal(np.asarray(says)[clear], np.asarray(gains)[clear] > 0, err_msg=name)
+    return {(name, bool(answer)) for answer in np.asarray(says)}
+
+
+def constant_law(rows, entropy=1.0, largest=0.5):
+    fill = lambda value: jnp.full(rows, value, jnp.float32)  # noqa: E731
+    return Law(
+        fill(0.0)[:, None], jnp.zeros(rows, jnp.int32), *(fill(v) for v in (entropy, largest, 0.1, entropy, largest))
+    )
+
+
+def drafted_by(policy, state, seen, budget=30):
+    rows = state.offset.shape[0]
+    now, zero = context(rows, budget=budget), jnp.zeros(rows, jnp.int32)
+    going, state = policy.begin(state, now)
+    lengths = np.zeros(rows, int)
+    for drafted in range(budget):
+        draw, state = policy.check(state, seen, zero + drafted, now)
+        lengths += np.asarray(going & draw)
+        go_on, state = policy.proceed(state, seen, zero, zero + drafted + 1, now)
+        going = going & draw & go_on
+    return lengths
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
+def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
+    """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
+    logit, rate = math.log(chance / (1 - chance)), 1.5
+    policy = survival(look_ahead=False)
+    prior = Prior(logit, 0.0, 0.0, 0.0, logit, 0.0)
+    state = policy.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
+    expected = 0
+    while expected < 30 and chance ** (expected + 1) > cost * rate:
+        expected += 1
+    assert drafted_by(policy, state, constant_law(1)).tolist() == [expected]
+
+
+def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
+    policy = survival()
+    entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
+    prior = Prior(2.0, -1.5, 0.0, 0.0, 1.0, 0.3)
+    seen = constant_law(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
+    lengths = drafted_by(policy, policy.init(5, greedy=prior), seen)
+    assert (np.diff(lengths) <= 0).all() and lengths[0] > lengths[-1]
+    costs = drafted_by(policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_law(5, 1.0, 0.8))
+    assert (np.diff(costs) <= 0).all() and costs[0] > costs[-2] and costs[-1] == 0
+
+
+def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
+    times = [1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
+    certain = Prior(2.5, 0.0, 0.0, 0.0, 2.5, 0.0)
+    numbers = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
+    far, near = survival(), survival(look_ahead=False)
+    assert drafted_by(far, far.init(1, **numbers), constant_law(1), budget=8)[0] > 2
+    assert drafted_by(near, near.init(1, **numbers), constant_law(1), budget=8)[0] == 2
+
+
+def test_a_row_that_gave_up_drafting_tries_again():
+    policy = survival()
+    state = policy.init(1, drafter_cost=0.5, prior_precision=1.0)
+    for _ in range(30):
+        _, state = policy.begin(state, context(1))
+        _, state = policy.check(state, constant_law(1), jnp.zeros(1, jnp.int32), context(1))
+        state = policy.update(state, *outcome([1], [0]))
+    begins, _ = policy.begin(state, context(1))
+    assert not bool(begins[0])
+    for _ in range(300):
+        _, state = policy.begin(state, context(1))
+        state = policy.update(state, *outcome([0], [0]))
+    begins, _ = policy.begin(state, context(1))
+    assert bool(begins[0])
+
+
+@pytest.mark.parametrize(
+    "numbers, words",
+    [
+        ({"drafter_cost": 0.0}, "drafter_cost.*0.0"),
+        ({"greedy": [1.0, 2.0]}, r"greedy.*6 numbers.*\(2,\)"),
+        ({"sampled": [float("inf")] * 6}, "sampled.*inf"),
+        ({"verification_times": 1.0}, "verification_times.*1.0"),
+        ({"verification_times": [1.0, -1.0]}, "verification_times.*-1.0"),
+        ({"decay": 1.5}, "decay.*1.5"),
+    ],
+)
+def test_numbers_out_of_range_are_named(numbers, words):
+    with pytest.raises(ValueError, match=words):
+        survival().init(2, **numbers)
+
+
+def test_positions_below_one_are_refused():
+    with pytest.raises(ValueError, match="positions.*0"):
+        survival(positions=0)
