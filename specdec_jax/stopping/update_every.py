@@ -1,0 +1,75 @@
+"""A slower hand on any rule: what it learns from verdicts takes effect every n-th round only.
+
+AdaEDL's Algorithm 1 (arXiv 2410.18351) moves lambda after every round; implementations that read the acceptance back
+from a device do so more rarely. This asks what that costs. The rule's `update` sees the verdict of the n-th round that
+drafted, the last one, and not the n - 1 before it; rounds without drafts are not counted. Everything else is the
+rule's own.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+
+
+class UpdateEveryState(NamedTuple):
+    policy: PolicyState
+    rounds: Array  # [B] int32
+    since: Array  # [B] int32, rounds that drafted since the last update
+
+
+def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
+    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's verdict.
+
+    Numbers of `init`: the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
+    rounds without drafts is itself).
+
+    Raises:
+        ValueError: `policy` has a number of the name rounds already.
+    """
+    inner = adaedl() if policy is None else policy
+
+    def init(batch: int, rounds: Any = 4, **numbers: Any) -> UpdateEveryState:
+        return UpdateEveryState(
+            policy=inner.init(batch, **numbers),
+            rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
+            since=per_row(batch, 0, "since", dtype=jnp.int32),
+        )
+
+    # What reads a rule's numbers off `init` (the command line, experiments) finds the policy's own there too.
+    init.__signature__ = _with_rounds(inspect.signature(inner.init))  # type: ignore[attr-defined]
+
+    def begin(state: UpdateEveryState, context: RoundContext) -> tuple[Array, UpdateEveryState]:
+        answer, own = inner.begin(state.policy, context)
+        return answer, state._replace(policy=own)
+
+    def check(
+        state: UpdateEveryState, law: Law, drafted: Array, context: RoundContext
+    ) -> tuple[Array, UpdateEveryState]:
+        answer, own = inner.check(state.policy, law, drafted, context)
+        return answer, state._replace(policy=own)
+
+    def proceed(
+        state: UpdateEveryState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, UpdateEveryState]:
+        answer, own = inner.proceed(state.policy, law, token, drafted, context)
+        return answer, state._replace(policy=own)
+
+    def update(state: UpdateEveryState, draft: Draft, verdict: Verdict) -> UpdateEveryState:
+        since = state.since + (draft.length > 0).astype(jnp.int32)
+        due = since >= state.rounds
+        learnt = select_rows(due, inner.update(state.policy, draft, verdict), state.policy)
+        return state._replace(policy=learnt, since=jnp.where(due, 0, since))
+
+    return StoppingPolicy(init, begin, check, proceed, update, lambda state: inner.threshold(state.policy))
+
+
+def _with_rounds(signature: inspect.Signature) -> inspect.Signature:
+    if "rounds" in signature.parameters:
+        raise ValueError("update_every needs a policy without a number called rounds, such as one not wrapped already")
+    rounds = inspect.Parameter("rounds", inspect.Parameter.KEYWORD_ONLY, default=4)
+    return signature.replace(parameters=[*signature.parameters.values(), rounds])
