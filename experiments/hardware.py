@@ -3,7 +3,7 @@
 Question:  How does the speed-up over plain decoding depend on c (a drafter step over a target pass), rule by rule, and
            does the prediction agree with what was measured here?
 Command:   python -m experiments.hardware TRACES... [--ratios 0.05 0.1] [--measured RUN_FOLDER]
-Time:      under a minute for 84 prompts and three temperatures on 2 cores; seconds with --smoke (a made-up trace)
+Time:      under a minute for 84 prompts and three temperatures on 2 cores; seconds with --smoke (made-up traces)
 Expected:  the built-in pair, greedy, at c = 0.1 with measured widths: adaedl 1.38, the best static length 1.57,
            adaedl-keep 1.60, survival 1.68, oracle 2.05; from c = 0.5 on nothing that drafts is worth it when sampled
 Output:    runs/hardware-<time>/ with manifest.json, results.jsonl (a line a machine, temperature, c and rule), table.md
@@ -31,9 +31,8 @@ from experiments import studies
 from experiments.measured import Point, measured_points, points_picture, points_table
 from experiments.rules import Rule
 from experiments.run_folder import RunFolder
-from experiments.smoke import made_up_trace
 from experiments.studies import COMPARED, as_judged, as_row, cell, chosen_rules, judged, missing
-from experiments.traced import costs_or_default, load_traces
+from experiments.traced import costs_or_default
 from specdec_jax.analysis.cost_model import CostModel, flat
 from specdec_jax.analysis.replay import Replay, oracle
 from specdec_jax.analysis.trace import Trace
@@ -63,7 +62,7 @@ class Hardware:
     seed: int = 0
     """Of the halves of the prompts and of the intervals."""
     smoke: bool = False
-    """A made-up trace and three ratios."""
+    """Made-up traces and three ratios."""
     out: str | None = None
     """Run folder; none: runs/hardware-<time>."""
 
@@ -80,9 +79,7 @@ def study(config: Hardware, console: Console) -> None:
         raise ValueError(f"ratios must be one or more numbers above 0 and below 10, got {config.ratios}")
     rules, costs = chosen_rules(config.rules), costs_or_default(config.costs)
     costs.pass_times(config.max_draft_length)
-    traces = {0.0: made_up_trace()} if config.smoke else load_traces(config.traces, config.max_draft_length)
-    if not traces:
-        raise ValueError("name traces, or give --smoke")
+    traces = studies.traces_of(config.traces, config.smoke, config.max_draft_length)
     points = [point for path in config.measured for point in measured_points(path, traces, costs)]
     folder = RunFolder.create("hardware", config, config.out)
     for temperature, trace in traces.items():

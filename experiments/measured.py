@@ -121,7 +121,7 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
         "over prompts; in brackets the temperature of the trace where there is none of the run's own. Measured over "
         f"predicted: median {np.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."
     )
-    return studies.table(head, lines) + "\n" + note
+    return studies.table(head, lines) + "\n\n" + note
 
 
 def _ratio(point: Point) -> float:

@@ -16,7 +16,8 @@ from rich.markdown import Markdown
 from experiments.plots import INK
 from experiments.rules import RULES, Rule, rule
 from experiments.run_folder import TABLE, RunFolder
-from experiments.traced import Judged, chosen_on_other_half, faster, replay_rule
+from experiments.smoke import made_up_traces
+from experiments.traced import Judged, chosen_on_other_half, faster, load_traces, replay_rule
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.replay import Replay
 from specdec_jax.analysis.statistics import Interval
@@ -59,6 +60,13 @@ def run(config_type: type[Config], study: Callable[[Config, Console], None], doc
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     return 0
+
+
+def traces_of(paths: Sequence[str], smoke: bool, longest: int) -> dict[float, Trace]:
+    """The traces by temperature, or made-up ones. Raises as `load_traces` does."""
+    if not paths and not smoke:
+        raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
+    return made_up_traces() if smoke else load_traces(paths, longest)
 
 
 def chosen_rules(names: Sequence[str]) -> list[Rule]:
@@ -112,7 +120,7 @@ def as_row(entry: Cell) -> dict[str, Any]:
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     rows = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join(["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1), *rows, ""])
+    return "\n".join(["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1), *rows])
 
 
 def headings(names: Iterable[str]) -> list[str]:
