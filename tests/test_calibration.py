@@ -1,0 +1,94 @@
+"""The prior of `survival` from traces: known weights are found again, and the search only keeps what is faster."""
+
+import numpy as np
+import pytest
+
+from experiments.smoke import made_up_trace
+from experiments.traced import flat_costs
+from specdec_jax.analysis.calibration import LEAST, MOST, fit_prior, positions, search_prior
+from specdec_jax.analysis.clairvoyant import knows_the_overlap
+from specdec_jax.analysis.replay import oracle, replay
+from specdec_jax.analysis.trace import FEATURES
+from specdec_jax.stopping import survival
+from specdec_jax.stopping.survival import Prior
+
+
+def logit(chance):
+    return np.log(chance) - np.log1p(-chance)
+
+
+def trace_with(bias, entropy, confidence, temperature=0.0):
+    """A made-up trace whose acceptance follows these weights; laws vary in entropy and confidence independently."""
+    trace, rng = made_up_trace(temperature, texts=80, tokens=120), np.random.default_rng(1)
+    path = trace.path.copy()
+    column = FEATURES.index
+    path[..., column("entropy")] = rng.gamma(1.0, 1.0, path.shape[:2])
+    path[..., column("max_prob")] = rng.uniform(0.1, 0.95, path.shape[:2])
+    z = bias + entropy * np.sqrt(path[..., column("entropy")]) + confidence * logit(path[..., column("max_prob")])
+    at = np.arange(path.shape[1])[None, :]
+    accepted = (rng.uniform(size=z.shape) < 1 / (1 + np.exp(-z))) & (at < trace.length[:, None])
+    rejected = (at <= trace.length[:, None]) & ~accepted
+    tail_of = np.where(rejected, np.cumsum(rejected).reshape(rejected.shape) - 1, 0).astype(np.int32)
+    tails = np.resize(trace.tails, (int(rejected.sum()), *trace.tails.shape[1:]))
+    tails[:, 0] = path[rejected]
+    return trace._replace(path=path, accepted=accepted, tail_of=tail_of, tails=tails)
+
+
+def test_weights_that_made_a_trace_are_found_again():
+    found = fit_prior(trace_with(1.5, -1.2, 0.6))
+    np.testing.assert_allclose(found[:3], (1.5, -1.2, 0.6), atol=0.15)
+    assert found.surprise == 0.0
+    mean = fit_prior(trace_with(0.8, 0.0, 0.0))
+    np.testing.assert_allclose([mean.bias, mean.next_bias], 0.8, atol=0.2)
+
+
+def test_weights_keep_their_signs():
+    """Where acceptance rises with entropy, the rule is not told so: it would then draft most where it knows least."""
+    found = fit_prior(trace_with(0.0, 0.8, -0.5))
+    assert found.entropy == 0.0 and found.confidence == 0.0
+    assert all(low <= value <= high for low, value, high in zip(LEAST, found, MOST, strict=True))
+
+
+def test_the_drafted_tokens_are_the_texts_or_the_rejected_ones():
+    trace = made_up_trace(0.7, texts=5)
+    seen = positions(trace)
+    assert len(seen.text) == trace.num_positions
+    number = 0
+    for text in range(5):
+        for at in range(int(trace.length[text])):
+            hit = trace.accepted[text, at]
+            features = trace.path[text, at] if hit else trace.tails[trace.tail_of[text, at], 0]
+            log_q, entropy = features[FEATURES.index("log_q")], trace.path[text, at, FEATURES.index("entropy")]
+            assert seen.accepted[number] == hit and seen.text[number] == text
+            np.testing.assert_allclose(seen.surprise[number], log_q + entropy, rtol=1e-5, atol=1e-6)
+            number += 1
+
+
+def test_a_search_keeps_what_is_faster():
+    trace, costs = trace_with(1.5, -1.2, 0.6), flat_costs(0.1, 0.0, 16)
+    poor = Prior(-2.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    found, speed = search_prior(trace, costs, poor, rounds=4, tries=32)
+    times = (costs.pass_times(16) / costs.plain_pass)[None, :]
+    numbers = {"drafter_cost": costs.ratio, "verification_times": times, "greedy": np.array([poor])}
+    before = replay(trace, survival(), numbers).total_speedup(costs)[0]
+    assert speed > 1.05 * before
+    assert found.surprise == 0.0, "nothing greedy is drawn, so nothing is to be learnt of it"
+
+
+def test_nothing_to_learn_from_is_refused():
+    trace = made_up_trace(0.0, texts=3)
+    with pytest.raises(ValueError, match="one kind only"):
+        fit_prior(trace._replace(accepted=np.zeros_like(trace.accepted)))
+
+
+def test_who_knows_the_overlap_lies_between_the_rule_and_the_oracle():
+    trace, costs = trace_with(1.5, -1.2, 0.6, temperature=0.7), flat_costs(0.1, 0.0, 16)
+    column = FEATURES.index
+    entropy, largest = trace.path[..., column("entropy")], trace.path[..., column("max_prob")]
+    chance = 1 / (1 + np.exp(-(1.5 - 1.2 * np.sqrt(entropy) + 0.6 * logit(largest))))
+    trace = trace._replace(overlap=chance.astype(np.float32))
+    told = knows_the_overlap(trace, costs).total_speedup(costs)[0]
+    times = (costs.pass_times(16) / costs.plain_pass)[None, :]
+    blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0)
+    numbers = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
+    assert replay(trace, survival(), numbers).total_speedup(costs)[0] < told < oracle(trace).total_speedup(costs)[0]
