@@ -17,12 +17,11 @@ COSTS = "configs/costs/cpu.json"
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out where repeats are
 
 
-def load_traces(paths: Sequence[str | Path], least: int = 1) -> dict[float, Trace]:
-    """Traces by temperature, ascending; a folder stands for all trace-*.npz in it.
+def trace_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files; a folder stands for all trace-*.npz in it.
 
     Raises:
-        FileNotFoundError: a file or folder that is not there or holds none.
-        ValueError: two traces of one temperature, one of several temperatures, or tails shorter than `least`.
+        FileNotFoundError: a folder that holds none.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -30,16 +29,39 @@ def load_traces(paths: Sequence[str | Path], least: int = 1) -> dict[float, Trac
         if not found:
             raise FileNotFoundError(f"no trace-*.npz in {str(path)!r}; python -m experiments.record writes them")
         files += found
-    traces: dict[float, Trace] = {}
-    for file in files:
+    return files
+
+
+def load_traces(paths: Sequence[str | Path], least: int = 1) -> dict[float, Trace]:
+    """Traces of one drafter by temperature, ascending; a folder stands for all trace-*.npz in it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_by_drafter`, or traces of several drafters.
+    """
+    groups = load_by_drafter(paths, least)
+    if len(groups) > 1:
+        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(groups)}")
+    return next(iter(groups.values()), {})
+
+
+def load_by_drafter(paths: Sequence[str | Path], least: int = 1) -> dict[str, dict[float, Trace]]:
+    """Traces by the drafter that they name and by temperature, ascending.
+
+    Raises:
+        FileNotFoundError: a file or folder that is not there or holds none.
+        ValueError: two traces of one temperature, one of several temperatures, or tails shorter than `least`.
+    """
+    groups: dict[str, dict[float, Trace]] = {}
+    for file in trace_files(paths):
         trace = load_trace(file)
-        heats = np.unique(np.round(trace.temperature, 6))
-        if len(heats) > 1 or float(heats[0]) in traces:
-            raise ValueError(f"{file}: one trace a temperature, got {heats.tolist()} beside {sorted(traces)}")
+        traces = groups.setdefault(str(trace.about.get("drafter", "drafter")), {})
+        heats = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()  # 0.7, not float32's 0.69999999
+        if len(heats) > 1 or heats[0] in traces:
+            raise ValueError(f"{file}: one trace a temperature, got {heats} beside {sorted(traces)}")
         if trace.max_draft_length < least:
             raise ValueError(f"{file} has tails of {trace.max_draft_length}, this needs {least}")
-        traces[float(heats[0])] = trace
-    return dict(sorted(traces.items()))
+        traces[heats[0]] = trace
+    return {drafter: dict(sorted(traces.items())) for drafter, traces in groups.items()}
 
 
 def texts_by_task(trace: Trace) -> dict[str, np.ndarray]:
