@@ -74,7 +74,7 @@ class CompareConfig:
     name: str
     """Names the run folder."""
     prompts: str
-    """A JSONL file: turns, prompt or text a line."""
+    """A JSONL file (turns, prompt or text a line), FILE:n for every n-th of its prompts, or hub:NAME."""
     methods: tyro.conf.Suppress[tyro.conf.Fixed[tuple[Method, ...]]]
     """Set in the file; --only picks among them."""
     only: tuple[str, ...] = ()
@@ -212,11 +212,17 @@ def describe(value: Any) -> Any:
 
 
 def config_hash(config: Any) -> str:
-    """12 hex digits that change with whatever can change a result: the fields but the name's, and the prompts' text."""
+    """12 hex digits that change with whatever can change a result: the fields but the name's, and the prompts' text.
+
+    A prompt file counts by its text and the `:n` after it, wherever it lies; any other source by its name.
+    """
     fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
-    prompts = Path(str(fields.pop("prompts", "")))
-    text = prompts.read_bytes() if prompts.is_file() else b""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + b"\0" + text).hexdigest()[:12]
+    source = str(fields.pop("prompts", ""))
+    path, every = re.fullmatch(r"(.*?)(:\d+)?", source, re.DOTALL).groups()  # type: ignore[union-attr]
+    file = Path(source) if Path(source).is_file() else Path(path)
+    text = file.read_bytes() if file.is_file() else b""
+    rest = (every or "") if text and file != Path(source) else ("" if text else source)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + b"\0" + text + rest.encode()).hexdigest()[:12]
 
 
 def _explain(error: Exception) -> str:

@@ -17,5 +17,5 @@ config = dataclasses.replace(
     small,
     name="distill-smollm2-base",
     shape=Shape(layers=4, init="first_layers"),
-    schedule=Schedule(steps=1000, rate=4e-4, warmup=50),
+    schedule=Schedule(steps=700, rate=4e-4, warmup=50),
 )

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from configs.base import CompareConfig, Method, load_config
 from experiments.plots import save_speedups
-from experiments.prompts import Prompt, read_prompts
+from experiments.prompts import Prompt, load_prompts
 from experiments.run_folder import RunFolder
 from experiments.summary import summarise
 from experiments.table import markdown_table, rich_table
@@ -75,7 +75,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     Raises:
         ValueError, FileNotFoundError: bad input, before anything is written or compiled.
     """
-    prompts = read_prompts(config.prompts, config.limit)
+    prompts = load_prompts(config.prompts, config.limit)
     enable()
     with console.status("Loading the models"):
         pairs = load_pairs(config)

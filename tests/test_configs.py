@@ -166,9 +166,17 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
         digest(seed=1),
         digest(temperatures=(0.0,)),
         digest(dtype="float32"),
+        digest(prompts=f"{prompts}:2"),
+        digest(prompts=f"{prompts}:3"),
+        digest(prompts="hub:gsm8k"),
+        digest(prompts="hub:openai_humaneval"),
     ]
+    moved = tmp_path / "folder" / "q.jsonl"
+    moved.parent.mkdir()
+    moved.write_text(prompts.read_text())
+    assert digest(prompts=str(moved)) == same and digest(prompts=f"{moved}:2") == digest(prompts=f"{prompts}:2")
     prompts.write_text('{"text": "b"}\n')
-    assert len({same, *different, digest()}) == 7
+    assert len({same, *different, digest()}) == 11
 
 
 def test_a_description_is_json_and_names_factories():
