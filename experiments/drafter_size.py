@@ -150,8 +150,8 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         "# Drafters",
         "Acceptance a: mean overlap of the laws (greedy: agreement) along the texts, ± half of the 95 % interval. "
         "Tokens a pass: with 7 drafts a round, in brackets what a would give if positions were independent. Then the "
-        "speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the best rule in "
-        "bold; settings were chosen on the other half of the prompts.",
+        "speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the best rule "
+        "in bold; settings were chosen on the other half of the prompts.",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         mine = [row for row in rows if row["temperature"] == temperature]
