@@ -41,7 +41,9 @@ def _rule(name: str, settings: Sequence[str]) -> tuple[Rule, set[str]]:
     if name in {entry.name for entry in RULES}:
         return rule(name), set()
     if not name.endswith(".py") and name not in names("policy"):
-        raise ValueError(f"no rule {name!r}{nearest(name, [entry.name for entry in RULES] + names('policy'))}")
+        listed = {entry.name for entry in RULES}
+        files = {file for file in names("policy") if file.replace("_", "-") not in listed}
+        raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
     known = inspect.signature(find_factory("policy", name)).parameters
     structure = [entry for entry in settings if entry.partition("=")[0].strip() in known]
     policy = choose("policy", name, structure).strategy

@@ -66,7 +66,8 @@ class TraceOptions:
     out: str | None = None
     """Run folder; none: runs/<name>-<time>."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
         if not (self.traces or self.smoke):
             raise ValueError("name traces, or give --smoke")
         if self.max_draft_length < 1:
@@ -112,15 +113,16 @@ def open_run(name: str, options: TraceOptions, console: Console, made_up: Traces
     Raises:
         FileNotFoundError, ValueError: bad input, before anything is written.
     """
-    costs = options.machine()
     sources, digests = read_sources(options, made_up)
+    costs = options.machine()
     config = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     config |= {"digests": digests, "machine": costs._asdict()}
     return Run(options, RunFolder.create(name, config, options.out), sources, costs, console)
 
 
 def read_sources(options: TraceOptions, made_up: Traces | None = None) -> tuple[list[Source], list[str]]:
-    """The traces, and what tells their files from others. Raises as `load_by_drafter`."""
+    """The traces, and what tells their files from others. Raises as `load_by_drafter`, and for bad options."""
+    options.check()
     if options.smoke:
         groups, digests = made_up or {"made up": made_up_traces()}, []
     else:
@@ -167,8 +169,8 @@ def key_of(row: Row) -> tuple[Any, ...]:
 
 def of_texts(found: Replay, texts: np.ndarray) -> Replay:
     """The part of a replay that belongs to some texts."""
-    fields: dict[str, Any] = {name: getattr(found, name) for name in Replay._fields}
-    return Replay(**{name: None if value is None else value[:, texts] for name, value in fields.items()})
+    parts: dict[str, Any] = {name: value for name, value in found._asdict().items() if value is not None}
+    return Replay(**{"record": None} | {name: value[:, texts] for name, value in parts.items()})
 
 
 def fixed(run: Run, source: Source, found: Replay, index: int = 0, **more: Any) -> dict[str, Row]:

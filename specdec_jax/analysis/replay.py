@@ -298,4 +298,3 @@ def _end(
         done=rows.done | (at >= length),
         policy=state,
     ), counts
-
