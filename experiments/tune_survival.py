@@ -2,12 +2,12 @@
 
 Question:  How much better is a prior learnt for this pair than the built-in one, on other prompts?
 Command:   python -m experiments.tune_survival TRACE-OR-FOLDER ... [--judge TRACE-OR-FOLDER ...] [--costs FILE]
-Time:      half a minute a temperature on 2 cores for 84 texts
+Time:      10 seconds a temperature on 2 cores for 84 texts
 Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.json and table.md
 
-Of every trace a prior is fitted by likelihood and searched by replays (specdec_jax/analysis/calibration.py). With
---judge both are judged on those traces; without, each half of the texts judges the other's. prior.json has the numbers
-for `survival`: `policy_numbers={"greedy": [...], "sampled": [...]}`.
+Of every trace a prior is fitted by likelihood (specdec_jax/analysis/calibration.py). With --judge it is judged on those
+traces; without, each half of the texts judges the other's. prior.json has the numbers for `survival`:
+`policy_numbers={"greedy": [...], "sampled": [...]}`; the sampled one is the mean over temperatures.
 """
 
 import sys
@@ -25,7 +25,7 @@ from experiments.run_folder import TABLE, RunFolder
 from experiments.smoke import made_up_traces
 from experiments.studies import run
 from experiments.traced import costs_or_default, faster, load_traces
-from specdec_jax.analysis.calibration import fit_prior, search_prior
+from specdec_jax.analysis.calibration import fit_prior
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.replay import replay
 from specdec_jax.analysis.trace import Trace, select
@@ -42,10 +42,8 @@ class TuneSurvival:
     """Traces of other prompts to judge on; none: the halves judge each other."""
     costs: str | None = None
     """A cost model; none: configs/costs/cpu.json."""
-    rounds: int = 8
-    """Of the search; 0 leaves the fit alone."""
     seed: int = 0
-    """Of the halves, the search and the intervals."""
+    """Of the halves and the intervals."""
     smoke: bool = False
     """Seconds, on made-up traces."""
     out: str | None = None
@@ -77,7 +75,7 @@ def tune(config: TuneSurvival, console: Console) -> None:
 
 def learn(trace: Trace, other: Trace | None, costs: CostModel, config: TuneSurvival) -> dict[str, Any]:
     """The prior of the whole trace, and what priors are worth where they were not learnt."""
-    learnt = _learn(trace, costs, config)
+    learnt = fit_prior(trace)
     if other is not None:
         seconds = _judge(other, learnt, costs)
         plain = other.length * costs.plain_pass
@@ -85,30 +83,21 @@ def learn(trace: Trace, other: Trace | None, costs: CostModel, config: TuneSurvi
         first = np.random.default_rng(config.seed).permutation(trace.num_texts) < trace.num_texts // 2
         halves = [np.flatnonzero(first), np.flatnonzero(~first)]
         found = [
-            _judge(select(trace, judging), _learn(select(trace, learning), costs, config), costs)
+            _judge(select(trace, judging), fit_prior(select(trace, learning)), costs)
             for learning, judging in (halves, halves[::-1])
         ]
         seconds = {name: np.concatenate([half[name] for half in found]) for name in found[0]}
         plain = np.concatenate([trace.length[half] for half in halves[::-1]]) * costs.plain_pass
     speeds = {name: list(faster(values, plain)) for name, values in seconds.items()}
     over = {name: list(faster(values, seconds["built-in"])) for name, values in seconds.items()}
-    return {"prior": learnt["searched"]._asdict(), "speedups": speeds, "over_built_in": over}
+    return {"prior": learnt._asdict(), "speedups": speeds, "over_built_in": over}
 
 
-def _learn(trace: Trace, costs: CostModel, config: TuneSurvival) -> dict[str, Prior]:
-    fitted = fit_prior(trace)
-    found = {"fitted": fitted, "searched": fitted}
-    if config.rounds:
-        tries = 16 if config.smoke else 128
-        found["searched"] = search_prior(trace, costs, fitted, rounds=config.rounds, tries=tries, seed=config.seed)[0]
-    return found
-
-
-def _judge(trace: Trace, learnt: dict[str, Prior], costs: CostModel) -> dict[str, np.ndarray]:
+def _judge(trace: Trace, learnt: Prior, costs: CostModel) -> dict[str, np.ndarray]:
     """Seconds [N] of each prior."""
     built_in = SAMPLED if np.any(trace.temperature > 0) else GREEDY
     seconds = {}
-    for name, prior in {"built-in": built_in, **learnt}.items():
+    for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
         entry = rule("survival")
         numbers = entry.numbers([{}], costs, trace.max_draft_length) | setting

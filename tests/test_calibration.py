@@ -5,7 +5,7 @@ import pytest
 
 from experiments.smoke import made_up_trace
 from experiments.traced import flat_costs
-from specdec_jax.analysis.calibration import LEAST, MOST, fit_prior, positions, search_prior
+from specdec_jax.analysis.calibration import LEAST, MOST, fit_prior, positions
 from specdec_jax.analysis.clairvoyant import knows_the_overlap
 from specdec_jax.analysis.replay import oracle, replay
 from specdec_jax.analysis.trace import FEATURES
@@ -62,17 +62,6 @@ def test_the_drafted_tokens_are_the_texts_or_the_rejected_ones():
             assert seen.accepted[number] == hit and seen.text[number] == text
             np.testing.assert_allclose(seen.surprise[number], log_q + entropy, rtol=1e-5, atol=1e-6)
             number += 1
-
-
-def test_a_search_keeps_what_is_faster():
-    trace, costs = trace_with(1.5, -1.2, 0.6), flat_costs(0.1, 0.0, 16)
-    poor = Prior(-2.0, 0.0, 0.0, 0.0, -1.0, 0.0)
-    found, speed = search_prior(trace, costs, poor, rounds=4, tries=32)
-    times = (costs.pass_times(16) / costs.plain_pass)[None, :]
-    numbers = {"drafter_cost": costs.ratio, "verification_times": times, "greedy": np.array([poor])}
-    before = replay(trace, survival(), numbers).total_speedup(costs)[0]
-    assert speed > 1.05 * before
-    assert found.surprise == 0.0, "nothing greedy is drawn, so nothing is to be learnt of it"
 
 
 def test_nothing_to_learn_from_is_refused():

@@ -1,18 +1,19 @@
-"""The survival rule's prior, learnt from a trace of a pair: by likelihood, and then by what it is worth in replays."""
+"""The survival rule's prior, learnt from a trace of a pair of models.
+
+By likelihood: weights searched for the speed of replays themselves were no faster on other prompts (docs/survival.md).
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
-from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.replay import replay
 from specdec_jax.analysis.trace import FEATURES, Trace
-from specdec_jax.stopping.survival import Prior, survival
+from specdec_jax.stopping.survival import Prior
 
 LEAST, MOST = Prior(-3.0, -4.0, 0.0, 0.0, -2.0, 0.0), Prior(5.0, 0.0, 3.0, 1.0, 3.0, 1.0)
 """Where weights may lie: acceptance never rises with entropy, and never falls with confidence."""
-RIDGE = 1e-3
+RIDGE = 1e-4
 
 
 class Positions(NamedTuple):
@@ -60,44 +61,6 @@ def fit_prior(trace: Trace) -> Prior:
     return Prior(*(float(value) for value in (*before, surprise, *following)))
 
 
-def search_prior(
-    trace: Trace,
-    costs: CostModel,
-    start: Prior,
-    *,
-    numbers: dict[str, Any] | None = None,
-    rounds: int = 8,
-    tries: int = 128,
-    seed: int = 0,
-) -> tuple[Prior, float]:
-    """The prior that decodes a trace fastest, and its speed-up: a cross-entropy search from `start` over replays.
-
-    Each round replays `tries` priors drawn around the mean of the best eighth of the round before. The speed-up is
-    total over total, on the trace it was searched on: judge it on another.
-    """
-    rng = np.random.default_rng(seed)
-    low, high = np.array(LEAST), np.array(MOST)
-    greedy = bool(np.all(trace.temperature <= 0))
-    mean, spread = np.array(start), (high - low) / 8
-    if greedy:
-        spread[Prior._fields.index("surprise")] = 0.0
-    for _ in range(rounds):
-        tried = np.clip(mean + spread * rng.normal(size=(tries, len(low))), low, high)
-        tried[0] = mean
-        speeds = _speedups(trace, costs, tried, numbers)
-        best = tried[np.argsort(-speeds)[: tries // 8]]
-        mean, spread = best.mean(axis=0), 0.5 * spread + 0.5 * best.std(axis=0)
-    found = Prior(*(float(value) for value in mean))
-    return found, float(_speedups(trace, costs, mean[None], numbers)[0])
-
-
-def _speedups(trace: Trace, costs: CostModel, priors: np.ndarray, numbers: dict[str, Any] | None) -> np.ndarray:
-    """[S] float64, total over total, of S priors."""
-    times = (costs.pass_times(trace.max_draft_length) / costs.plain_pass)[None, :]
-    told = {"drafter_cost": costs.ratio, "verification_times": times, "greedy": priors, "sampled": priors}
-    return replay(trace, _SURVIVAL, told | (numbers or {})).total_speedup(costs)
-
-
 def _logistic(columns: np.ndarray, labels: np.ndarray, low: Any, high: Any) -> np.ndarray:
     """Weights of a logistic regression with a little ridge on all but the first, within bounds."""
     signs = np.where(labels, 1.0, -1.0)
@@ -111,6 +74,3 @@ def _logistic(columns: np.ndarray, labels: np.ndarray, low: Any, high: Any) -> n
 
     start = np.clip(np.zeros(columns.shape[1]), low, high)
     return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True))).x
-
-
-_SURVIVAL = survival()
