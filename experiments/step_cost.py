@@ -14,8 +14,8 @@ program, the first dtype's target pass by width, and the pass of plain decoding.
 2 (`decoding.default_widths`), plain ones neither, so narrower passes are in costs.json alone.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
-The entropy check is measured as two whole generations that draw the same tokens: a static draft length, and AdaEDL with
-a threshold of 0, which looks at every law and never stops.
+What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at
+numbers at which it looks at every law and never stops.
 """
 
 import dataclasses
@@ -42,7 +42,8 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import default_widths
 from specdec_jax.generation import Pair, build_pair, prepare, start
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
-from specdec_jax.stopping import adaedl, static
+from specdec_jax.stopping import adaedl, static, survival
+from specdec_jax.types import StoppingPolicy
 
 COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"
 TINY: dict[str, Any] = {
@@ -200,6 +201,13 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     return alternate(programs, config.repeats, per)
 
 
+NEVER_STOP: dict[str, tuple[StoppingPolicy, dict[str, Any]]] = {
+    "adaedl": (adaedl(), {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}),
+    "survival": (survival(), {"drafter_cost": 1e-30, "verification_times": (1.0,)}),
+}
+"""Rules at numbers at which they do all their work and never say no."""
+
+
 class Check(NamedTuple):
     """Whole generations with and without the entropy and the check, paired."""
 
@@ -209,26 +217,24 @@ class Check(NamedTuple):
 
 
 def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
-    """Generations that draft the same tokens with and without the entropy and the check, by temperature."""
-    never_stops = {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}
-    rules = ((static(), {"draft_length": config.draft_length}), (adaedl(), never_stops))
+    """Generations that draft the same tokens with and without a rule's work, by "rule, temperature"."""
     checks = {}
-    for temperature in (0.0, 0.8):
-        plain, checked = (
-            _generation(
-                config,
-                build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length),
-                temperature,
-                numbers,
-            )
-            for policy, numbers in rules
-        )
-        pairs = [(plain(), checked()) for _ in range(config.repeats)]
-        if any(one.passes != other.passes for one, other in pairs):
-            raise AssertionError("the two generations drafted different tokens: what differs is not the check alone")
-        without = summary([one.seconds for one, _ in pairs])
-        added = summary([other.seconds / one.seconds - 1 for one, other in pairs])
-        checks[f"{temperature:g}"] = Check(without, added, pairs[0][0].passes)
+    for rule, (policy, numbers) in NEVER_STOP.items():
+        both = ((static(), {"draft_length": config.draft_length}), (policy, numbers))
+        pairs_of = [
+            (build_pair(target, drafter, policy=entry, max_draft_length=config.draft_length), given)
+            for entry, given in both
+        ]
+        for temperature in (0.0, 0.8):
+            plain, checked = (_generation(config, pair, temperature, given) for pair, given in pairs_of)
+            runs = [(plain(), checked()) for _ in range(config.repeats)]
+            if any(one.passes != other.passes for one, other in runs):
+                raise AssertionError(
+                    f"{rule} drafted other tokens than a static length: its check is not all that differs"
+                )
+            without = summary([one.seconds for one, _ in runs])
+            added = summary([other.seconds / one.seconds - 1 for one, other in runs])
+            checks[f"{rule}, {temperature:g}"] = Check(without, added, runs[0][0].passes)
     return checks
 
 
@@ -268,13 +274,16 @@ def report(config: StepCost, passes: dict[str, Cost], checks: dict[str, Check]) 
         lines.append(f"| {dtype}, ms | " + " | ".join(_ms(cost) for cost in costs) + " |")
         lines.append("| over its cheapest | " + " | ".join(f"{cost.median / least:.2f}" for cost in costs) + " |")
     plain = costs_of(config, passes).plain_pass
-    lines += ["", "| drafter | ms a step | c | generation, s | the check adds | in shares of a drafter step |"]
+    lines += [
+        "",
+        "| rule, temperature | drafter, ms a step | c | generation, s | the rule adds | in shares of a step |",
+    ]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
-    for temperature, check in checks.items():
-        step = passes[f"drafter {temperature}"]
+    for name, check in checks.items():
+        step = passes[f"drafter {name.rpartition(' ')[2]}"]
         of_step = check.added.median * check.without.median / (check.passes * step.median)
         lines.append(
-            f"| temperature {temperature} | {_ms(step)} | {step.median / plain:.3f} | {check.without.median:.3f} | "
+            f"| {name} | {_ms(step)} | {step.median / plain:.3f} | {check.without.median:.3f} | "
             f"{check.added.median:+.1%} ({check.added.low:+.1%} to {check.added.high:+.1%}) | {of_step:+.1%} |"
         )
     return "\n".join([*lines, ""])
