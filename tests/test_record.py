@@ -1,0 +1,100 @@
+"""experiments.record: traces of a pair of models from prompt to file, interrupted and whole."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_pair import write_pair
+
+from experiments import record
+from specdec_jax.analysis.replay import replay
+from specdec_jax.analysis.trace import load_trace
+from specdec_jax.generation import build_pair, generate
+from specdec_jax.loading import load_model
+from specdec_jax.stopping import adaedl
+
+TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("record")
+    target, drafter = write_pair(path)
+    lines = [json.dumps({"id": f"p{i}", "category": "code", "text": text}) for i, text in enumerate(TEXTS)]
+    (path / "prompts.jsonl").write_text("\n".join(lines))
+    options = ["--target", str(target), "--drafter", str(drafter), "--prompts", str(path / "prompts.jsonl")]
+    options += ["--dtype", "float32", "--no-chat", "--max-new-tokens", "20", "--max-draft-length", "5", "--batch", "2"]
+    return path, options
+
+
+@pytest.fixture(scope="module")
+def recorded(place):
+    path, options = place
+    out = path / "whole"
+    assert record.main([*options, "--temperatures", "0", "0.9", "--out", str(out)]) == 0
+    return out
+
+
+def test_a_trace_a_temperature_in_the_order_of_the_prompts(recorded):
+    names = sorted(entry.name for entry in recorded.iterdir())
+    assert names == ["manifest.json", "trace-0.9.npz", "trace-0.npz"]
+    for name, temperature in (("trace-0.npz", 0.0), ("trace-0.9.npz", 0.9)):
+        trace = load_trace(recorded / name)
+        assert trace.about["ids"] == [f"p{i}" for i in range(len(TEXTS))] and trace.about["tasks"] == ["code"] * len(
+            TEXTS
+        )
+        np.testing.assert_allclose(trace.temperature, temperature)
+        assert trace.max_draft_length == 5 and (trace.limit == 20).all()
+        assert trace.about["warp"]["temperature"] == temperature and trace.about["versions"]["jax"]
+
+
+@pytest.mark.parametrize("row", range(len(TEXTS)))
+def test_its_greedy_replay_is_the_live_decoder(place, recorded, row):
+    path, _ = place
+    models = [load_model(folder, dtype="float32") for folder in write_pair(path)]
+    trace = load_trace(recorded / "trace-0.npz")
+    pair = build_pair(*models, policy=adaedl(), max_draft_length=5, verification_widths=(6,))
+    live = generate(TEXTS[row], pair=pair, chat=False, max_new_tokens=20, policy_numbers={"threshold": 0.2})
+    assert trace.tokens[row, : trace.length[row]].tolist() == live.tokens
+    found = replay(trace, adaedl(), {"threshold": 0.2})
+    assert found.rounds[0, row] == live.statistics["num_rounds"]
+    assert found.drafted[0, row] == live.statistics["num_draft_tokens"]
+
+
+def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeypatch):
+    path, options = place
+    out, batches = path / "stopped", []
+    whole = record._batch
+
+    def twice(*arguments):
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        batches.append(arguments[4])
+        return whole(*arguments)
+
+    monkeypatch.setattr(record, "_batch", twice)
+    command = [*options, "--temperatures", "0.9", "--out", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        record.main(command)
+    batches.clear()
+    assert record.main(command) == 0 and len(batches) == 1
+    one, other = load_trace(out / "trace-0.9.npz"), load_trace(recorded / "trace-0.9.npz")
+    for name in ("path", "accepted", "tails", "tokens", "overlap"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch", "0"], "batch"),
+        (["--temperatures", "-1"], "-1"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_is_named(place, tmp_path, capsys, options, said):
+    try:
+        code = record.main([*place[1], *options, "--out", str(tmp_path / "out")])
+    except SystemExit as ended:  # as tyro refuses a value of the wrong type
+        code = ended.code
+    assert code == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
