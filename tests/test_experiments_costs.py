@@ -1,0 +1,331 @@
+"""Experiments that weigh rules by costs: each with --smoke, a figure of each by plain loops, going on, and refusals."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import domains, drafter_size, gpt2_pairs, hardware, long_run, measured, step_cost, tiny_gpt2
+from experiments.long_live import Live, live_run
+from experiments.run_folder import read_rows
+from experiments.smoke import made_up_trace, made_up_traces
+from specdec_jax.analysis.cost_model import between, flat, load_cost_model
+from specdec_jax.analysis.long_replay import LongRun, at_positions, forgotten, long_replay
+from specdec_jax.analysis.replay import replay
+from specdec_jax.analysis.step_cost import Cost
+from specdec_jax.analysis.trace import check, select
+from specdec_jax.decoding import default_widths
+from specdec_jax.stopping import adaedl
+
+LONGEST = 16
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A function that runs an experiment with --smoke, once per name: (module, rows of the second run)."""
+    known = {}
+
+    def run(module, *arguments):
+        key = (module.__name__, arguments)
+        if key not in known:
+            out = tmp_path_factory.mktemp("run") / "out"
+            command = [*arguments, "--smoke", "--out", str(out)]
+            assert module.main(command) == 0
+            first = (out / "results.jsonl").read_bytes() if (out / "results.jsonl").exists() else b""
+            assert module.main(command) == 0  # goes on where nothing is left to do
+            assert not first or (out / "results.jsonl").read_bytes() == first
+            assert (out / "table.md").read_text().startswith(("#", "tiny")) and list(out.glob("*.png"))
+            known[key] = (out, read_rows(out))
+        return known[key]
+
+    return run
+
+
+def static_seconds(trace, length, costs, longest=LONGEST):
+    """Decoding times [N] of a static draft length, round by round."""
+    passes, seconds, rounds = costs.pass_times(longest), [], 0
+    for text in range(trace.num_texts):
+        at, end, time = 0, int(trace.length[text]), 0.0
+        while at < end:
+            drafts = min(length, int(trace.limit[text]) - at - 1)
+            hits = [bool(trace.accepted[text, at + index]) for index in range(drafts)]
+            taken = hits.index(False) if False in hits else drafts
+            time += passes[drafts] + drafts * costs.drafter_step
+            at += min(taken + 1, end - at)
+            rounds += 1
+        seconds.append(time)
+    return np.array(seconds), rounds
+
+
+def halves(texts, seed=0):
+    return np.random.default_rng(seed).permutation(texts) < texts // 2
+
+
+def best_static(trace, costs):
+    """Seconds [N] with every text at the length that is best for the other half."""
+    grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
+    first, seconds = halves(trace.num_texts), np.zeros(trace.num_texts)
+    for half in (first, ~first):
+        seconds[~half] = grid[np.argmin(grid[:, half].sum(axis=1)), ~half]
+    return seconds
+
+
+def refused(module, capsys, *arguments):
+    assert module.main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+def test_a_made_up_trace_is_consistent():
+    for heat, trace in made_up_traces().items():
+        assert check(trace) == "" and 0.3 < trace.accepted.sum() / trace.num_positions < 0.95
+        assert (trace.temperature == np.float32(heat)).all()
+
+
+def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoders_verify_in(ran, monkeypatch):
+    out, _ = ran(step_cost)
+    costs, model = json.loads((out / "costs.json").read_text()), load_cost_model(out / "cost_model.json")
+    medians = {name: entry["median"] for name, entry in costs["passes"].items()}
+    assert model.drafter_step == medians["drafter 0"] and model.plain_pass == medians["target float32 2"]
+    assert model.widths == (2, 4, 8) and model.batch == 1 and "float32" in model.device
+    wanted = np.maximum.accumulate([medians[f"target float32 {width}"] for width in model.widths])
+    np.testing.assert_array_equal(model.target_pass, wanted)
+    assert f"| {model.ratio:.3f} |" in (out / "table.md").read_text()
+    config = step_cost.StepCost(widths=(1, 16, 17), dtypes=("bfloat16",), batch=3)
+    known = {f"target bfloat16 {width}": Cost(width / 10, 0, 0) for width in (1, 16, 17)} | {
+        "drafter 0": Cost(0.5, 0, 0)
+    }
+    model = step_cost.costs_of(config, known)
+    assert model[:4] == (0.5, (16, 17), (1.6, 1.7), 1.6) and model.batch == 3
+    monkeypatch.setattr(step_cost, "measure_passes", lambda *_: pytest.fail("measured again"))
+    assert step_cost.main(["--smoke", "--out", str(out)]) == 0
+
+
+def test_hardware_predicts_what_plain_loops_count(ran):
+    _, rows = ran(hardware)
+    assert {row["machine"] for row in rows} == {"flat", "measured"} and len({row["ratio"] for row in rows}) == 3
+    trace, costs = made_up_traces()[0.0], flat(0.1, LONGEST)
+    row = next(
+        r for r in rows if (r["machine"], r["temperature"], r["ratio"], r["rule"]) == ("flat", 0.0, 0.1, "static")
+    )
+    expected = trace.length.sum() / best_static(trace, costs).sum()
+    assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["low"] < expected < row["high"]
+    for row in rows:
+        limit = next(r for r in rows if r["rule"] == "oracle" and all(r[k] == row[k] for k in hardware.KEYS[:3]))
+        assert row["speedup"] <= limit["speedup"] * 1.0001
+
+
+def compare_folder(path, most=20):
+    """What experiments.compare would have written for the made-up greedy trace, at half the predicted speed."""
+    trace = made_up_traces()[0.0]
+    path.mkdir()
+    methods = [{"name": "plain", "policy": None}]
+    static = {"name": "static-3", "policy": "specdec_jax.stopping.static:static", "numbers": {"draft_length": 3}}
+    methods.append(static | {"structure": {}, "max_draft_length": None})
+    config = {"methods": methods, "max_draft_length": 5, "max_new_tokens": most, "verification_widths": None}
+    (path / "manifest.json").write_text(json.dumps({"config": config}))
+    rows = []
+    for index, name in enumerate(trace.about["ids"][:4]):
+        for method, seconds in (("plain", 4.0), ("static-3", 3.0)):
+            counts = dict.fromkeys(("num_rounds", "num_drafts", "drafter_passes", "checked_passes"), 1)
+            counts |= {"num_emitted_tokens": 10 + index, "num_draft_tokens": 10, "num_accepted_tokens": 4}
+            fixed = {"repeated_share": 0.0, "equals_plain": None, "temperature": 0.05, "seconds": seconds}
+            rows.append({"prompt_id": name, "method": method} | counts | fixed)
+    (path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_hardware_sets_measured_beside_predicted(ran, tmp_path, capsys):
+    folder = compare_folder(tmp_path / "compare")
+    costs = load_cost_model("configs/costs/cpu.json")
+    [point] = measured.measured_points(folder, made_up_traces(), costs)
+    trace = measured.shortened(select(made_up_traces()[0.0], range(4)), 20)
+    seconds, _ = static_seconds(trace, 3, between(costs, default_widths(5)), 5)
+    assert trace.length.max() == 20 and check(trace) == ""
+    assert point.predicted.estimate == pytest.approx(trace.length.sum() * costs.plain_pass / seconds.sum())
+    assert point.speedup.estimate == pytest.approx(4 / 3) and point.acceptance == 0.4 and point.same_prompts
+    out, _ = ran(hardware, "--measured", str(folder))
+    text = (out / "table.md").read_text()
+    assert "| static-3 | 0.05 (0) | 1.33" in text and (out / "measured.png").exists()
+    assert "no run folder of experiments.compare" in refused(hardware, capsys, "--smoke", "--measured", tmp_path)
+
+
+def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
+    """Its rounds are those of the long one until the budget is felt."""
+    trace = made_up_trace(texts=6)
+    short = measured.shortened(trace, 22)
+    both = [replay(t, adaedl(), {"threshold": 0.3}, max_draft_length=4, record=True).record[0] for t in (trace, short)]
+    for long, cut in zip(*both, strict=True):
+        rounds = int((np.cumsum(np.maximum(cut[:, 2], 0)) < 22 - 5).sum())
+        assert rounds > 2
+        np.testing.assert_array_equal(long[:rounds], cut[:rounds])
+
+
+def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
+    _, rows = ran(domains)
+    trace, costs = made_up_traces()[1.0], load_cost_model("configs/costs/cpu.json")
+    first = domains.calibrating(trace, {}, 0)
+    code = np.array([task == "code" for task in trace.about["tasks"]])
+    assert first[code].sum() == 2 and first.sum() == 6
+    grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
+    best = int(np.argmin(grid[:, first & code].sum(axis=1)))
+    judged = ~first & code
+    row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (1.0, "code", "static"))
+    expected = trace.length[judged].sum() * costs.plain_pass / grid[best, judged].sum()
+    assert row["settings"] == {"draft_length": best} and row["texts"] == 2
+    assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["over_static"] == 1.0
+    splits = {name: "judge" if index % 2 else "calibrate" for index, name in enumerate(trace.about["ids"])}
+    lines = [json.dumps({"id": name, "split": split, "text": "x"}) for name, split in splits.items()]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    assert domains.known_splits(str(tmp_path)) == splits
+    np.testing.assert_array_equal(domains.calibrating(trace, splits, 0), np.arange(12) % 2 == 0)
+
+
+def test_drafters_have_their_own_costs(ran):
+    _, rows = ran(drafter_size)
+    trace = made_up_traces(boost=0.7)[1.0]
+    row = next(r for r in rows if (r["drafter"], r["temperature"], r["rule"]) == ("large", 1.0, "static-7"))
+    base = load_cost_model("configs/costs/cpu.json")
+    costs = base._replace(drafter_step=0.2 * base.plain_pass)
+    seconds, rounds = static_seconds(trace, 7, costs)
+    assert row["ratio"] == pytest.approx(0.2)
+    assert row["tokens_per_pass"] == pytest.approx(trace.num_positions / rounds)
+    assert row["speedup"] == pytest.approx(trace.num_positions * costs.plain_pass / seconds.sum())
+    overlaps = [trace.overlap[text, at] for text in range(trace.num_texts) for at in range(trace.length[text])]
+    assert row["mean_acceptance"] == pytest.approx(np.mean(overlaps), rel=1e-5)
+    greedy = next(r for r in rows if (r["drafter"], r["temperature"]) == ("small", 0.0))
+    plain = made_up_traces()[0.0]
+    assert greedy["mean_acceptance"] == pytest.approx(plain.accepted.sum() / plain.num_positions)
+
+
+def adaedl_by_hand(trace, order, threshold, longest, keep=False):
+    """(position, drafted, accepted, passes, threshold) of every round, the state carried from text to text."""
+    rounds, acceptance, before = [], 0.9, 0
+    for text in order:
+        at, end = 0, int(trace.length[text])
+        while at < end:
+            drafted = passes = taken = 0
+            budget = min(longest, int(trace.limit[text]) - at - 1)
+            missed, failed = False, budget == 0
+            while not failed and drafted < budget:
+                place = at + taken
+                hit = not missed and trace.accepted[text, place]
+                tail = trace.tails[trace.tail_of[text, place], drafted - taken] if not hit else trace.path[text, place]
+                failed, passes = 1 - np.sqrt(0.2 * tail[0]) < threshold, passes + 1
+                if not failed or keep:
+                    drafted, taken, missed = drafted + 1, taken + hit, missed or not hit
+            rounds.append((before + at, drafted, min(taken, end - at), passes, threshold))
+            if drafted:
+                acceptance = 0.5 * acceptance + 0.5 * taken / drafted
+                step = 0.01 if acceptance < 0.9 else -0.01 if taken != longest else 0.0
+                threshold = min(max(0.9 * threshold + 0.1 * (threshold + step), 0.0), 0.99)
+            at += min(taken + 1, end - at)
+        before += end
+    return np.array(rounds)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_long_replay_carries_lambda_from_text_to_text(keep):
+    trace, order = made_up_trace(texts=6), [4, 1, 1, 5]
+    run = long_replay(
+        trace, adaedl(keep_checked_token=keep), {"threshold": np.array([0.2, 0.6])}, order, max_draft_length=5
+    )
+    for row, start in enumerate((0.2, 0.6)):
+        rounds = adaedl_by_hand(trace, order, start, 5, keep)
+        assert run.rounds[row] == len(rounds)
+        for name, column in zip(("position", "drafted", "accepted", "passes"), rounds.T, strict=False):
+            np.testing.assert_array_equal(getattr(run, name)[row, : len(rounds)], column)
+        np.testing.assert_allclose(run.threshold[row, : len(rounds)], rounds[:, 4], atol=2e-5)
+    alone = long_replay(trace, adaedl(), {"threshold": 0.2}, [4], max_draft_length=5)
+    usual = replay(select(trace, [4]), adaedl(), {"threshold": 0.2}, max_draft_length=5, record=True).record
+    np.testing.assert_array_equal(alone.drafted, usual[0, :, : alone.rounds[0], 0])
+    assert run.tokens == trace.length[order].sum() and np.nanmean(run.entropy) > 0
+
+
+def test_starts_are_forgotten_where_thresholds_stay_together():
+    position = np.array([[0, 3, 6, 8], [0, 5, 8, -1]])
+    thresholds = np.array([[0.9, 0.5, 0.305, 0.3], [0.3, 0.3, 0.3, np.nan]])
+    nothing = np.zeros_like(position)
+    run = LongRun(position, nothing, nothing, nothing, nothing.astype(float), thresholds, 10)
+    np.testing.assert_array_equal(at_positions(run, run.threshold, np.array([2, 3, 9]))[0], [0.9, 0.5, 0.3])
+    assert forgotten(run) == 6 and forgotten(run, 0.001) == 8 and forgotten(run, 0.7) == 0
+    assert forgotten(run._replace(threshold=thresholds + [[0.1], [0]])) is None
+
+
+def test_a_long_run_says_where_lambda_goes(ran):
+    _, rows = ran(long_run, "--starts", "0.3", "0.7", "--rules", "adaedl-keep")
+    assert len(rows) == 2 * 2
+    trace = made_up_traces()[0.0]
+    order = long_run.text_order(trace, 600, 0)
+    assert trace.length[order].sum() >= 600 > trace.length[order[:-1]].sum() and set(order) == set(range(12))
+    rounds = adaedl_by_hand(trace, order, 0.3, LONGEST, keep=True)
+    row = next(r for r in rows if (r["temperature"], r["start"]) == (0.0, 0.3))
+    late = rounds[rounds[:, 0] >= row["tokens"] / 2]
+    assert row["rounds"] == len(rounds) and row["late_threshold"] == pytest.approx(late[:, 4].mean(), abs=2e-5)
+    assert row["late_acceptance"] == pytest.approx(late[:, 2].sum() / late[:, 1].sum())
+
+
+def test_a_live_long_run_keeps_its_state_over_windows():
+    numbers = {"threshold": np.array([0.3, 0.9])}
+    run = live_run(Live(prompt="hi", window=64), adaedl(keep_checked_token=True), numbers, 100, 2, 0, smoke=True)
+    assert run.tokens == 100 and (run.position[:, 0] == 0).all()
+    for row in range(2):
+        count = run.rounds[row]
+        assert (np.diff(run.position[row, :count]) == run.accepted[row, : count - 1] + 1).all()
+        steps = np.abs(np.diff(run.threshold[row, :count]))
+        assert steps.max() <= 0.00101 and run.threshold[row, count - 1] != numbers["threshold"][row]
+    with pytest.raises(ValueError, match="window"):
+        live_run(Live(prompt="hi", window=8), adaedl(), numbers, 10, 2, 0, smoke=True)
+
+
+def test_gpt2_is_causal_and_learns():
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 12)), jnp.int32)
+    module = tiny_gpt2.GPT2(tiny_gpt2.Size(2, 16), 50, 8)
+    params = module.init(jax.random.key(0), tokens)["params"]
+    logits = tiny_gpt2._apply(module, params, tokens)
+    changed = tiny_gpt2._apply(module, params, tokens.at[0, 7].set(49 - tokens[0, 7]))
+    np.testing.assert_allclose(logits[:, :7], changed[:, :7], atol=1e-6)
+    assert np.abs(logits[:, 7:] - changed[:, 7:]).max() > 1e-3
+    swapped = tiny_gpt2._apply(module, params, tokens[:, ::-1])
+    assert np.abs(swapped[0, -1] - logits[0, -1]).max() > 1e-3  # positions matter
+    loop = np.tile(np.arange(10, dtype=np.int32), 60)
+    _, loss = tiny_gpt2.train(tiny_gpt2.Size(1, 16), 10, 16, loop, 60, batch=4, length=12, rate=1e-2)
+    assert loss < 0.3 < np.log(10)
+
+
+def test_acceptance_by_entropy_is_counted_where_texts_are(ran):
+    out, rows = ran(gpt2_pairs, "--temperatures", "1.0")
+    assert len(rows) == 1 and rows[0]["positions"] == 6 * 64 == sum(rows[0]["count"])
+    assert (out / "gpt2-target.msgpack").exists() and (out / "trace-gpt2-1-1.npz").exists()
+    trace = made_up_traces()[1.0]
+    found, taken = gpt2_pairs.by_entropy(trace), []
+    for text in range(trace.num_texts):
+        for at in range(trace.length[text]):
+            if 0.3 <= trace.path[text, at, 0] < 0.6:
+                taken.append(trace.overlap[text, at])
+    assert found["count"][2] == len(taken) and found["acceptance"][2] == pytest.approx(np.mean(taken), rel=1e-6)
+    entropy = np.array([0.1, 1.0, 3.0])
+    assert gpt2_pairs.fitted_factor(entropy, 1 - np.sqrt(0.07 * entropy)) == pytest.approx(0.07)
+    assert gpt2_pairs.rank_correlation(entropy, -(entropy**3)) == pytest.approx(-1)
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert "name traces" in refused(hardware, capsys)
+    assert "ratios" in refused(hardware, capsys, "--smoke", "--ratios", 0.0)
+    assert "no rule 'survivl'; did you mean 'survival'" in refused(domains, capsys, "--smoke", "--rules", "survivl")
+    assert "nowhere" in refused(domains, capsys, tmp_path / "nowhere")
+    assert "NAME:TRACES:COSTS" in refused(drafter_size, capsys, "--groups", "one")
+    assert "c must lie above 0" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:-1")
+    assert "no cost model" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:none.json")
+    assert "'static' has no threshold" in refused(long_run, capsys, "--smoke", "--rules", "static")
+    assert "starts" in refused(long_run, capsys, "--smoke", "--starts", 0.5)
+    assert "vocab_size" in refused(gpt2_pairs, capsys, "--vocab-size", 20)
+    (tmp_path / "costs.json").write_text("{}")
+    assert "is not a cost model" in refused(hardware, capsys, "--smoke", "--costs", tmp_path / "costs.json")
+    with pytest.raises(SystemExit) as ended:
+        step_cost.main(["--smoke", "--batch", "0"])
+    assert ended.value.code == 2
+    assert not (tmp_path / "runs").exists()
