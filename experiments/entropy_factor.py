@@ -4,9 +4,9 @@ Question:  How does the speed-up depend on the factor gamma in `1 - sqrt(gamma *
            and at a lambda chosen for that factor, and what does fitting gamma online (adaptive_gamma) bring?
 Command:   python -m experiments.entropy_factor TRACES... [--factors 0.05 0.2 1.0] [--costs cost_model.json]
 Time:      a minute for 84 prompts and three temperatures on 2 cores; --smoke needs no trace
-Expected:  the built-in pair: at lambda 0.7 the smallest factor is the fastest, by 6 to 24 % over 0.2; with lambda chosen
-           for it every factor up to 0.2 is the same rule, for gamma and lambda set one cut-off, H > (1 - lambda)^2 /
-           gamma, which no lambda puts above 1 / gamma; fitted is 3 to 7 % slower than those
+Expected:  the built-in pair: at lambda 0.7 the smallest factor is the fastest, by 6 to 24 % over 0.2; with lambda
+           chosen for it every factor up to 0.2 is the same rule, for gamma and lambda set one cut-off,
+           H > (1 - lambda)^2 / gamma, which no lambda puts above 1 / gamma; fitted is 3 to 7 % slower than those
 Output:    runs/entropy_factor-<time>/ with manifest.json, results.jsonl (a line a trace, task, factor and lambda),
            table.md and factors.png; a stopped run goes on where it was with the same --out
 
@@ -101,9 +101,9 @@ def report(run: Run, rows: Sequence[Row], names: Sequence[str]) -> str:
 
 NOTES = (
     f"Speed-up over plain decoding, total over total; over 0.2: against the published factor at the published lambda "
-    f"({LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where they leave "
-    "0 out. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above which a draft "
-    "stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
+    f"({LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where they "
+    "leave 0 out. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above which a "
+    "draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
 
 

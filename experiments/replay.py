@@ -51,7 +51,7 @@ from experiments.trace_runs import (
     speedup,
     total,
 )
-from experiments.trace_tables import NONE, about, legend_below, panels, sections, share, times
+from experiments.trace_tables import NONE, about, legend_below, palette, panels, sections, share, times
 from specdec_jax.analysis.replay import oracle, replay
 from specdec_jax.stopping import adaedl
 
@@ -194,7 +194,7 @@ def tasks_table(source: Source, rows: Sequence[Row], names: Sequence[str]) -> st
 def picture(run: Run, rows: Sequence[Row], rules: Sequence[str]) -> Figure:
     """What is bought at what price: tokens against drafter passes, by target pass. A rule's settings are a line."""
     figure, grid = panels([title for _, title in sections(run)], 4.0, sharey=True)
-    palette = studies.colours(list(rules))
+    colours = palette(rules)
     for axes, source in zip(grid[0], run.sources, strict=True):
         here = [row for row in rows if (row["drafter"], row["temperature"], row["task"]) == (*source[:2], ALL)]
         curve = np.array(find(here, what=BEST_STATIC)["curve"])
@@ -204,7 +204,7 @@ def picture(run: Run, rows: Sequence[Row], rules: Sequence[str]) -> Figure:
         }
         for name in rules:
             mine = np.array([points[row["what"]] for row in here if row.get("rule") == name])
-            axes.plot(*mine.T, "o-", color=palette[name], ms=5, lw=1, label=name, zorder=3)
+            axes.plot(*mine.T, "o-", color=colours[name], ms=5, lw=1, label=name, zorder=3)
         axes.plot(*points[ORACLE], "*", color="#222222", ms=11, label=ORACLE, zorder=4)
         axes.set(xlabel="drafter passes a target pass", xlim=(0, None))
     grid[0][0].set_ylabel("tokens a target pass")

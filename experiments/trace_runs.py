@@ -46,11 +46,35 @@ Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
 
 
 @dataclass(frozen=True)
-class TraceOptions:
-    """Options of every command over traces."""
+class TraceFiles:
+    """Options of a command that reads traces."""
 
     traces: Positional[tuple[str, ...]] = ()
     """Traces, or folders of them, that experiments.record wrote; those of several drafters are told apart."""
+    smoke: bool = False
+    """Made-up traces: whether it works, nothing more."""
+    out: str | None = None
+    """Run folder; none: runs/<name>-<time>."""
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that a trace must be able to follow."""
+        return 1
+
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
+        if not (self.traces or self.smoke):
+            raise ValueError("name traces, or give --smoke")
+
+    def machine(self) -> CostModel:
+        """Whose time is counted, if it is."""
+        return costs_or_default(None)
+
+
+@dataclass(frozen=True)
+class TraceOptions(TraceFiles):
+    """Options of a command that replays rules and counts their time."""
+
     costs: str | None = None
     """cost_model.json of experiments.step_cost; none: two x86 cores."""
     ratio: float | None = None
@@ -61,15 +85,15 @@ class TraceOptions:
     """Most drafts a round."""
     seed: int = 0
     """Of the halves of the prompts."""
-    smoke: bool = False
-    """Made-up traces: whether it works, nothing more."""
-    out: str | None = None
-    """Run folder; none: runs/<name>-<time>."""
+
+    @property
+    def longest(self) -> int:
+        """The longest draft."""
+        return self.max_draft_length
 
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
-        if not (self.traces or self.smoke):
-            raise ValueError("name traces, or give --smoke")
+        super().check()
         if self.max_draft_length < 1:
             raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.ratio is None and self.slope or self.slope < 0:
@@ -97,14 +121,14 @@ class Source(NamedTuple):
 class Run(NamedTuple):
     """A run folder with what its rows are made of."""
 
-    options: TraceOptions
+    options: Any  # TraceFiles or what extends it
     folder: RunFolder
     sources: list[Source]
     costs: CostModel
     console: Console
 
 
-def open_run(name: str, options: TraceOptions, console: Console, made_up: Traces | None = None) -> Run:
+def open_run(name: str, options: TraceFiles, console: Console, made_up: Traces | None = None) -> Run:
     """Reads the traces and opens the folder; other traces or costs than its rows were made of are refused.
 
     Args:
@@ -120,13 +144,13 @@ def open_run(name: str, options: TraceOptions, console: Console, made_up: Traces
     return Run(options, RunFolder.create(name, config, options.out), sources, costs, console)
 
 
-def read_sources(options: TraceOptions, made_up: Traces | None = None) -> tuple[list[Source], list[str]]:
+def read_sources(options: TraceFiles, made_up: Traces | None = None) -> tuple[list[Source], list[str]]:
     """The traces, and what tells their files from others. Raises as `load_by_drafter`, and for bad options."""
     options.check()
     if options.smoke:
         groups, digests = made_up or {"made up": made_up_traces()}, []
     else:
-        groups = load_by_drafter(options.traces, options.max_draft_length)
+        groups = load_by_drafter(options.traces, options.longest)
         files = trace_files(options.traces)
         digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files]
     sources = [
@@ -169,8 +193,9 @@ def key_of(row: Row) -> tuple[Any, ...]:
 
 def of_texts(found: Replay, texts: np.ndarray) -> Replay:
     """The part of a replay that belongs to some texts."""
-    parts: dict[str, Any] = {name: value for name, value in found._asdict().items() if value is not None}
-    return Replay(**{"record": None} | {name: value[:, texts] for name, value in parts.items()})
+    parts: dict[str, Any] = {"record": None}
+    parts |= {name: value[:, texts] for name, value in found._asdict().items() if value is not None}
+    return Replay(**parts)
 
 
 def fixed(run: Run, source: Source, found: Replay, index: int = 0, **more: Any) -> dict[str, Row]:

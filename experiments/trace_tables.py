@@ -55,17 +55,21 @@ def setting(settings: Sequence[Mapping[str, Any]], name: str | None = None) -> s
 
 def about(run: Run) -> str:
     """One sentence on the traces and one on the machine."""
+    costs = run.costs
+    machine = costs.device or f"a machine with {costs.target_pass[-1] / costs.target_pass[0]:.2f} for its widest pass"
+    return f"{about_traces(run)} Replayed; time: {machine}, c = {costs.ratio:.3f}."
+
+
+def about_traces(run: Run) -> str:
+    """One sentence on the traces."""
     first = run.sources[0]
     texts = {source.trace.num_texts for source in run.sources}
     positions = sum(source.trace.num_positions for source in run.sources)
-    costs = run.costs
-    machine = costs.device or f"a machine with {costs.target_pass[-1] / costs.target_pass[0]:.2f} for its widest pass"
     names = ", ".join(dict.fromkeys(source.drafter for source in run.sources))
     made_up = " **Made-up traces: the numbers mean nothing.**" if run.options.smoke else ""
     return (
-        f"Replayed traces of {first.trace.about.get('target', 'a target')} with {names}: "
-        f"{' or '.join(map(str, sorted(texts)))} texts a trace, {positions} tokens in all. Time: {machine}, "
-        f"c = {costs.ratio:.3f}.{made_up}"
+        f"Traces of {first.trace.about.get('target', 'a target')} with {names}: "
+        f"{' or '.join(map(str, sorted(texts)))} texts a trace, {positions} tokens in all.{made_up}"
     )
 
 
@@ -90,6 +94,11 @@ def panels(
         for axes, title in zip(grid[row], titles, strict=True):
             studies.plain_axes(axes, title if row == 0 else "")
     return figure, grid
+
+
+def palette(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each rule; those of these commands have the same in all their pictures."""
+    return studies.colours(list(dict.fromkeys(("max-confidence", "svip", *names))))
 
 
 def band(axes: Axes, x: Sequence[float], values: Sequence[Interval], colour: str, **options: Any) -> None:
