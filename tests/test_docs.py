@@ -39,12 +39,12 @@ def folder(tmp_path_factory):
     os.chdir(before)
     sys.path.remove(str(folder))
     models.__path__.pop()
-    for name in ("survival", "damped", "specdec_jax.models.olmo"):
+    for name in ("survival_floor", "damped", "specdec_jax.models.olmo"):
         sys.modules.pop(name, None)
 
 
 def test_the_page_has_what_this_test_runs():
-    assert list(FILES) == ["survival.py", "compare_survival.py", "damped.py", "specdec_jax/models/olmo.py"]
+    assert list(FILES) == ["survival_floor.py", "compare_floors.py", "damped.py", "specdec_jax/models/olmo.py"]
     assert len(SNIPPETS) == 3 and len(COMMANDS) == 5
     assert {kind for kind, _ in BLOCKS} == {"python", "console"}
 
@@ -78,16 +78,16 @@ def test_every_command_parses_and_names_rules_and_numbers_that_exist(folder, lin
     rules = cli._parsed(words[3:]).rules
     policy = choose("policy", rules.policy, rules.policy_options)
     verifier = choose("verifier", rules.verifier, rules.verifier_options)
-    assert {policy.name, verifier.name} & {"survival.py", "damped.py"}
+    assert {policy.name, verifier.name} & {"survival_floor.py", "damped.py"}
 
 
 def test_the_config_loads(folder):
-    config = runpy.run_path("compare_survival.py")["config"]
+    config = runpy.run_path("compare_floors.py")["config"]
     names = [method.name for method in config.chosen_methods()]
-    assert names == ["plain", "static-3", "adaedl", "survival-0.1", "survival-0.3", "survival-0.5"]
+    assert names == ["plain", "static-3", "adaedl", "floor-0.1", "floor-0.3", "floor-0.5"]
     policies = [method.build_policy() for method in config.methods[3:]]
     assert policies[0] is policies[1] is policies[2]  # one compiled program
-    assert "python -m experiments.compare compare_survival.py --limit 2 --max-new-tokens 16" in COMMANDS
+    assert "python -m experiments.compare compare_floors.py --limit 2 --max-new-tokens 16" in COMMANDS
 
 
 def test_the_family_loads_from_a_hugging_face_folder(folder, tmp_path):
