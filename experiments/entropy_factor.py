@@ -26,7 +26,7 @@ from rich.console import Console
 from experiments import studies
 from experiments.plots import COLOURS
 from experiments.rules import THRESHOLDS, rule
-from experiments.smoke import made_up_traces
+from experiments.smoke import made_up_trace
 from experiments.trace_runs import (
     ALL,
     Row,
@@ -70,7 +70,9 @@ def study(options: EntropyFactor, console: Console) -> None:
     rule("adaedl").build().init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
     names = {f"{factor:g}": factor for factor in factors}
     whats = {f"{name}, {kind}": (name, kind) for name in (*names, FITTED) for kind in KINDS}
-    two = {"worse, made up": made_up_traces(), "better, made up": made_up_traces(boost=0.7)}
+    two = {
+        f"{name}, made up": {1.0: made_up_trace(1.0, boost=boost)} for name, boost in (("worse", 0.0), ("better", 0.7))
+    }
     run = open_run("entropy_factor", options, console, two)
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:

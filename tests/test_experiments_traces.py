@@ -1,0 +1,313 @@
+"""Commands over traces, from arguments to picture: what they write, that their numbers are a plain-Python replay's."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import stopping_oracles as twins
+from stopping_cases import Seen
+
+from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, replay, temperature, traced
+from experiments.smoke import made_up_trace
+from experiments.traced import costs_or_default
+from specdec_jax.analysis.cost_model import cost_model
+from specdec_jax.analysis.trace import FEATURES, save_trace
+
+COMMANDS = {
+    "replay": (replay, "replay.png", ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
+    "lambda_dynamics": (lambda_dynamics, "lambda.png", ()),
+    "entropy_factor": (entropy_factor, "factors.png", ("--factors", "0.05", "0.2")),
+    "bound": (bound, "bound.png", ()),
+    "temperature": (temperature, "temperature.png", ()),
+    "paper_tables": (paper_tables, "paper.png", ()),
+}
+COSTS = costs_or_default(None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """name -> the run folder of one whole smoke run, made when it is first asked for."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            module, _, options = COMMANDS[name]
+            made[name] = tmp_path_factory.mktemp(name) / "out"
+            assert module.main(["--smoke", *options, "--out", str(made[name])]) == 0
+        return made[name]
+
+    return get
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_writes_four_files(finished, name):
+    out = finished(name)
+    picture = COMMANDS[name][1]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["manifest.json", "results.jsonl", "table.md", picture]
+    )
+    assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    manifest, rows = json.loads((out / "manifest.json").read_text()), rows_of(out)
+    assert {row["config_hash"] for row in rows} == {manifest["config_hash"]} and manifest["config"]["smoke"] is True
+    keys = [tuple(row[key] for key in ("drafter", "temperature", "task", "what")) for row in rows]
+    assert len(set(keys)) == len(keys) and {key[2] for key in keys} > {"all"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_finished_run_is_only_reported_again(finished, name, monkeypatch):
+    out, (module, _, options) = finished(name), COMMANDS[name]
+    before = (out / "results.jsonl").read_bytes(), (out / "table.md").read_text()
+    monkeypatch.setattr(traced, "replay", lambda *args, **more: pytest.fail("something was replayed"))
+    monkeypatch.setattr(bound, "measured", lambda *args: pytest.fail("something was measured"))
+    assert module.main(["--smoke", *options, "--out", str(out)]) == 0
+    assert ((out / "results.jsonl").read_bytes(), (out / "table.md").read_text()) == before
+
+
+def test_a_stopped_run_goes_on_where_it_was(finished, tmp_path, monkeypatch):
+    whole, out = finished("replay"), tmp_path / "out"
+    out.mkdir()
+    (out / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "results.jsonl").write_bytes(b"".join(lines[:-7]) + lines[-7][:30])  # killed inside a line
+    assert replay.main(["--smoke", *COMMANDS["replay"][2], "--out", str(out)]) == 0
+    assert (out / "results.jsonl").read_bytes() == b"".join(lines)
+    assert (out / "table.md").read_text() == (whole / "table.md").read_text()
+
+
+def walk(trace, text, twin, most, costs=COSTS):
+    """(seconds, rounds, passes, accepted) of one text under a plain-Python rule, read off the trace step by step."""
+    times, at, end, limit = costs.pass_times(most), 0, int(trace.length[text]), int(trace.limit[text])
+    seconds, rounds, all_passes, all_accepted = 0.0, 0, 0, 0
+    while at < end:
+        budget = min(most, limit - at - 1)
+        going = twin.begins(text, at) and budget > 0
+        drafted = passes = accepted = 0
+        tail = None
+        while going:
+            passes += 1
+            if tail is None and trace.accepted[text, at + drafted]:
+                law, hit = trace.path[text, at + drafted], True
+            else:
+                tail = trace.tails[trace.tail_of[text, at + accepted]] if tail is None else tail
+                law, hit = tail[drafted - accepted], False
+            fields = dict(zip(FEATURES, map(float, law), strict=True))
+            seen = Seen(*(fields[name] for name in ("entropy", "raw_entropy", "max_prob", "raw_max_prob")), 0.0)
+            if not twin.draws(seen, drafted):
+                break
+            drafted += 1
+            accepted += hit
+            going = twin.goes_on(seen, drafted) and drafted < budget
+        twin.learns(drafted, accepted, most)
+        emitted = min(accepted + 1, end - at)
+        seconds += times[drafted] + passes * costs.drafter_step
+        rounds, all_passes, all_accepted = rounds + 1, all_passes + passes, all_accepted + min(accepted, emitted)
+        at += emitted
+    return seconds, rounds, all_passes, all_accepted
+
+
+class Static(twins.Rule):
+    def __init__(self, length):
+        self.length = length
+
+    def begins(self, row, emitted):
+        return self.length > 0
+
+    def goes_on(self, seen, drafted):
+        return drafted < self.length
+
+
+def totals(trace, make_twin, most=16, texts=None, costs=COSTS):
+    """Sums of `walk` over texts, a fresh rule for each."""
+    chosen = range(trace.num_texts) if texts is None else texts
+    return np.sum([walk(trace, text, make_twin(), most, costs) for text in chosen], axis=0)
+
+
+def over_plain(trace, seconds, texts=None, costs=COSTS):
+    return trace.length[slice(None) if texts is None else texts].sum() * costs.plain_pass / seconds
+
+
+def section(folder, heading):
+    """The text of a table.md between a heading and the next."""
+    text = (folder / "table.md").read_text()
+    return re.split(r"^## ", text, flags=re.MULTILINE)[
+        [0, *re.findall(r"^## (.+)$", text, re.MULTILINE)].index(heading)
+    ]
+
+
+def cells(text, name, table=0):
+    """The cells of the n-th row that begins with a name."""
+    found = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", text, re.MULTILINE)
+    return found[table].split(" | ")
+
+
+def value(cell):
+    """The number a cell begins with."""
+    return float(re.match(r"[*]*([-+]?[\d.]+)", cell)[1])
+
+
+@pytest.mark.parametrize("heat, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
+def test_replays_table_is_a_walk_along_the_trace(finished, heat, heading):
+    trace, text = made_up_trace(heat), section(finished("replay"), heading)
+    for name, twin in (
+        ("static-3", lambda: Static(3)),
+        ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),
+        ("adaedl threshold=0.6", lambda: twins.AdaEDL(threshold=0.6)),
+    ):
+        seconds, rounds, passes, accepted = totals(trace, twin)
+        assert value(cells(text, name)[0]) == pytest.approx(over_plain(trace, seconds), abs=0.006)
+        drafts = cells(text, name, table=1)
+        assert value(drafts[0]) == pytest.approx(trace.num_positions / rounds, abs=0.006)
+        assert value(drafts[3]) == pytest.approx(100 * (passes - accepted) / passes, abs=0.6)
+    code = [index for index, task in enumerate(trace.about["tasks"]) if task == "code"]
+    seconds = totals(trace, lambda: Static(3), texts=code)[0]
+    assert value(cells(text, "static-3", table=2)[0]) == pytest.approx(over_plain(trace, seconds, code), abs=0.006)
+    lengths = [over_plain(trace, totals(trace, lambda: Static(length))[0]) for length in range(17)]  # noqa: B023
+    best = int(np.argmax(lengths))
+    assert value(cells(text, f"best static ({best})")[0]) == pytest.approx(lengths[best], abs=0.006)
+
+
+def test_fixed_and_moving_lambdas_are_walks(finished):
+    trace, text = made_up_trace(1.0), section(finished("lambda_dynamics"), "Temperature 1")
+    seconds = {}
+    for name, epsilon in (("fixed", 0.0), ("moving", 0.01), ("steep", 0.1)):
+        seconds[name] = totals(trace, lambda: twins.AdaEDL(threshold=0.5, epsilon=epsilon))[0]  # noqa: B023
+    row = cells(text, "0.5")
+    assert value(row[0]) == pytest.approx(over_plain(trace, seconds["fixed"]), abs=0.006)
+    assert value(row[1]) == pytest.approx(over_plain(trace, seconds["moving"]), abs=0.006)
+    assert value(row[2]) == pytest.approx(100 * (seconds["fixed"] / seconds["moving"] - 1), abs=0.06)
+    assert value(row[3]) == pytest.approx(100 * (seconds["fixed"] / seconds["steep"] - 1), abs=0.06)
+    assert len({round(total, 6) for total in seconds.values()}) == 3, "nothing moved"
+
+
+def test_slower_updates_differ_from_every_update(finished):
+    rows = [row for row in rows_of(finished("lambda_dynamics")) if row["task"] == "all" and row["temperature"] == 1.0]
+    curves = {row["what"]: row["curve"] for row in rows if "curve" in row}
+    assert len(curves) == 5
+    lively = [name for name in curves if name != "updated every 16th round"]  # of some 25 rounds: once, by 0.001
+    assert len({tuple(curves[name]) for name in lively}) == 4
+
+
+@pytest.mark.parametrize("drafter, boost", [("Worse, made up", 0.0), ("Better, made up", 0.7)])
+def test_factors_of_both_drafters_are_walks(finished, drafter, boost):
+    trace, text = made_up_trace(1.0, boost=boost), section(finished("entropy_factor"), f"{drafter}, temperature 1")
+    for name, twin in (
+        ("0.05", lambda: twins.AdaEDL(gamma=0.05)),
+        ("0.2", lambda: twins.AdaEDL(gamma=0.2)),
+        ("fitted", lambda: twins.AdaptiveGamma()),
+    ):
+        assert value(cells(text, name)[0]) == pytest.approx(over_plain(trace, totals(trace, twin)[0]), abs=0.006)
+    assert cells(text, "0.05")[2] == "1.8" and cells(text, "0.2")[2] == "0.45"  # (1 - 0.7)^2 / factor
+
+
+def test_every_text_has_the_setting_of_the_other_half(finished):
+    trace, text = made_up_trace(0.0), section(finished("temperature"), "Greedy")
+    first = np.random.default_rng(0).permutation(trace.num_texts) < trace.num_texts // 2
+    seconds, chosen = 0.0, []
+    for half in (first, ~first):
+        here, there = np.flatnonzero(half), np.flatnonzero(~half)
+        best = min(range(17), key=lambda length: totals(trace, lambda: Static(length), texts=here)[0])  # noqa: B023
+        chosen.append(f"draft_length {best}")
+        seconds += totals(trace, lambda: Static(best), texts=there)[0]  # noqa: B023
+    row = cells(text, "static")
+    assert row[0] == " / ".join(dict.fromkeys(chosen))
+    assert value(row[1]) == pytest.approx(over_plain(trace, seconds), abs=0.006)
+
+
+def test_the_bound_is_compared_with_the_overlap(finished):
+    trace, text = made_up_trace(1.0), section(finished("bound"), "Temperature 1")
+    within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
+    entropy, overlap = trace.path[..., 0][within].astype(float), trace.overlap[within].astype(float)
+    some = (entropy >= 1) & (entropy < 2)
+    line = np.maximum(1 - np.sqrt(0.2 * entropy), 0)
+    row = cells(text, "1–2")
+    assert value(row[0]) == pytest.approx(100 * some.mean(), abs=0.06)
+    assert value(row[1]) == pytest.approx(line[some].mean(), abs=0.006)
+    assert value(row[2]) == pytest.approx(overlap[some].mean(), abs=0.006)
+    assert value(row[5]) == pytest.approx(1.2, abs=0.006)  # so it was made up
+    factor = (np.sum(1 - overlap) / np.sum(np.sqrt(entropy))) ** 2
+    assert value(cells(text, "all", table=2)[0]) == pytest.approx(factor, abs=0.006)
+
+
+def test_positions_below_the_bound_are_counted():
+    found = bound.Positions(
+        np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), np.array([0.5, 0.9, 0.6, 0.0]), np.ones(4)
+    )
+    whole = bound.described(found, 4, 0.2, True)
+    assert whole["below"] == 0.25 and whole["by"] == pytest.approx(0.3)  # the bound: 0.8, 0.8, 0.5 and 0, not negative
+    assert whole["bound"] == pytest.approx(2.1 / 4) and whole["acceptance"][0] == pytest.approx(0.5)
+
+
+def test_the_papers_figures_stand_beside_ours(finished):
+    text = section(finished("paper_tables"), "Temperature 0.7")
+    trace = paper_tables.made_up(0.7)
+    texts = [index for index, task in enumerate(trace.about["tasks"]) if task == "summarization"]
+    row = cells(text, "7, static")
+    assert row[0] == f"{51.5 / 25.74:.2f}" and row[2] == f"{47.6 / 29.02:.2f}" and row[4] == f"{32.7 / 29.80:.2f}"
+    seconds = totals(trace, lambda: Static(7), 7, texts)[0]
+    assert value(row[1]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
+    gains = cells((finished("paper_tables") / "table.md").read_text(), "summarization, temperature 0.7")
+    assert gains[0] == "+5.2 %"  # 56.9 over 54.1, as the paper's reader computes it
+
+
+def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
+    """Two drafters' traces from files, a machine by two numbers, a user's rule with structure and numbers by --set."""
+    rule = tmp_path / "short.py"
+    rule.write_text("from specdec_jax.stopping import static\n\ndef short(unused: int = 0):\n    return static()\n")
+    trace = made_up_trace(1.0, texts=6)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save_trace(tmp_path / name / "trace-1.npz", trace._replace(about=trace.about | {"drafter": name}))
+    out = tmp_path / "out"
+    options = ["--ratio", "0.3", "--slope", "0.05", "--max-draft-length", "5", "--out", str(out)]
+    folders = [str(tmp_path / "one"), str(tmp_path / "two" / "trace-1.npz")]
+    more = ["--rules", str(rule), "--set", "draft_length=2:4:2", "unused=1"]
+    assert replay.main([*folders, *more, *options]) == 0
+    costs = cost_model(0.3, {width: 1 + 0.05 * (width - 1) for width in range(1, 7)})
+    text = section(out, "Two, temperature 1")
+    for length in (2, 4):
+        seconds = totals(trace, lambda: Static(length), 5, costs=costs)[0]  # noqa: B023
+        shown = value(cells(text, f"short draft_length={length}")[0])
+        assert shown == pytest.approx(over_plain(trace, seconds, costs=costs), abs=0.006)
+    capsys.readouterr()
+    save_trace(tmp_path / "one" / "trace-1.npz", made_up_trace(1.0, texts=6, seed=1))
+    assert replay.main([*folders, *more, *options]) == 2
+    assert "another config" in capsys.readouterr().err
+
+
+def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(replay, "MANY", 10)
+    monkeypatch.chdir(tmp_path)
+    assert replay.main(["--smoke", "--time"]) == 0
+    assert re.search(r"10 settings of adaedl over \d+ positions: [\d.]+ s", " ".join(capsys.readouterr().out.split()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name, arguments, words",
+    [
+        *((name, (), "name traces, or give --smoke") for name in COMMANDS),
+        *((name, ("no/such/trace.npz",), "no trace 'no/such/trace.npz'") for name in COMMANDS),
+        ("replay", ("--smoke", "--rules", "adadl"), "no rule 'adadl'; did you mean 'adaedl'"),
+        ("replay", ("--smoke", "--set", "threshold=2"), "threshold must lie in"),
+        ("replay", ("--smoke", "--set", "treshold=0.5"), "--set treshold: none of"),
+        ("replay", ("--smoke", "--set", "threshold=1:2"), "got 'threshold=1:2'"),
+        ("replay", ("--smoke", "--ratio", "0.1", "--costs", "x.json"), "--costs or --ratio, not both"),
+        ("replay", ("--smoke", "--costs", "x.json"), "no cost model 'x.json'"),
+        ("replay", ("--smoke", "--slope", "0.1"), "goes with --ratio"),
+        ("lambda_dynamics", ("--smoke", "--max-draft-length", "0"), "max_draft_length must be 1 or more, got 0"),
+        ("entropy_factor", ("--smoke", "--factors", "0"), "entropy_factor must lie in (0, inf)"),
+        ("bound", ("--smoke", "--entropy-factor", "-1"), "entropy_factor must be above 0, got -1"),
+        ("paper_tables", ("--smoke", "--starts", "1.5"), "threshold must lie in [0, 0.99]"),
+        ("paper_tables", ("--smoke", "--max-draft-length", "7"), "max_draft_length must be 16 or more"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(name, arguments, words, capsys, tmp_path):
+    assert COMMANDS[name][0].main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1 and words in message
+    assert not (tmp_path / "out" / "results.jsonl").exists()
