@@ -16,3 +16,4 @@ from specdec_jax.stopping.policy_bandit import policy_bandit as policy_bandit
 from specdec_jax.stopping.static import static as static
 from specdec_jax.stopping.survival import survival as survival
 from specdec_jax.stopping.svip import svip as svip
+from specdec_jax.stopping.update_every import update_every as update_every
