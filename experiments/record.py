@@ -68,12 +68,14 @@ class Record:
     batch: int = 16
     """Texts that share a pass."""
     seed: int = 0
-    """Prompt i is sampled, accepted and continued with seed + i."""
+    """Prompt i of P is sampled, accepted and continued with seed + i, its k-th further answer with seed + i + k P."""
+    seeds: int = 1
+    """Answers to every prompt, for intervals over seeds; greedy answers would all be the same, and there is one."""
     out: str | None = None
     """Run folder; none: runs/record-<time>."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_draft_length", "batch"):
+        for name in ("max_new_tokens", "max_draft_length", "batch", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
         if not self.temperatures or min(self.temperatures) < 0:
@@ -121,15 +123,16 @@ def _record_one(
     folder: RunFolder,
     console: Console,
 ) -> Trace:
-    """The trace of one temperature, in the prompts' order; prompts of similar length share a pass."""
-    order = sorted(range(len(prompts)), key=lambda index: len(tokens[index]))
+    """The trace of one temperature, in the prompts' order, seed by seed; prompts of similar length share a pass."""
+    count = len(prompts) * (config.seeds if temperature > 0 else 1)
+    order = sorted(range(count), key=lambda index: len(tokens[index % len(prompts)]))
     (folder.path / PARTS).mkdir(exist_ok=True)
     parts = []
     with bar(console, f"Temperature {temperature:g}", len(order), 0, unit="prompts") as update:
         for first in range(0, len(order), config.batch):
             members = order[first : first + config.batch]
-            digest = hashlib.sha256(repr([tokens[member] for member in members]).encode()).hexdigest()[:12]
-            path = folder.path / PARTS / f"{temperature:g}-{digest}.npz"
+            digest = hashlib.sha256(repr([(member, tokens[member % len(prompts)]) for member in members]).encode())
+            path = folder.path / PARTS / f"{temperature:g}-{digest.hexdigest()[:12]}.npz"
             if not path.exists():
                 save_trace(path, _batch(config, pair, prompts, tokens, members, temperature))
             parts.append(load_trace(path))
@@ -145,11 +148,12 @@ def _batch(
     members: Sequence[int],
     temperature: float,
 ) -> Trace:
-    """Answers of some prompts, and their trace."""
+    """Answers of some prompts, and their trace; member m is prompt m % P at its m // P-th seed."""
     target, drafter = pair
+    own = [member % len(prompts) for member in members]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]
-    asked = [tokens[member] for member in members]
+    asked = [tokens[prompt] for prompt in own]
     found = answers(target, asked, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
     about = {
         "target": target.name,
@@ -159,8 +163,8 @@ def _batch(
         "seed": config.seed,
         "prompts": Path(config.prompts).name,
         "versions": package_versions(),
-        "ids": [prompts[member].id for member in members],
-        "tasks": [task_of(prompts[member]) for member in members],
+        "ids": [prompts[prompt].id for prompt in own],
+        "tasks": [task_of(prompts[prompt]) for prompt in own],
     }
     return trace_texts(
         (target.model, drafter.model),
