@@ -4,7 +4,7 @@ Question:  Is acceptance tied to the drafter's entropy as `1 - sqrt(gamma H)` sa
 Command:   python -m experiments.gpt2_pairs [TRACES...] [--steps 600]
 Time:      four minutes on 2 idle cores, most of it training; seconds with --smoke
 Expected:  acceptance falls with entropy in every pair, above 1 - sqrt(0.2 H) in nearly all bins; the factor that fits
-           is 0.05 to 0.11; entropy ranks acceptance less well (-0.14 to -0.41) than in the built-in pair (-0.54 to -0.66)
+           is 0.05 to 0.11; entropy ranks acceptance less well (-0.14 to -0.41) than in the built-in pair (under -0.5)
 Output:    runs/gpt2_pairs-<time>/ with manifest.json, the models, trace-<pair>-<temperature>.npz, results.jsonl (a
            line a pair and temperature), table.md and entropy.png; models and traces that are there stay
 
