@@ -49,8 +49,8 @@ def setting(settings: Sequence[Mapping[str, Any]], name: str | None = None) -> s
     texts = []
     for chosen in settings:
         values = {key: value for key, value in chosen.items() if name in (None, key)}
-        texts.append(", ".join(number(v) if name else f"{key} {number(v)}" for key, v in values.items()) or NONE)
-    return " / ".join(dict.fromkeys(texts))
+        texts.append(", ".join(number(v) if name else f"{key} {number(v)}" for key, v in values.items()))
+    return " / ".join(dict.fromkeys(text or "as published" for text in texts))
 
 
 def about(run: Run) -> str:

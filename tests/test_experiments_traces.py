@@ -204,18 +204,42 @@ def test_factors_of_both_drafters_are_walks(finished, drafter, boost):
     assert cells(text, "0.05")[2] == "1.8" and cells(text, "0.2")[2] == "0.45"  # (1 - 0.7)^2 / factor
 
 
+def on_the_other_half(trace, texts, settings, make_twin, most=16):
+    """(settings chosen on either half, seconds of every text), by walks."""
+    texts = np.asarray(texts)
+    seconds = np.array([[walk(trace, text, make_twin(value), most)[0] for text in texts] for value in settings])
+    first = np.random.default_rng(0).permutation(len(texts)) < len(texts) // 2
+    best = [int(np.argmin(seconds[:, half].sum(axis=1))) for half in (first, ~first)]
+    return [settings[index] for index in best], np.where(first, seconds[best[1]], seconds[best[0]])
+
+
+def texts_of(trace, task):
+    return [index for index, name in enumerate(trace.about["tasks"]) if task in ("all", name)]
+
+
 def test_every_text_has_the_setting_of_the_other_half(finished):
-    trace, text = made_up_trace(0.0), section(finished("temperature"), "Greedy")
-    first = np.random.default_rng(0).permutation(trace.num_texts) < trace.num_texts // 2
-    seconds, chosen = 0.0, []
-    for half in (first, ~first):
-        here, there = np.flatnonzero(half), np.flatnonzero(~half)
-        best = min(range(17), key=lambda length: totals(trace, lambda: Static(length), texts=here)[0])  # noqa: B023
-        chosen.append(f"draft_length {best}")
-        seconds += totals(trace, lambda: Static(best), texts=there)[0]  # noqa: B023
-    row = cells(text, "static")
-    assert row[0] == " / ".join(dict.fromkeys(chosen))
-    assert value(row[1]) == pytest.approx(over_plain(trace, seconds), abs=0.006)
+    rows = [row for row in rows_of(finished("temperature")) if row["what"] == "static"]
+    differ = 0
+    for row in rows:
+        trace = made_up_trace(row["temperature"])
+        lengths, seconds = on_the_other_half(trace, texts_of(trace, row["task"]), [7, *range(17)], Static)
+        assert [chosen["draft_length"] for chosen in row["settings"]] == lengths
+        np.testing.assert_allclose(row["seconds"], seconds)
+        differ += lengths[0] != lengths[1]
+    assert len(rows) == 8 and differ, "both halves always wanted the same: the halves might be mixed up"
+
+
+def test_the_tables_of_temperature_are_its_rows(finished):
+    (row,) = [
+        row
+        for row in rows_of(finished("temperature"))
+        if (row["what"], row["task"], row["temperature"]) == ("adaedl", "all", 0.0)
+    ]
+    shown = cells(section(finished("temperature"), "Greedy"), "adaedl")
+    assert value(shown[1]) == pytest.approx(sum(row["plain_seconds"]) / sum(row["seconds"]), abs=0.006)
+    passes, accepted, emitted = (sum(row[name]) for name in ("passes", "accepted", "emitted"))
+    assert value(shown[2]) == pytest.approx((passes - accepted) / emitted, abs=0.006)
+    assert value(shown[3]) == pytest.approx(100 * (1 - sum(row["drafted"]) / passes), abs=0.6)
 
 
 def test_the_bound_is_compared_with_the_overlap(finished):
@@ -250,6 +274,12 @@ def test_the_papers_figures_stand_beside_ours(finished):
     assert row[0] == f"{51.5 / 25.74:.2f}" and row[2] == f"{47.6 / 29.02:.2f}" and row[4] == f"{32.7 / 29.80:.2f}"
     seconds = totals(trace, lambda: Static(7), 7, texts)[0]
     assert value(row[1]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
+    (mine,) = [row for row in rows_of(finished("paper_tables")) if (row["what"], row["task"]) == ("adaedl, 3", "all")]
+    starts = json.loads((finished("paper_tables") / "manifest.json").read_text())["config"]["starts"]
+    everything = range(trace.num_texts)
+    chosen, seconds = on_the_other_half(trace, everything, starts, lambda start: twins.AdaEDL(threshold=start), 3)
+    assert [setting["threshold"] for setting in mine["settings"]] == chosen
+    np.testing.assert_allclose(mine["seconds"], seconds)
     gains = cells((finished("paper_tables") / "table.md").read_text(), "summarization, temperature 0.7")
     assert gains[0] == "+5.2 %"  # 56.9 over 54.1, as the paper's reader computes it
 
