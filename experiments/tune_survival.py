@@ -5,9 +5,9 @@ Command:   python -m experiments.tune_survival TRACE-OR-FOLDER ... [--judge TRAC
 Time:      10 seconds a temperature on 2 cores for 84 texts
 Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.json and table.md
 
-Of every trace a prior is fitted by likelihood (specdec_jax/analysis/calibration.py). With --judge it is judged on those
-traces; without, each half of the texts judges the other's. prior.json has the numbers for `survival`:
-`policy_numbers={"greedy": [...], "sampled": [...]}`; the sampled one is the mean over temperatures.
+Of the greedy trace, and of all sampled ones together, a prior is fitted by likelihood
+(specdec_jax/analysis/calibration.py). With --judge it is judged on those traces; without, each half of the texts judges
+the other's. prior.json has the numbers for `survival`: `policy_numbers={"greedy": [...], "sampled": [...]}`.
 """
 
 import sys
@@ -62,10 +62,13 @@ def tune(config: TuneSurvival, console: Console) -> None:
     costs = costs_or_default(config.costs)
     folder = RunFolder.create("tune_survival", config, config.out)
     known = {row["temperature"] for row in folder.rows()}
-    for temperature, trace in traces.items():
-        if temperature not in known:
-            with console.status(f"Temperature {temperature:g}"):
-                folder.append({"temperature": temperature, **learn(trace, others.get(temperature), costs, config)})
+    for kind in ("greedy", "sampled"):
+        group = {heat: trace for heat, trace in traces.items() if (heat > 0) == (kind == "sampled")}
+        if any(heat not in known for heat in group):
+            with console.status(f"Learning the {kind} prior"):
+                for row in learn(kind, group, {heat: others.get(heat) for heat in group}, costs, config):
+                    if row["temperature"] not in known:
+                        folder.append(row)
     rows = folder.rows()
     folder.write_json("prior.json", priors(rows))
     folder.write_text(TABLE, report(rows) + "\n")
@@ -73,29 +76,41 @@ def tune(config: TuneSurvival, console: Console) -> None:
     console.print(f"Written to {folder.path}/")
 
 
-def learn(trace: Trace, other: Trace | None, costs: CostModel, config: TuneSurvival) -> dict[str, Any]:
-    """The prior of the whole trace, and what priors are worth where they were not learnt."""
-    learnt = fit_prior(trace)
-    if other is not None:
-        seconds = _judge(other, learnt, costs)
-        plain = other.length * costs.plain_pass
-    else:
-        first = np.random.default_rng(config.seed).permutation(trace.num_texts) < trace.num_texts // 2
-        halves = [np.flatnonzero(first), np.flatnonzero(~first)]
-        found = [
-            _judge(select(trace, judging), fit_prior(select(trace, learning)), costs)
-            for learning, judging in (halves, halves[::-1])
-        ]
-        seconds = {name: np.concatenate([half[name] for half in found]) for name in found[0]}
-        plain = np.concatenate([trace.length[half] for half in halves[::-1]]) * costs.plain_pass
-    speeds = {name: list(faster(values, plain)) for name, values in seconds.items()}
-    over = {name: list(faster(values, seconds["built-in"])) for name, values in seconds.items()}
-    return {"prior": learnt._asdict(), "speedups": speeds, "over_built_in": over}
+def learn(
+    kind: str, traces: dict[float, Trace], others: dict[float, Trace | None], costs: CostModel, config: TuneSurvival
+) -> list[dict[str, Any]]:
+    """A row a temperature: the prior of all these traces, and what priors are worth where they were not learnt."""
+    learnt = fit_prior(*traces.values())
+    halves = {
+        heat: np.random.default_rng(config.seed).permutation(trace.num_texts) % 2 for heat, trace in traces.items()
+    }
+    by_half = []
+    for half in (0, 1):
+        parts = [select(trace, np.flatnonzero(halves[heat] == half)) for heat, trace in traces.items()]
+        by_half.append(fit_prior(*parts))
+    rows = []
+    for heat, trace in traces.items():
+        judged, other = others[heat] or trace, others[heat]
+        seconds = _judge(judged, kind, learnt, costs)
+        if other is None:
+            found = [_judge(trace, kind, by_half[half], costs)["learnt"] for half in (1, 0)]
+            seconds["learnt"] = np.where(halves[heat] == 0, *found)
+        plain = judged.length * costs.plain_pass
+        rows.append(
+            {
+                "temperature": heat,
+                "kind": kind,
+                "prior": learnt._asdict(),
+                "speedups": {name: list(faster(values, plain)) for name, values in seconds.items()},
+                "over_built_in": {name: list(faster(v, seconds["built-in"])) for name, v in seconds.items()},
+            }
+        )
+    return rows
 
 
-def _judge(trace: Trace, learnt: Prior, costs: CostModel) -> dict[str, np.ndarray]:
+def _judge(trace: Trace, kind: str, learnt: Prior, costs: CostModel) -> dict[str, np.ndarray]:
     """Seconds [N] of each prior."""
-    built_in = SAMPLED if np.any(trace.temperature > 0) else GREEDY
+    built_in = SAMPLED if kind == "sampled" else GREEDY
     seconds = {}
     for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
@@ -106,15 +121,9 @@ def _judge(trace: Trace, learnt: Prior, costs: CostModel) -> dict[str, np.ndarra
 
 
 def priors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers for `survival`: the greedy prior, and the sampled ones' mean and each by temperature."""
-    by_temperature = {row["temperature"]: list(row["prior"].values()) for row in rows}
-    found: dict[str, Any] = {"fields": list(Prior._fields)}
-    sampled = {temperature: weights for temperature, weights in by_temperature.items() if temperature > 0}
-    if 0.0 in by_temperature:
-        found |= {"greedy": by_temperature[0.0]}
-    if sampled:
-        found |= {"sampled": np.mean(list(sampled.values()), axis=0).round(4).tolist(), "by_temperature": sampled}
-    return found
+    """Numbers for `survival`, by kind of decoding."""
+    by_kind = {row["kind"]: [round(weight, 4) for weight in row["prior"].values()] for row in rows}
+    return {"fields": list(Prior._fields), **by_kind}
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:

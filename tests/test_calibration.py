@@ -42,6 +42,13 @@ def test_weights_that_made_a_trace_are_found_again():
     np.testing.assert_allclose([mean.bias, mean.next_bias], 0.8, atol=0.2)
 
 
+def test_what_heat_does_is_learnt_from_several_temperatures():
+    parts = [trace_with(1.5 + 0.5 * np.log(t), -1.2 + 0.8 * np.log(t), 0.6, temperature=t) for t in (0.5, 1.0, 2.0)]
+    found = fit_prior(*parts)
+    expected = {"bias": 1.5, "entropy": -1.2, "confidence": 0.6, "heat": 0.5, "entropy_heat": 0.8}
+    np.testing.assert_allclose([getattr(found, name) for name in expected], list(expected.values()), atol=0.2)
+
+
 def test_weights_keep_their_signs():
     """Where acceptance rises with entropy, the rule is not told so: it would then draft most where it knows least."""
     found = fit_prior(trace_with(0.0, 0.8, -0.5))
@@ -68,6 +75,8 @@ def test_nothing_to_learn_from_is_refused():
     trace = made_up_trace(0.0, texts=3)
     with pytest.raises(ValueError, match="one kind only"):
         fit_prior(trace._replace(accepted=np.zeros_like(trace.accepted)))
+    with pytest.raises(ValueError, match="at least one trace"):
+        fit_prior()
 
 
 def test_who_knows_the_overlap_lies_between_the_rule_and_the_oracle():
@@ -78,6 +87,6 @@ def test_who_knows_the_overlap_lies_between_the_rule_and_the_oracle():
     trace = trace._replace(overlap=chance.astype(np.float32))
     told = knows_the_overlap(trace, costs).total_speedup(costs)[0]
     times = (costs.pass_times(16) / costs.plain_pass)[None, :]
-    blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0)
+    blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     numbers = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
     assert replay(trace, survival(), numbers).total_speedup(costs)[0] < told < oracle(trace).total_speedup(costs)[0]

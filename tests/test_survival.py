@@ -38,10 +38,18 @@ def outcome(drafted, accepted):
     return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
 
 
+def weights(bias, entropy, confidence, next_bias, next_slope):
+    """A prior whose chances do not depend on the token or the temperature."""
+    return Prior(bias, entropy, confidence, 0.0, 0.0, 0.0, next_bias, next_slope)
+
+
 class Twin:
     """One row, in loops and float64."""
 
-    def __init__(self, prior, c, times, look_ahead=True, precision=6.0, decay=0.95, rate=1.5, weight=5.0, fade=0.98):
+    def __init__(
+        self, prior, c, times, look_ahead=True, heat=0.0, precision=6.0, decay=0.95, rate=1.5, weight=5.0, fade=0.98
+    ):
+        self.heat = heat
         self.prior, self.c, self.times, self.horizon = prior, c, times, 99 if look_ahead else 1
         self.p0, self.decay, self.rate0, self.weight, self.fade = precision, decay, rate, weight, fade
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
@@ -59,7 +67,7 @@ class Twin:
             for _ in range(count):
                 brought, reach = brought + reach, reach * later
             time = (count - paid) * self.c + self.verify(drafted + count) - self.verify(drafted)
-            best = max(best, brought - self.tokens / self.time * time)
+            best = max(best, brought - max(self.tokens / self.time, 1 / self.times[0]) * time)
         return best
 
     def begin(self, room):
@@ -70,7 +78,9 @@ class Twin:
     def check(self, entropy, largest, drafted, room):
         p = self.prior
         largest = min(max(largest, 1e-4), 1 - 1e-4)
-        self.logit = p.bias + p.entropy * math.sqrt(entropy) + p.confidence * math.log(largest / (1 - largest))
+        slope = min(p.entropy + p.entropy_heat * self.heat, 0)
+        self.logit = p.bias + p.heat * self.heat + slope * math.sqrt(entropy)
+        self.logit += p.confidence * math.log(largest / (1 - largest))
         self.told.append(self.chance(self.logit))
         self.passes += 1
         return self.gain(self.told[-1], self.chance(p.next_bias), drafted, room - drafted, 1)
@@ -106,7 +116,8 @@ def test_rounds_line_by_line(temperature, look_ahead):
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
     prior = SAMPLED if temperature else GREEDY
-    twins = [Twin(prior, cost, TIMES, look_ahead) for cost in costs]
+    heat = math.log(temperature) if temperature else 0.0
+    twins = [Twin(prior, cost, TIMES, look_ahead, heat) for cost in costs]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
         now = context(rows, temperature, room)
@@ -131,7 +142,7 @@ def test_rounds_line_by_line(temperature, look_ahead):
         for twin, taken in zip(twins, accepted.tolist(), strict=True):
             twin.update(length, taken)
         np.testing.assert_allclose(state.offset, [twin.offset for twin in twins], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(policy.threshold(state), [t.tokens / t.time for t in twins], rtol=1e-4)
+        np.testing.assert_allclose(policy.threshold(state), [max(t.tokens / t.time, 1.0) for t in twins], rtol=1e-4)
     assert len(decided) == 6, "a branch was never taken"
 
 
@@ -167,7 +178,7 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
     logit, rate = math.log(chance / (1 - chance)), 1.5
     policy = survival(look_ahead=False)
-    prior = Prior(logit, 0.0, 0.0, 0.0, logit, 0.0)
+    prior = weights(logit, 0.0, 0.0, logit, 0.0)
     state = policy.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
@@ -178,7 +189,7 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
 def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
     policy = survival()
     entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
-    prior = Prior(2.0, -1.5, 0.0, 0.0, 1.0, 0.3)
+    prior = weights(2.0, -1.5, 0.0, 1.0, 0.3)
     seen = constant_law(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
     lengths = drafted_by(policy, policy.init(5, greedy=prior), seen)
     assert (np.diff(lengths) <= 0).all() and lengths[0] > lengths[-1]
@@ -186,9 +197,36 @@ def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
     assert (np.diff(costs) <= 0).all() and costs[0] > costs[-2] and costs[-1] == 0
 
 
+def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
+    """Half of all tokens accepted at c = 0.55: whatever its rate fell to, a pass costs 0.55 tokens at least."""
+    policy = survival()
+    half = weights(0.0, 0.0, 0.0, 0.0, 0.0)
+    state = policy.init(
+        1, drafter_cost=0.55, verification_times=[1.0], greedy=half, initial_rate=0.6, rate_weight=100.0
+    )
+    assert float(policy.threshold(state)[0]) == 1.0
+    assert drafted_by(policy, state, constant_law(1)).tolist() == [0]
+
+
+def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
+    policy = survival()
+    hot = Prior(1.0, -1.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0)
+    chances = []
+    for temperature in (0.7, 1.0, 1.2, 1.7):
+        state = policy.init(3, sampled=hot)
+        _, state = policy.begin(state, context(3, temperature))
+        seen = constant_law(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
+        _, state = policy.check(state, seen, jnp.zeros(3, jnp.int32), context(3, temperature))
+        chances.append(np.asarray(state.predicted[:, 0]))
+    for told in chances:
+        assert (np.diff(told) <= 1e-7).all()
+    spread = [told[0] - told[-1] for told in chances]
+    assert (np.diff(spread) <= 1e-7).all() and spread[0] > 0.3 and spread[-1] == pytest.approx(0)
+
+
 def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
     times = [1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
-    certain = Prior(2.5, 0.0, 0.0, 0.0, 2.5, 0.0)
+    certain = weights(2.5, 0.0, 0.0, 2.5, 0.0)
     numbers = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
     far, near = survival(), survival(look_ahead=False)
     assert drafted_by(far, far.init(1, **numbers), constant_law(1), budget=8)[0] > 2
@@ -215,8 +253,8 @@ def test_a_row_that_gave_up_drafting_tries_again():
     "numbers, words",
     [
         ({"drafter_cost": 0.0}, "drafter_cost.*0.0"),
-        ({"greedy": [1.0, 2.0]}, r"greedy.*6 numbers.*\(2,\)"),
-        ({"sampled": [float("inf")] * 6}, "sampled.*inf"),
+        ({"greedy": [1.0, 2.0]}, r"greedy.*8 numbers.*\(2,\)"),
+        ({"sampled": [float("inf")] * 8}, "sampled.*inf"),
         ({"verification_times": 1.0}, "verification_times.*1.0"),
         ({"verification_times": [1.0, -1.0]}, "verification_times.*-1.0"),
         ({"decay": 1.5}, "decay.*1.5"),

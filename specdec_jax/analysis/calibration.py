@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.stopping.survival import Prior
 
-LEAST, MOST = Prior(-3.0, -4.0, 0.0, 0.0, -2.0, 0.0), Prior(5.0, 0.0, 3.0, 1.0, 3.0, 1.0)
+LEAST, MOST = Prior(-3, -4, 0, 0, -4, 0, -2, 0), Prior(5, 0, 3, 1, 4, 3, 3, 1)
 """Where weights may lie: acceptance never rises with entropy, and never falls with confidence."""
 RIDGE = 1e-4
 
@@ -22,6 +22,7 @@ class Positions(NamedTuple):
     sqrt_entropy: np.ndarray
     confidence: np.ndarray  # logit of the largest probability
     surprise: np.ndarray  # log q of the drafted token plus entropy; 0 where greedy
+    heat: np.ndarray  # log temperature; 0 where greedy
     accepted: np.ndarray  # bool
     text: np.ndarray  # int
 
@@ -34,31 +35,43 @@ def positions(trace: Trace) -> Positions:
     entropy, largest, log_q = (features[:, FEATURES.index(name)].copy() for name in ("entropy", "max_prob", "log_q"))
     log_q[~accepted] = trace.tails[trace.tail_of[at][~accepted], 0, FEATURES.index("log_q")]
     largest = np.clip(largest, 1e-4, 1 - 1e-4)
-    surprise = np.where(trace.temperature[texts] > 0, log_q + entropy, 0.0)
-    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, accepted, texts)
+    temperature = trace.temperature[texts].astype(np.float64)
+    surprise = np.where(temperature > 0, log_q + entropy, 0.0)
+    heat = np.log(np.where(temperature > 0, temperature, 1.0))
+    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, heat, accepted, texts)
 
 
-def fit_prior(trace: Trace) -> Prior:
-    """The prior of greatest likelihood: two logistic regressions, within their bounds.
+def fit_prior(*traces: Trace) -> Prior:
+    """The prior of greatest likelihood: logistic regressions, within their bounds.
 
-    The first tells acceptance from the law before the draw, and with the token's surprise after it; the second the
-    acceptance of the position after an accepted one from that one's logit.
+    The first tells acceptance from the law before the draw, the second adds the token's surprise after it, the third
+    tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or sampled
+    ones; several temperatures teach what heat does, from one it is taken to do nothing.
 
     Raises:
-        ValueError: a trace in which nothing, or everything, was accepted.
+        ValueError: no traces, or such in which nothing, or everything, was accepted.
     """
-    seen = positions(trace)
+    if not traces:
+        raise ValueError("a prior needs at least one trace to learn from")
+    parts = [positions(trace) for trace in traces]
+    texts = np.cumsum([0, *(trace.num_texts for trace in traces[:-1])])
+    shifted = [part._replace(text=part.text + offset) for part, offset in zip(parts, texts, strict=True)]
+    seen = Positions(*(np.concatenate(fields) for fields in zip(*shifted, strict=True)))
     if seen.accepted.all() or not seen.accepted.any():
-        raise ValueError("a prior needs accepted and rejected tokens to learn from; this trace has one kind only")
-    columns = np.stack([np.ones_like(seen.surprise), seen.sqrt_entropy, seen.confidence], axis=1)
-    before = _logistic(columns, seen.accepted, LEAST[:3], MOST[:3])
+        raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
+    columns = np.stack(
+        [np.ones_like(seen.heat), seen.sqrt_entropy, seen.confidence, seen.heat, seen.sqrt_entropy * seen.heat], axis=1
+    )
+    names = ("bias", "entropy", "confidence", "heat", "entropy_heat")
+    before = _logistic(columns, seen.accepted, *([getattr(end, name) for name in names] for end in (LEAST, MOST)))
     logit = columns @ before
     with_token = np.stack([np.ones_like(logit), logit, seen.surprise], axis=1)
     surprise = _logistic(with_token, seen.accepted, (0.0, 1.0, LEAST.surprise), (0.0, 1.0, MOST.surprise))[2]
     follows = (seen.text[1:] == seen.text[:-1]) & seen.accepted[:-1]
     after = np.stack([np.ones(int(follows.sum())), logit[:-1][follows]], axis=1)
-    following = _logistic(after, seen.accepted[1:][follows], LEAST[4:], MOST[4:])
-    return Prior(*(float(value) for value in (*before, surprise, *following)))
+    following = _logistic(after, seen.accepted[1:][follows], LEAST[-2:], MOST[-2:])
+    fitted = {name: float(value) for name, value in zip(names, before, strict=True)}
+    return Prior(**fitted, surprise=float(surprise), next_bias=float(following[0]), next_slope=float(following[1]))
 
 
 def _logistic(columns: np.ndarray, labels: np.ndarray, low: Any, high: Any) -> np.ndarray:

@@ -8,11 +8,12 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 - n more passes pay iff  S (a_1 + a_1 a_2 + ... n terms)  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
   and the best n within the budget decides, because V is a staircase: the first token of a wider width is dear alone.
 
-The chance of a token is a logistic function of the law's entropy and largest probability before it is drawn, and of the
-drawn token's surprise after; the chance of tokens whose law is not known yet is their mean, moved a little by the last
-law. The few weights are a prior, learnt once per pair of models (analysis/calibration.py) for greedy and for sampled
-decoding. One number a row, an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a
-few rounds suffice and positions that are rarely reached need no estimate of their own.
+The chance of a token is a logistic function of the law's entropy and largest probability before it is drawn (and of the
+temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of tokens whose
+law is not known yet is their mean, moved a little by the last law. The few weights are a prior, learnt once per pair of
+models (analysis/calibration.py) for greedy and for sampled decoding. One number a row, an offset of all logits, follows
+the acceptance seen: an extended Kalman filter, so that a few rounds suffice and positions that are rarely reached need
+no estimate of their own.
 
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
@@ -37,13 +38,15 @@ class Prior(NamedTuple):
     entropy: float  # of sqrt(entropy), entropy in nats
     confidence: float  # of the logit of the largest probability
     surprise: float  # of log q(token) + entropy, once it is drawn; unused at temperature 0
+    heat: float  # of log temperature; unused at temperature 0, as the next
+    entropy_heat: float  # of sqrt(entropy) log temperature: heat makes laws doubtful that are not
     next_bias: float  # the mean of tokens whose law is not known yet
     next_slope: float  # how much of the last law's logit they inherit
 
 
-# Of the built-in pair on configs/prompts, greedy and the mean of 0.7 and 1.0: `python -m experiments.tune_survival`.
-GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.33, 0.25)
-SAMPLED = Prior(1.91, -1.44, 0.09, 0.19, -0.05, 0.29)
+# Of the built-in pair on configs/prompts, greedy and at 0.7 and 1: `python -m experiments.tune_survival`.
+GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
+SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 
 
 class SurvivalState(NamedTuple):
@@ -55,8 +58,8 @@ class SurvivalState(NamedTuple):
     precision: Array  # [B] float32, of the offset
     tokens: Array  # [B] float32, decayed sums: tokens emitted ...
     time: Array  # [B] float32, ... and their time in passes of plain decoding; R is their ratio
-    greedy: Array  # [B, 6] float32
-    sampled: Array  # [B, 6]
+    greedy: Array  # [B, 8] float32
+    sampled: Array  # [B, 8]
     drafter_cost: Array  # [B] float32, c
     verification: Array  # [B, P+1] float32, V(k)
     prior_precision: Array  # [B]
@@ -132,7 +135,9 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     def check(state: SurvivalState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
         confidence = jnp.clip(law.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
-        logit = prior.bias + prior.entropy * jnp.sqrt(law.entropy.astype(jnp.float32))
+        heat = jnp.log(jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0).astype(jnp.float32))
+        slope = jnp.minimum(prior.entropy + prior.entropy_heat * heat, 0.0)  # doubt never speaks for a token
+        logit = prior.bias + prior.heat * heat + slope * jnp.sqrt(law.entropy.astype(jnp.float32))
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
@@ -181,8 +186,11 @@ def _chance(state: SurvivalState, logit: Any) -> Array:
 
 
 def _rate(state: SurvivalState) -> Array:
-    """R [B] float32, tokens per pass of plain decoding."""
-    return jnp.asarray(state.tokens / state.time, jnp.float32)
+    """R [B] float32, tokens per pass of plain decoding; never below what decoding without drafts gives.
+
+    Without that floor a row that drafts at a loss would find time cheap, and go on.
+    """
+    return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
 
 
 def _time_of(state: SurvivalState, drafts: Array) -> Array:
