@@ -15,7 +15,7 @@ from specdec_jax.drafters import model
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
-from specdec_jax.stopping import adaedl, static
+from specdec_jax.stopping import adaedl, draft_and_verify, static, survival
 from specdec_jax.verification import rejection
 
 MOST, VOCAB, LIMIT = 6, 12, 60
@@ -112,6 +112,8 @@ SAMPLED = {
     "adaedl fixed": (adaedl(), {"step": 0.0, "threshold": 0.45}),
     "adaedl keep": (adaedl(keep_checked_token=True), FAST),
     "static": (static(), {"draft_length": 4}),
+    "draft and verify": (draft_and_verify(), {"threshold": 0.5, "step": 0.3}),  # reads the drawn token's probability
+    "survival": (survival(), {"drafter_cost": 0.2}),
 }
 
 
