@@ -3,8 +3,9 @@
 Command:   python -m experiments.distill configs/distill_smollm2_nano.py --stage train --stage judge
            (its data: copy or link runs/distill-smollm2/data to runs/distill-smollm2-nano/data, or run all stages)
 Hardware:  2 x86 cores, 8 GB of memory
-Time:      not measured yet
-Expected:  not measured yet; untrained it copies 0.47 of a sequence it has seen once
+Time:      48 minutes of training beside other work; 10 of judging
+Expected:  greedy agreement on Spec-Bench's greedy answers 0.489 (mean of six tasks), on those at 0.7 0.407;
+           untrained it copies 0.47 of a sequence it has seen once. It is the built-in `smollm2-drafter-nano`.
 """
 
 import dataclasses

@@ -70,7 +70,8 @@ class Record:
     seed: int = 0
     """Prompt i of P is sampled, accepted and continued with seed + i, its k-th further answer with seed + i + k P."""
     seeds: int = 1
-    """Answers to every prompt, for intervals over seeds; greedy answers would all be the same, and there is one."""
+    """Answers to every sampled prompt. Experiments on the trace take each for a text of its own: their intervals are
+    over answers, and the halves of a choice share prompts."""
     out: str | None = None
     """Run folder; none: runs/record-<time>."""
 

@@ -244,11 +244,15 @@ def test_same_vocabulary_allows_padded_embeddings(tmp_path):
     assert (big.model.spec.vocab_size, small.model.spec.vocab_size) == (320, 272)
 
 
-def test_builtin_drafter_is_one_small_file():
-    assert builtin.drafter_file().stat().st_size < 32e6
-    drafter = load_model("smollm2-drafter")
-    assert drafter.name == "smollm2-drafter"
+@pytest.mark.parametrize(
+    ("name", "most", "parameters"), [("smollm2-drafter", 13e6, 13.8e6), ("smollm2-drafter-nano", 10e6, 3.9e6)]
+)
+def test_a_builtin_drafter_is_one_small_file(name, most, parameters):
+    assert builtin.drafter_file(name).stat().st_size < most
+    drafter = load_model(name)
+    assert drafter.name == name
     assert drafter.config.vocab_size == drafter.tokenizer.vocab_size == 49152
+    assert sum(leaf.size for leaf in jax.tree.leaves(drafter.params)) == pytest.approx(parameters, rel=0.02)
 
 
 def test_builtin_target_file_is_where_the_variable_says(tmp_path, monkeypatch):

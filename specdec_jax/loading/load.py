@@ -41,8 +41,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads a model by its source: the first of these that it is.
 
-    A built-in name (`smollm2`, `smollm2-drafter`), a .gguf file, a folder (Hugging Face's with config.json, or what
-    `save_orbax` wrote), a hub id (`org/name`, of which `revision` and `cache_dir` are huggingface_hub's).
+    A built-in name (`smollm2`, `smollm2-drafter`, `smollm2-drafter-nano`), a .gguf file, a folder (Hugging Face's with
+    config.json, or what `save_orbax` wrote), a hub id (`org/name`, of which `revision` and `cache_dir` are
+    huggingface_hub's).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
