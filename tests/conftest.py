@@ -22,6 +22,15 @@ def interrupts_arrive():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped():
+    """Every compiled program holds a few memory maps, of which a process may have 65,530 on Linux: two thousand tests
+    in one process came to the end of them, and XLA crashed. What is needed again comes from the cache on disk.
+    """
+    yield
+    jax.clear_caches()
+
+
 def load_or_skip(source: str, dtype: str):
     """A built-in model; skips where its weights are not installed, except in CI, where that is a failure."""
     from specdec_jax.loading import load_model

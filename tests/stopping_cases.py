@@ -16,6 +16,7 @@ from specdec_jax.types import Draft, Law, RoundContext, Verdict
 K, VOCAB = 7, 30
 ROUNDS, ROWS, MOST = 60, 12, 5
 TEMPERATURES = [0.0, 1.0, 0.6, 1.4] * (ROWS // 4)
+LAW = jax.jit(law)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K, emitted=0):
@@ -35,7 +36,7 @@ def outcome(drafted, accepted, most=K):
 def law_of_entropies(rows, seed=0, temperature=1.0):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, VOCAB)) * rng.uniform(0, 6, (rows, 1))
-    return law(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
+    return LAW(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
 
 
 class Seen(NamedTuple):

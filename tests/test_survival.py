@@ -13,6 +13,7 @@ from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
 from specdec_jax.types import Draft, Law, RoundContext, Verdict
 
 K = 6
+LAW = jax.jit(law)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K):
@@ -24,7 +25,7 @@ def context(rows, temperature=0.0, budget=K):
 def laws(rows, seed=0, temperature=0.0, vocab=30):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, vocab)) * rng.uniform(0, 6, (rows, 1))
-    return law(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
+    return LAW(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
 
 
 def compiled(policy):
