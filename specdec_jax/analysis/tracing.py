@@ -14,14 +14,12 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.analysis.trace import FEATURES, Trace
+from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
 from specdec_jax.drafters.model import FED
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.numbers import per_row
 from specdec_jax.sampling import ACCEPT, DRAFT, draw, law, laws, make_warp, uniforms
 from specdec_jax.types import Array, Cache, LanguageModel, Law, Params, Warp
-
-PREFILL = 64  # prompt tokens a pass takes
-Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
 
 
 class _Path(NamedTuple):
@@ -77,33 +75,22 @@ def trace_texts(
     """
     _check(texts, limit, models[0].spec.context, max_draft_length)
     batch, (target, drafter) = len(texts), models
-    prompts = np.array([len(prompt) for prompt, _ in texts], np.int32)
-    sizes = np.array([len(answer) for _, answer in texts], np.int32)
-    slots = -(-(int((prompts + sizes).max()) + max(chunk, max_draft_length, PREFILL) + FED) // PREFILL) * PREFILL
-    tokens = np.zeros((batch, slots), np.int32)
-    for row, (prompt, answer) in enumerate(texts):
-        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
+    device, prompts, sizes = _on_device(texts, max(chunk, max_draft_length, PREFILL) + FED)
     heat = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
-    device, known = jnp.asarray(tokens), jnp.asarray(prompts)
-    caches, path = _forward(programs, params, _Device(device, known, jnp.asarray(sizes)), limit, heat, seeds, chunk)
+    caches, path = _forward(programs, params, device, limit, heat, seeds, chunk)
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
-    logs = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
-    drawn = programs.tails(params[1], device, caches[1], known, heat, seeds, at, first)
-    tails = np.asarray(drawn)  # [B, M, K, F]
-    heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
-    heads[..., FEATURES.index("log_q")] = logs
-    tails = np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
+    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, heat, seeds, at, first)
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
         path=np.where(beyond[..., None], 0.0, path.features).astype(np.float32),
         accepted=accepted,
         tail_of=tail_of,
-        tails=tails[at >= 0].astype(np.float32),
+        tails=_with_heads(np.asarray(drawn), path, at)[at >= 0].astype(np.float32),
         length=sizes,
         limit=np.full(batch, limit, np.int32),
         prompt_length=prompts,
@@ -115,6 +102,24 @@ def trace_texts(
         target_entropy=unknown(path.target_entropy),
         about=dict(about or {}),
     )
+
+
+def _on_device(texts: Sequence[Text], room: int) -> tuple[_Device, np.ndarray, np.ndarray]:
+    """The texts in rows with `room` slots after the longest, and the tokens of each prompt and answer."""
+    prompts = np.array([len(prompt) for prompt, _ in texts], np.int32)
+    sizes = np.array([len(answer) for _, answer in texts], np.int32)
+    slots = -(-(int((prompts + sizes).max()) + room) // PREFILL) * PREFILL
+    tokens = np.zeros((len(texts), slots), np.int32)
+    for row, (prompt, answer) in enumerate(texts):
+        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
+    return _Device(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes)), prompts, sizes
+
+
+def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
+    """Tails [B, M, K, F] with their entry 0: the law at the rejected position, with log q of the rejected token."""
+    heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
+    heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
+    return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
 
 
 def _check(texts: Sequence[Text], limit: int, context: int, most: int) -> None:
@@ -176,14 +181,14 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: i
     """Programs for any weights of two models."""
 
     def fill(params: Any, tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
-        return _fill(target, params[0], tokens, wanted), _fill(drafter, params[1], tokens, wanted)
+        return filled_cache(target, params[0], tokens, wanted), filled_cache(drafter, params[1], tokens, wanted)
 
     def path(
         params: Any, texts: _Device, caches: tuple[Cache, Cache], start: Array, warp: Warp, seeds: Array
     ) -> tuple[_Path, tuple[Cache, Cache]]:
         # A row that ended long ago stays within its cache; what it gives then is cut off.
         begin = jnp.minimum(texts.known - 1 + start, texts.tokens.shape[1] - chunk - 1)
-        fed, following = _window(texts.tokens, begin, chunk), _window(texts.tokens, begin + 1, chunk)
+        fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
         p_logits, first = target.apply(params[0], fed, target.with_length(caches[0], begin))
         q_logits, second = drafter.apply(params[1], fed, drafter.with_length(caches[1], begin))
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
@@ -196,20 +201,6 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: i
         return _tails(drafter, most, params, tokens, cache, known, warp, seeds, at, first)
 
     return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails))
-
-
-def _fill(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
-    """A cache that holds the first `wanted` of tokens [B, S], and perhaps some after them."""
-
-    def feed(step: Array, cache: Cache) -> Cache:
-        return model.apply(params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), cache)[1]
-
-    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, model.init_cache(params, *tokens.shape))
-
-
-def _window(tokens: Array, start: Array, width: int) -> Array:
-    slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
 
 
 def features(seen: Law, log_q: Array) -> Array:

@@ -155,13 +155,13 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
 
     def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
-        filled = [_fill(model, params, tokens, wanted) for model, params in zip(models, weights, strict=True)]
+        filled = [filled_cache(model, params, tokens, wanted) for model, params in zip(models, weights, strict=True)]
         return filled[0], filled[1]
 
     def compare(
         weights: tuple[Params, Params], tokens: Array, caches: tuple[Cache, Cache], start: Array, warps: Warp
     ) -> tuple[Array, Array, tuple[Cache, Cache]]:
-        fed = _window(tokens, start, chunk)
+        fed = window(tokens, start, chunk)
         flat, after = [], []
         for model, params, cache in zip(models, weights, caches, strict=True):
             logits, cache = model.apply(params, fed, model.with_length(cache, start))
@@ -178,7 +178,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
     return Programs(jax.jit(fill), jax.jit(compare, donate_argnums=2))
 
 
-def _fill(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
+def filled_cache(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
     """A cache that holds the first `wanted` of tokens [B, S], and perhaps some after them."""
 
     def feed(step: Array, cache: Cache) -> Cache:
@@ -187,7 +187,7 @@ def _fill(model: LanguageModel, params: Params, tokens: Array, wanted: Array) ->
     return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, model.init_cache(params, *tokens.shape))
 
 
-def _window(tokens: Array, start: Array, width: int) -> Array:
+def window(tokens: Array, start: Array, width: int) -> Array:
     """tokens [B, S] from start [B] on, [B, width]."""
     slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
