@@ -87,7 +87,9 @@ def test_laws_of_a_block_are_the_laws_of_its_positions(rows):
     block = jax.jit(sampling.laws)(logits, warp)
     for position in range(4):
         one = jax.jit(sampling.law)(logits[:, position], warp)
-        jax.tree.map(lambda many, few, p=position: np.testing.assert_array_equal(many[:, p], few), block, one)
+        # Two programs may round their sums in another order: one unit in the last place with jax 0.10.
+        same = lambda many, few, p=position: np.testing.assert_allclose(many[:, p], few, rtol=1e-6)  # noqa: E731
+        jax.tree.map(same, block, one)
 
 
 def test_entropy_and_total_variation_of_laws_with_zeros():
