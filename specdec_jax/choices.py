@@ -17,14 +17,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec_jax.types import Drafter, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
     "policy": "specdec_jax.stopping",
     "verifier": "specdec_jax.verification",
     "drafter": "specdec_jax.drafters",
+    "monitor": "specdec_jax.monitors",
 }
-TYPES: dict[str, type] = {"policy": StoppingPolicy, "verifier": Verifier, "drafter": Drafter}
+TYPES: dict[str, type] = {
+    "policy": StoppingPolicy,
+    "verifier": Verifier,
+    "drafter": Drafter,
+    "monitor": Monitor,
+}
 
 
 class Choice(NamedTuple):

@@ -86,11 +86,13 @@ def build_decoder(
         prefill_chunk: prompt tokens a target pass takes.
 
     Raises:
-        ValueError: widths that do not ascend or cannot hold the longest draft, or vocabularies that differ.
+        ValueError: widths that do not ascend or cannot hold the longest draft, vocabularies that differ, or a policy or
+            verifier that needs phases without a monitor.
     """
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
     _check_parts(target, drafter, widths, prefill_chunk)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
+    _check_monitor(parts, watched=monitor is not None)
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, DecodeState]) -> Array:
@@ -172,6 +174,12 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
+
+
+def _check_monitor(parts: Parts, watched: bool) -> None:
+    for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
+        if part.needs_phases and not watched:
+            raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
 
 
 def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:

@@ -15,16 +15,17 @@ from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.monitors.phases import phases
 from specdec_jax.requests import slots_for
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.types import DecodeState, LanguageModel, StoppingPolicy, Verifier
+from specdec_jax.types import DecodeState, LanguageModel, Monitor, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
-ADAEDL, REJECTION = adaedl(), rejection()  # made once, so that the default decoder is found again
+ADAEDL, REJECTION, PHASES = adaedl(), rejection(), phases()  # made once, so that the default decoder is found again
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
 
@@ -60,18 +61,25 @@ def build_pair(
     max_draft_length: int = 7,
     dtype: str = "bfloat16",
     verification_widths: tuple[int, ...] | None = None,
+    monitor: Monitor | None = None,
 ) -> Pair:
     """Load (where a name is given) and join two models. `drafter=None` is plain decoding.
+
+    A policy or verifier that reads phases gets the monitor `phases()` unless another is given.
 
     Raises:
         ValueError: the vocabularies differ, or a number is out of range.
     """
+    if monitor is None and (policy.needs_phases or verifier.needs_phases):
+        monitor = PHASES
     big = _loaded(target, dtype) if isinstance(target, str) else target
     if drafter is None:
-        return Pair(big, _decoder(big.model, None, policy, verifier, 0, verification_widths), ModelParams(big.params))
+        return Pair(
+            big, _decoder(big.model, None, policy, verifier, 0, verification_widths, monitor), ModelParams(big.params)
+        )
     small = _loaded(drafter, dtype) if isinstance(drafter, str) else drafter
     check_same_vocabulary(big, small)
-    decoder = _decoder(big.model, small.model, policy, verifier, max_draft_length, verification_widths)
+    decoder = _decoder(big.model, small.model, policy, verifier, max_draft_length, verification_widths, monitor)
     return Pair(big, decoder, ModelParams(big.params, small.params))
 
 
@@ -83,10 +91,10 @@ def generate(
     Args:
         prompt: text, messages, or a list of either (then a list of Generations comes back).
         pair: models and decoder of `build_pair`; without one, `target`, `drafter`, `policy`, `verifier`,
-            `max_draft_length`, `dtype` and `verification_widths` among the options build it.
+            `max_draft_length`, `dtype`, `verification_widths` and `monitor` among the options build it.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: those of `prepare`: max_new_tokens, temperature, top_k, top_p, min_p, seed, stop (strings), stop_ids,
-            chat, system, policy_numbers, verifier_numbers.
+            chat, system, policy_numbers, verifier_numbers, monitor_numbers.
 
     Raises:
         ValueError: bad input, named, before anything compiles.
@@ -135,6 +143,7 @@ def prepare(
     system: str | None = None,
     policy_numbers: Mapping[str, Any] | None = None,
     verifier_numbers: Mapping[str, Any] | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
     slots: int | None = None,
     record: bool = False,
 ) -> Request:
@@ -151,6 +160,7 @@ def prepare(
         "stop_ids": ends,
         "policy_numbers": policy_numbers,
         "verifier_numbers": verifier_numbers,
+        "monitor_numbers": monitor_numbers,
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
@@ -292,9 +302,10 @@ def _decoder(
     verifier: Verifier,
     max_draft_length: int,
     widths: tuple[int, ...] | None,
+    monitor: Monitor | None,
 ) -> Decoder:
     """One decoder for equal pieces: a second call compiles nothing."""
     if drafter is None:
-        return build_decoder(target, nothing(), policy, verifier, verification_widths=widths)
+        return build_decoder(target, nothing(), policy, verifier, verification_widths=widths, monitor=monitor)
     draft = model_drafter(with_vocabulary(drafter, target.spec.vocab_size), max_draft_length)
-    return build_decoder(target, draft, policy, verifier, verification_widths=widths)
+    return build_decoder(target, draft, policy, verifier, verification_widths=widths, monitor=monitor)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.numbers import select_rows
+from specdec_jax.phase import recorded_phase
 from specdec_jax.sampling import ACCEPT, NEXT, draw, laws, uniforms
 from specdec_jax.statistics import count_round, record_round
 from specdec_jax.types import (
@@ -73,7 +74,7 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
         accepted = jnp.minimum(verified.verdict.length - 1, emitted)
         width = jnp.array(parts.widths, jnp.int32)[choice]
-        measured = (draft, info, accepted, emitted, width, threshold)
+        measured = (draft, info, accepted, emitted, width, threshold, recorded_phase(state.monitor, length))
         return state._replace(
             tokens=tokens,
             length=length,

@@ -76,6 +76,7 @@ def record_round(
     emitted: Array,
     width: Array,
     threshold: Array,
+    phase: Array,
 ) -> RoundInfo | None:
     """The record with this round written; live rows all stand at the same round, finished ones write nothing."""
     if record is None:
@@ -92,7 +93,7 @@ def record_round(
         max_prob=info.max_prob,
         threshold=threshold.astype(jnp.float32),
         drafter_id=info.drafter_id,
-        phase=jnp.zeros_like(emitted),
+        phase=phase,
     )
     index = jnp.max(jnp.where(alive, round_index, 0))
 

@@ -116,6 +116,7 @@ class StoppingPolicy(NamedTuple):
     # token drawn and kept, pay for another? (state, law, token [B], drafted [B], context) -> (go_on [B] bool, state)
     update: Callable[[PolicyState, Draft, Verdict], PolicyState]  # once a round, before the end-of-sequence cut
     threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
+    needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
 
 
 class Verifier(NamedTuple):
@@ -129,6 +130,7 @@ class Verifier(NamedTuple):
     lossless: bool  # True: the output law is the target's, and a test proves it
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
+    needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
 
 
 class Drafter(NamedTuple):
@@ -148,6 +150,19 @@ class Monitor(NamedTuple):
 
     init: Callable[..., MonitorState]  # (batch, **numbers) -> state
     observe: Callable[..., MonitorState]  # (state, laws, verdict, context) -> state
+
+
+class Phases(NamedTuple):
+    """What the monitor `phases` knows of a row; `phase` is what policies, drafters and verifiers read."""
+
+    phase: Array  # [B] int32, 0 routine, 1 reasoning
+    entropy: Array  # [B] float32, nats, running mean of the target's over the emitted tokens
+    seen: Array  # [B] int32, tokens observed
+    lasted: Array  # [B] int32, tokens since the phase began
+    enter: Array  # [B] float32, nats
+    leave: Array  # [B] float32, nats
+    minimum_length: Array  # [B] int32, tokens
+    decay: Array  # [B] float32
 
 
 class Statistics(NamedTuple):

@@ -22,17 +22,19 @@ CORE = {
     "compilation_cache": set(),
     "numbers": {"types"},
     "sampling": {"types", "numbers"},
+    "phase": {"types"},
     "statistics": {"types", "numbers"},
-    "stopping": {"types", "numbers", "sampling"},
-    "verification": {"types", "numbers", "sampling"},
-    "drafters": {"types", "numbers", "sampling"},
+    "stopping": {"types", "numbers", "sampling", "phase"},
+    "verification": {"types", "numbers", "sampling", "phase"},
+    "drafters": {"types", "numbers", "sampling", "phase"},
+    "monitors": {"types", "numbers", "sampling", "phase"},
     "models": {"types"},
     "loading": {"types", "models"},
-    "rounds": {"types", "numbers", "sampling", "statistics"},
+    "rounds": {"types", "numbers", "sampling", "phase", "statistics"},
     "requests": {"types", "numbers", "sampling", "statistics", "rounds"},
     "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
 }
-ABOVE = ["choices", "generation", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
+ABOVE = ["choices", "generation", "beam_search", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
 EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import
 
 

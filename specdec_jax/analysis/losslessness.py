@@ -24,7 +24,7 @@ from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.drafters.model import model
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import law, make_warp
-from specdec_jax.types import LanguageModel, Params, StoppingPolicy, Verifier
+from specdec_jax.types import LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 TOLERANCE = 1e-6  # honest rules come out below 1e-12
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail the sampled test
@@ -115,11 +115,17 @@ class SampledReport(NamedTuple):
 
 
 def toy_decoder(
-    policy: StoppingPolicy, verifier: Verifier, max_draft_length: int = 2, vocab_size: int = 3, toy: int = 0
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    max_draft_length: int = 2,
+    vocab_size: int = 3,
+    toy: int = 0,
+    monitor: Monitor | None = None,
 ) -> tuple[Decoder, ModelParams]:
     """A whole decoder over a toy pair and its parameters, ready for `test_by_sampling`."""
     tables, small = toy_pair(vocab_size, toy), table_model(vocab_size)
-    decoder = build_decoder(small, model(small, max_draft_length, catch_up=4), policy, verifier, prefill_chunk=4)
+    drafter = model(small, max_draft_length, catch_up=4)
+    decoder = build_decoder(small, drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
     return decoder, ModelParams(tables.target, tables.drafter)
 
 
@@ -131,6 +137,7 @@ def test_by_sampling(
     warp: Mapping[str, Any] | None = None,
     policy_numbers: Mapping[str, Any] | None = None,
     verifier_numbers: Mapping[str, Any] | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
     tokens: int = 4,
     sequences: int = 40_960,
     batch: int | None = None,
@@ -164,6 +171,7 @@ def test_by_sampling(
             warp=make_warp(batch, **numbers),
             policy_numbers=policy_numbers,
             verifier_numbers=verifier_numbers,
+            monitor_numbers=monitor_numbers,
             stop_ids=(),
         )
         drawn = np.asarray(decoder.run(params, state).tokens)[:count, len(prompt) : len(prompt) + tokens]

@@ -12,6 +12,7 @@ from specdec_jax.stopping.goodput import goodput as goodput
 from specdec_jax.stopping.hf_confidence import hf_confidence as hf_confidence
 from specdec_jax.stopping.hf_heuristic import hf_heuristic as hf_heuristic
 from specdec_jax.stopping.max_confidence import max_confidence as max_confidence
+from specdec_jax.stopping.phase_length import phase_length as phase_length
 from specdec_jax.stopping.policy_bandit import policy_bandit as policy_bandit
 from specdec_jax.stopping.static import static as static
 from specdec_jax.stopping.survival import survival as survival

@@ -1,0 +1,91 @@
+"""Routine and reasoning phases of a text, from the running entropy of the target's laws.
+
+Entropy-aware decoding treats text differently where the model hesitates. Here a row is in one of two phases. A running
+mean of the target's entropy rises above `enter`: the row is reasoning; it falls under `leave`: routine again. Two
+thresholds, and a least number of tokens between two changes, keep a single hard token from turning everything over.
+
+The phase is a function of the emitted tokens alone, not of where rounds began: every emitted token is observed once, in
+order. So a phase read in a draft never depends on what was drafted, and decoding stays lossless; and a replay computes
+the phases of a trace without playing rounds.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.phase import REASONING, ROUTINE
+from specdec_jax.types import Array, Law, Monitor, Phases, RoundContext, Verdict
+
+
+def phases(raw_entropy: bool = True) -> Monitor:
+    """Watches phases.
+
+    Args:
+        raw_entropy: read the entropy at temperature 1 without truncation, so that thresholds of one calibration serve
+            every temperature; else that of the law as sampled.
+
+    Numbers of `init`: enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at least),
+    decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
+    `experiments.calibrate` learns them for a pair of models.
+
+    Raises:
+        ValueError: leave above enter, or a number out of range.
+    """
+
+    def init(batch: int, enter: Any = 1.6, leave: Any = 1.1, minimum_length: Any = 8, decay: Any = 0.9) -> Phases:
+        state = Phases(
+            phase=per_row(batch, ROUTINE, "phase", dtype=jnp.int32),
+            entropy=per_row(batch, 0.0, "entropy"),
+            seen=per_row(batch, 0, "seen", dtype=jnp.int32),
+            lasted=per_row(batch, 0, "lasted", dtype=jnp.int32),
+            enter=per_row(batch, enter, "enter", low=0.0),
+            leave=per_row(batch, leave, "leave", low=0.0),
+            minimum_length=per_row(batch, minimum_length, "minimum_length", low=1, dtype=jnp.int32),
+            decay=per_row(batch, decay, "decay", low=0.0, high=0.9999),
+        )
+        _check_order(state)
+        return state
+
+    def observe(state: Phases, laws: Law, verdict: Verdict, context: RoundContext) -> Phases:
+        del context
+        entropies = laws.raw_entropy if raw_entropy else laws.entropy  # [B, T]
+
+        def body(index: Array, state: Phases) -> Phases:
+            entropy = lax.dynamic_index_in_dim(entropies, index, axis=1, keepdims=False)
+            return select_rows(index < verdict.length, observe_token(state, entropy), state)
+
+        return lax.fori_loop(0, jnp.minimum(jnp.max(verdict.length), entropies.shape[1]), body, state)
+
+    return Monitor(init, observe)
+
+
+def observe_token(state: Phases, entropy: Array) -> Phases:
+    """The state after one more emitted token of every row; `entropy` [B] is that of the law it was drawn from."""
+    weight = jnp.maximum(1.0 - state.decay, 1.0 / (state.seen + 1).astype(jnp.float32))
+    running = state.entropy + weight * (entropy.astype(jnp.float32) - state.entropy)
+    reasoning = jnp.where(state.phase == ROUTINE, running > state.enter, running >= state.leave)
+    wanted = jnp.where(reasoning, REASONING, ROUTINE)
+    lasted = state.lasted + 1
+    changes = (wanted != state.phase) & (lasted >= state.minimum_length)
+    return state._replace(
+        phase=jnp.where(changes, wanted, state.phase),
+        entropy=running,
+        seen=state.seen + 1,
+        lasted=jnp.where(changes, 0, lasted),
+    )
+
+
+def _check_order(state: Phases) -> None:
+    """Raises ValueError where leave lies above enter; traced numbers cannot be looked at."""
+    if isinstance(state.enter, Tracer) or isinstance(state.leave, Tracer):
+        return
+    wrong = np.asarray(state.leave) > np.asarray(state.enter)
+    if np.any(wrong):
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"leave must not exceed enter, got leave={float(state.leave[row]):g} and enter={float(state.enter[row]):g}"
+        )

@@ -1,0 +1,86 @@
+"""Draft length by phase: longer drafts in routine text, shorter ones where the target hesitates.
+
+Entropy-aware systems change the draft length with the phase of the text (`monitors/phases.py`): where the target's
+running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are refused and
+short ones waste less. Alone this is a static length a phase; around another rule it is a cap a phase, and the rule may
+stop sooner.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.numbers import per_row
+from specdec_jax.phase import ROUTINE, phase_of
+from specdec_jax.stopping._defaults import show_length
+from specdec_jax.stopping.static import static
+from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+
+
+class PhaseLengthState(NamedTuple):
+    policy: PolicyState  # of the rule inside
+    routine_length: Array  # [B] int32
+    reasoning_length: Array  # [B] int32
+    draft_length: Array  # [B] int32, of this round's phase
+
+
+def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
+    """At most `routine_length` or `reasoning_length` drafts a round, by its phase; `policy` may stop sooner.
+
+    The decoder needs a monitor that watches phases. At a length of 0 a phase is decoded plainly.
+
+    Numbers of `init`: those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
+
+    Raises:
+        ValueError: `policy` has a number of one of these names already.
+    """
+    inner = _unbounded() if policy is None else policy
+
+    def init(batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **numbers: Any) -> PhaseLengthState:
+        routine = per_row(batch, routine_length, "routine_length", low=0, dtype=jnp.int32)
+        reasoning = per_row(batch, reasoning_length, "reasoning_length", low=0, dtype=jnp.int32)
+        return PhaseLengthState(inner.init(batch, **numbers), routine, reasoning, routine)
+
+    init.__signature__ = _with_lengths(inspect.signature(inner.init))  # type: ignore[attr-defined]
+
+    def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
+        answer, own = inner.begin(state.policy, context)
+        length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
+        return answer & (length > 0), state._replace(policy=own, draft_length=length)
+
+    def check(
+        state: PhaseLengthState, law: Law, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PhaseLengthState]:
+        answer, own = inner.check(state.policy, law, drafted, context)
+        return answer, state._replace(policy=own)
+
+    def proceed(
+        state: PhaseLengthState, law: Law, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PhaseLengthState]:
+        answer, own = inner.proceed(state.policy, law, token, drafted, context)
+        return answer & (drafted < state.draft_length), state._replace(policy=own)
+
+    def update(state: PhaseLengthState, draft: Draft, verdict: Verdict) -> PhaseLengthState:
+        return state._replace(policy=inner.update(state.policy, draft, verdict))
+
+    def threshold(state: PhaseLengthState) -> Array:
+        return show_length(state) if policy is None else inner.threshold(state.policy)
+
+    return StoppingPolicy(init, begin, check, proceed, update, threshold, needs_phases=True)
+
+
+def _unbounded() -> StoppingPolicy:
+    """A rule without numbers that never says no: the caps alone decide."""
+    rule, longest = static(), np.iinfo(np.int32).max
+    return rule._replace(init=lambda batch: rule.init(batch, draft_length=longest))
+
+
+def _with_lengths(signature: inspect.Signature) -> inspect.Signature:
+    added = {"routine_length": 5, "reasoning_length": 2}
+    both = added.keys() & signature.parameters.keys()
+    if both:
+        raise ValueError(f"phase_length needs a policy without numbers called {' and '.join(sorted(both))}")
+    new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in added.items()]
+    return signature.replace(parameters=[*signature.parameters.values(), *new])

@@ -1,0 +1,197 @@
+"""Routine and reasoning phases: the detector against a plain loop, inside the decoder, and what reads it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_pair import write_pair
+
+from specdec_jax.analysis import losslessness
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model
+from specdec_jax.generation import build_pair
+from specdec_jax.monitors import phases
+from specdec_jax.monitors.phases import observe_token
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.stopping import adaedl, phase_length, static
+from specdec_jax.types import Law, RoundContext, Verdict
+from specdec_jax.verification import rejection
+
+NUMBERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
+
+
+def phases_by_hand(entropies, enter, leave, minimum_length, decay):
+    """The phase after each token, written as one would say it."""
+    phase, running, lasted, found = 0, 0.0, 0, []
+    for n, entropy in enumerate(entropies):
+        weight = max(1 - decay, 1 / (n + 1))
+        running = (1 - weight) * running + weight * entropy
+        lasted += 1
+        if lasted >= minimum_length and (running > enter if phase == 0 else running < leave):
+            phase, lasted = 1 - phase, 0
+        found.append(phase)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_detector_is_the_plain_loop(seed):
+    rng = np.random.default_rng(seed)
+    entropies = np.clip(np.repeat(rng.uniform(0, 2, 12), 5) + rng.normal(0, 0.2, 60), 0, None).astype(np.float32)
+    state, found = phases().init(1, **NUMBERS), []
+    for entropy in entropies:
+        state = observe_token(state, jnp.array([entropy]))
+        found.append(int(state.phase[0]))
+    assert found == phases_by_hand(entropies, **NUMBERS)
+    assert 0 < sum(found) < len(found), "both phases must occur, or nothing was tested"
+
+
+def test_one_hard_token_does_not_make_a_phase_and_two_thresholds_hold_it():
+    quiet = [0.1] * 20
+    assert phases_by_hand([*quiet, 2.2, *quiet], **NUMBERS) == [0] * 41  # a mean of 0.1 and 0.4 of 2.2 is 0.94
+    between = phases_by_hand([*quiet, *[2.0] * 6, *[0.85] * 20], **NUMBERS)
+    assert between[-1] == 1, "between leave and enter a phase goes on"
+
+
+def some_laws(entropies):
+    """[B, T] entropies as laws of which nothing else is read."""
+    values = jnp.asarray(entropies, jnp.float32)
+    nothing = jnp.zeros_like(values)
+    return Law(values[..., None], nothing, values, nothing, nothing, values, nothing)
+
+
+def test_rounds_of_any_length_find_the_same_phases():
+    """The state after some tokens does not depend on the rounds they came in, nor on laws after the last of them."""
+    rng, monitor = np.random.default_rng(0), phases()
+    entropies = rng.uniform(0, 2, (2, 40)).astype(np.float32)
+    whole = monitor.init(2, **NUMBERS)
+    for t in range(24):
+        whole = observe_token(whole, jnp.asarray(entropies[:, t]))
+    cut, at = monitor.init(2, **NUMBERS), np.zeros(2, int)
+    context = RoundContext(*[None] * len(RoundContext._fields))
+    for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
+        block = np.stack([entropies[row, at[row] : at[row] + 4] for row in range(2)])
+        verdict = Verdict(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
+        cut, at = monitor.observe(cut, some_laws(block), verdict, context), at + lengths
+    assert at.tolist() == [24, 24]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, cut)
+
+
+def decode(policy, monitor=None, *, seed=3, prompts=((0, 1), (2, 3)), tokens=40, most=3, **numbers):
+    tables, small = toy_pair(5, 0, distance=0.9), table_model(5)
+    drafter = model(small, most, catch_up=4)
+    decoder = build_decoder(small, drafter, policy, rejection(), monitor=monitor, prefill_chunk=4)
+    state = decoder.prefill(
+        ModelParams(tables.target, tables.drafter),
+        prompts,
+        max_new_tokens=tokens,
+        seed=seed,
+        warp=make_warp(len(prompts), temperature=1.0),
+        stop_ids=(),
+        record_rounds=tokens,
+        **numbers,
+    )
+    return tables, jax.tree.map(np.asarray, decoder.run(ModelParams(tables.target, tables.drafter), state))
+
+
+def expected_phases(table, state, row, numbers):
+    """The phase each round began in, from the emitted tokens and the target's table."""
+    start, end = int(state.prompt_length[row]), int(state.length[row])
+    text = state.tokens[row, :end]
+    entropies = []
+    for t in range(start, end):
+        logits = table[text[t - 2], text[t - 1]].astype(np.float64)
+        prob = np.exp(logits - logits.max())
+        prob /= prob.sum()
+        entropies.append(-np.sum(prob * np.log(prob)))
+    after = [0, *phases_by_hand(entropies, **numbers)]
+    emitted = state.record.emitted[row]
+    return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]
+
+
+def test_the_record_says_which_phase_a_round_began_in():
+    numbers = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+    tables, state = decode(static(), phases(), monitor_numbers=numbers)
+    seen = set()
+    for row in range(2):
+        wanted = expected_phases(np.asarray(tables.target), state, row, numbers)
+        assert state.record.phase[row, : len(wanted)].tolist() == wanted
+        seen |= set(wanted)
+    assert seen == {0, 1}
+
+
+def test_lengths_follow_the_phase():
+    numbers = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+    _, state = decode(
+        phase_length(),
+        phases(),
+        monitor_numbers=numbers,
+        policy_numbers={"routine_length": 3, "reasoning_length": 1},
+    )
+    for row in range(2):
+        rounds = int(state.statistics.num_rounds[row]) - 1  # the last may be cut by the budget
+        phase, drafted = state.record.phase[row, :rounds], state.record.drafted[row, :rounds]
+        budget = 40 - np.cumsum(np.r_[0, state.record.emitted[row, : rounds - 1]]) - 1
+        np.testing.assert_array_equal(drafted, np.minimum(np.where(phase == 0, 3, 1), budget))
+        assert set(phase.tolist()) == {0, 1}
+
+
+def test_a_phase_of_length_zero_is_plain_decoding():
+    numbers = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}
+    _, state = decode(
+        phase_length(), phases(), monitor_numbers=numbers, policy_numbers={"routine_length": 3, "reasoning_length": 0}
+    )
+    assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
+
+
+def test_the_rule_inside_may_stop_sooner_and_is_taught():
+    wide = {"routine_length": 9, "reasoning_length": 9}
+    alone = {"entropy_factor": 0.1, "threshold": 0.6, "step": 0.5, "threshold_decay": 0.2}
+    _, inside = decode(phase_length(adaedl()), phases(), policy_numbers={**alone, **wide})
+    _, outside = decode(adaedl(), policy_numbers=alone)
+    np.testing.assert_array_equal(inside.tokens, outside.tokens)
+    np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
+    np.testing.assert_allclose(inside.policy.policy.threshold, outside.policy.threshold)
+
+
+def test_drafting_by_phase_is_lossless_in_the_whole_decoder():
+    decoder, params = losslessness.toy_decoder(phase_length(), rejection(), monitor=phases())
+    report = losslessness.test_by_sampling(
+        decoder,
+        params,
+        policy_numbers={"routine_length": 2, "reasoning_length": 1},
+        monitor_numbers={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
+        sequences=16_384,
+    )
+    assert report.lossless, report
+
+
+def test_who_reads_phases_needs_somebody_who_watches():
+    small = table_model(3)
+    with pytest.raises(ValueError, match="this policy reads phases"):
+        build_decoder(small, model(small, 2), phase_length(), rejection())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"leave": 2.0, "enter": 1.0}, "leave must not exceed enter, got leave=2 and enter=1"),
+        ({"minimum_length": 0}, "minimum_length"),
+        ({"decay": 1.0}, "decay"),
+        ({"enter": float("nan")}, "enter"),
+    ],
+)
+def test_bad_numbers_are_refused(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        phases().init(1, **numbers)
+
+
+def test_lengths_of_the_same_name_are_refused():
+    with pytest.raises(ValueError, match="without numbers called reasoning_length and routine_length"):
+        phase_length(phase_length())
+
+
+def test_a_pair_gets_its_monitor(tmp_path):
+    pair = build_pair(*write_pair(tmp_path), policy=phase_length(), dtype="float32")
+    assert pair.decoder.parts.monitor.init(1).phase.tolist() == [0]
