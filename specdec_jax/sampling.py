@@ -66,7 +66,7 @@ def law(logits: Array, warp: Warp) -> Law:
         )
 
     entropy, largest, margin = lax.cond(jnp.any(hot), sampled, lambda: (raw_entropy, raw_max, raw_margin))
-    return Law(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max)
+    return Law(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
 
 
 def laws(logits: Array, warp: Warp) -> Law:

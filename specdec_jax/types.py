@@ -64,6 +64,7 @@ class Law(NamedTuple):
     margin: Array  # [B] float32, largest minus second largest probability
     raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
     raw_max_prob: Array  # [B] float32
+    raw_log_prob: Array | None = None  # [B, V] float32; None where only statistics are known, as in a replay
 
 
 class Draft(NamedTuple):

@@ -139,8 +139,12 @@ def test_a_verifiers_lengths_are_a_law(name):
         assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("policy", POLICIES)
+# A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): those meet `static` alone.
+LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
+JUDGED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
+
+
+@pytest.mark.parametrize(("policy", "verifier"), JUDGED)
 def test_what_calls_itself_lossless_is(policy, verifier):
     judge = find_factory("verifier", verifier)()
     report = losslessness.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
@@ -149,19 +153,23 @@ def test_what_calls_itself_lossless_is(policy, verifier):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_decodes_as_plain_decoding_does(name):
-    """The greedy output is the target's with every drafter; a language model is handed to those that ask for one."""
+    """The greedy output is the target's with every drafter; those that ask are given models or drafters."""
     factory = find_factory("drafter", name)
     config = llama.example_config()
     tiny = llama.language_model(config, jnp.float32)
-    asks = next(iter(inspect.signature(factory).parameters), None) == "language_model"
-    drafter = factory(tiny) if asks else factory()
+    asks = next(iter(inspect.signature(factory).parameters), None)
+    given = {"language_model": [tiny], "drafters": [[model_drafter(tiny, 2), model_drafter(tiny, 2)]]}
+    drafter = factory(*given.get(asks, []))
     assert isinstance(drafter, Drafter)
     target, other = (llama.init_params(config, jax.random.key(seed), jnp.float32) for seed in (0, 1))
     prompts = [[1, 2, 3], [4]]
     texts = []
     with jax.default_matmul_precision("highest"):
-        for candidate in (drafter, model_drafter(tiny, 1)):
-            decoder = build_decoder(tiny, candidate, static(), rejection())
-            state = decoder.prefill(ModelParams(target, other), prompts, max_new_tokens=12, slots=64)
-            texts.append(np.asarray(decoder.run(ModelParams(target, other), state).tokens)[:, :13])
+        for candidate, weights in (
+            (drafter, (other, target) if asks == "drafters" else other),
+            (model_drafter(tiny, 1), other),
+        ):
+            decoder, params = build_decoder(tiny, candidate, static(), rejection()), ModelParams(target, weights)
+            state = decoder.prefill(params, prompts, max_new_tokens=12, slots=64)
+            texts.append(np.asarray(decoder.run(params, state).tokens)[:, :13])
     np.testing.assert_array_equal(*texts)

@@ -30,6 +30,21 @@ def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, A
     return log_q, drafted_p, drafted_q
 
 
+def token_by_token(log_accept: Array, draft: Draft) -> Array:
+    """log P(k accepted) [B, K+1]: draft i passes with log-probability log_accept [B, K], and the first no ends it.
+
+    Entries of `log_accept` at and beyond a draft's length may be anything.
+    """
+    width = log_accept.shape[1]
+    drafted = positions(width)[None, :] < draft.length[:, None]
+    accept = jnp.where(drafted, log_accept, 0.0)
+    survived = jnp.pad(jnp.cumsum(accept, axis=1), ((0, 0), (1, 0)))  # [B, K+1]
+    refused = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
+    refused = jnp.pad(refused, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    at_end = positions(width + 1)[None, :] == draft.length[:, None]
+    return survived + jnp.where(at_end, 0.0, refused)
+
+
 def residual(log_p: Array, log_q: Array) -> Array:
     """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: nothing is ever refused there)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
-from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, positions, residual
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, residual, token_by_token
 
 
 def rejection() -> Verifier:
@@ -20,14 +20,7 @@ def rejection() -> Verifier:
         del laws, context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K], log of the acceptance probability
-        width = accept.shape[1]
-        drafted = positions(width)[None, :] < draft.length[:, None]
-        accept = jnp.where(drafted, accept, 0.0)
-        survived = jnp.pad(jnp.cumsum(accept, axis=1), ((0, 0), (1, 0)))  # [B, K+1]
-        refused = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
-        refused = jnp.pad(refused, ((0, 0), (0, 1)), constant_values=-jnp.inf)
-        at_end = positions(width + 1)[None, :] == draft.length[:, None]
-        log_length = survived + jnp.where(at_end, 0.0, refused)
+        log_length = token_by_token(accept, draft)
 
         def next_law(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)

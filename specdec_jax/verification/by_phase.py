@@ -1,0 +1,95 @@
+"""One verifier in routine text, another one where the target reasons: relaxed where little is at stake, else exact."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.numbers import select_rows
+from specdec_jax.phase import ROUTINE, phase_of
+from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier, VerifierState
+from specdec_jax.verification.lenience import lenience
+from specdec_jax.verification.rejection import rejection
+
+
+class ByPhaseState(NamedTuple):
+    routine: VerifierState
+    reasoning: VerifierState
+
+
+def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None) -> Verifier:
+    """`routine` (lenience unless given) judges rounds of routine phases, `reasoning` (rejection) the others.
+
+    A row's phase is that of its monitor when the round began, so a round is judged by one verifier from its first draft
+    to its last token, and each round has that verifier's law. Lossless if both are: the phase is known before anything
+    is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
+
+    Numbers of `init`: those of both; a number that both have is routine_NAME and reasoning_NAME.
+
+    Raises:
+        ValueError: something other than a Verifier.
+    """
+    relaxed = lenience() if routine is None else routine
+    exact = rejection() if reasoning is None else reasoning
+    for name, part in (("routine", relaxed), ("reasoning", exact)):
+        if not isinstance(part, Verifier):
+            raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
+    relaxed_names, exact_names = _number_names(relaxed, exact)
+
+    def init(batch: int, **numbers: Any) -> ByPhaseState:
+        unknown = numbers.keys() - {*relaxed_names, *exact_names}
+        if unknown:
+            raise TypeError(f"by_phase has no number {min(unknown)!r}")
+        given = [
+            {own: numbers[name] for name, own in names.items() if name in numbers}
+            for names in (relaxed_names, exact_names)
+        ]
+        return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
+
+    # What reads a verifier's numbers off `init` (the command line, experiments) finds those of both there.
+    init.__signature__ = _signature((relaxed, relaxed_names), (exact, exact_names))  # type: ignore[attr-defined]
+
+    def law(
+        state: ByPhaseState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
+        is_routine = phase_of(context) == ROUTINE
+        lengths_a, next_a, state_a = relaxed.law(state.routine, draft, laws, log_p, context)
+        lengths_b, next_b, state_b = exact.law(state.reasoning, draft, laws, log_p, context)
+
+        def next_law(accepted: Array) -> Array:
+            return jnp.where(is_routine[:, None], next_a(accepted), next_b(accepted))
+
+        after = ByPhaseState(
+            select_rows(is_routine, state_a, state.routine), select_rows(is_routine, state.reasoning, state_b)
+        )
+        return jnp.where(is_routine[:, None], lengths_a, lengths_b), next_law, after
+
+    return Verifier(
+        init,
+        law,
+        lossless=relaxed.lossless and exact.lossless,
+        needs_log_q=relaxed.needs_log_q or exact.needs_log_q,
+        greedy_only=relaxed.greedy_only or exact.greedy_only,
+        needs_phases=True,
+    )
+
+
+def _own_names(verifier: Verifier) -> list[str]:
+    return [name for name in inspect.signature(verifier.init).parameters if name != "batch"]
+
+
+def _number_names(relaxed: Verifier, exact: Verifier) -> tuple[dict[str, str], dict[str, str]]:
+    """For each of the two the names its numbers have outside, and their own."""
+    both = set(_own_names(relaxed)) & set(_own_names(exact))
+    named = lambda prefix, part: {f"{prefix}_{own}" if own in both else own: own for own in _own_names(part)}  # noqa: E731
+    return named("routine", relaxed), named("reasoning", exact)
+
+
+def _signature(*parts: tuple[Verifier, Mapping[str, str]]) -> inspect.Signature:
+    parameters = [inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)]
+    for verifier, names in parts:
+        known = inspect.signature(verifier.init).parameters
+        for name, own in names.items():
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[own].default))
+    return inspect.Signature(parameters)
