@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from specdec_jax.analysis.batched import in_batches, joined, take
 from specdec_jax.numbers import host, select_rows
 from specdec_jax.sampling import law, make_warp
-from specdec_jax.types import Draft, Law, RoundContext, StoppingPolicy, Verdict, Verifier
-
-GROUPS = 64  # batches a compiled call takes
+from specdec_jax.types import Draft, Law, Monitor, RoundContext, StoppingPolicy, Verdict, Verifier
 
 
 class Setting(NamedTuple):
@@ -26,6 +24,7 @@ class Setting(NamedTuple):
 
     policy: StoppingPolicy
     verifier: Verifier
+    monitor: Monitor
     drafter_laws: Law  # every leaf [V * V, ...], by the last two tokens
     target_laws: Law
     warp: Mapping[str, Any]
@@ -44,6 +43,7 @@ class Nodes(NamedTuple):
     chance: np.ndarray  # [N] float64
     policy: Any
     verifier: Any
+    monitor: Any
 
 
 class Branches(NamedTuple):
@@ -76,7 +76,12 @@ def law_table(table: np.ndarray, warp: Mapping[str, Any]) -> Law:
     return jax.tree.map(np.asarray, jax.jit(law)(flat, make_warp(len(flat), **warp)))
 
 
-def first_node(setting: Setting, policy_numbers: Mapping[str, Any], verifier_numbers: Mapping[str, Any]) -> Nodes:
+def first_node(
+    setting: Setting,
+    policy_numbers: Mapping[str, Any],
+    verifier_numbers: Mapping[str, Any],
+    monitor_numbers: Mapping[str, Any],
+) -> Nodes:
     host = functools.partial(jax.tree.map, np.asarray)
     return Nodes(
         tokens=np.array([[0, 1] + [0] * setting.tokens], np.int32),
@@ -84,11 +89,12 @@ def first_node(setting: Setting, policy_numbers: Mapping[str, Any], verifier_num
         chance=np.ones(1),
         policy=host(setting.policy.init(1, **policy_numbers)),
         verifier=host(setting.verifier.init(1, **verifier_numbers)),
+        monitor=host(setting.monitor.init(1, **monitor_numbers)),
     )
 
 
-def enumerate_law(setting: Setting, nodes: Nodes) -> tuple[float, tuple[int, ...]]:
-    """Total variation to the target's law, and the draft lengths that occurred."""
+def enumerate_law(setting: Setting, nodes: Nodes) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The joint law of the emitted tokens, [V] * tokens float64, and the draft lengths that occurred."""
     vocab = setting.target_laws.log_prob.shape[-1]
     joint, lengths = np.zeros((vocab,) * setting.tokens), set()
     while len(nodes.chance):
@@ -96,14 +102,13 @@ def enumerate_law(setting: Setting, nodes: Nodes) -> tuple[float, tuple[int, ...
         lengths |= set(branches.drafted.tolist())
         after = _merged(_verified(setting, nodes, branches))
         done = after.emitted >= setting.tokens
-        finished = _take(after, done)
+        finished = take(after, done)
         np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
-        nodes = _take(after, ~done)
-    distance = 0.5 * np.abs(joint - _target_joint(setting)).sum()
-    return float(distance) if np.isfinite(distance) else np.inf, tuple(sorted(lengths))
+        nodes = take(after, ~done)
+    return joint, tuple(sorted(lengths))
 
 
-def _target_joint(setting: Setting) -> np.ndarray:
+def target_joint(setting: Setting) -> np.ndarray:
     """The target's own law of the same tokens: the product of its conditionals."""
     prob = np.exp(setting.target_laws.log_prob)
     vocab = prob.shape[-1]
@@ -121,7 +126,7 @@ def _context(setting: Setting, nodes: Nodes) -> RoundContext:
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
     emitted, budget = host(nodes.emitted), host(np.maximum(room, 0))
-    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, ())
+    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
@@ -137,20 +142,20 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     branches = Branches(np.arange(count), text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
     going, finished = going & (context.budget > 0), []
     for step in range(most):
-        finished.append(_take(branches, ~going))
-        branches = _take(branches, going)
-        laws = _take(setting.drafter_laws, _pair(branches.text[:, step : step + 2], vocab))
+        finished.append(take(branches, ~going))
+        branches = take(branches, going)
+        laws = take(setting.drafter_laws, _pair(branches.text[:, step : step + 2], vocab))
         branches.log_q[:, step] = laws.log_prob
-        draws, policy = rules.check(_take(context, branches.node), branches.policy, laws, branches.drafted)
+        draws, policy = rules.check(take(context, branches.node), branches.policy, laws, branches.drafted)
         branches = branches._replace(policy=policy)
-        finished.append(_take(branches, ~draws))
-        branches, laws = _take(branches, draws), _take(laws, draws)
+        finished.append(take(branches, ~draws))
+        branches, laws = take(branches, draws), take(laws, draws)
         branches, laws, token = _children(setting, branches, laws, step)
-        row = _take(context, branches.node)
+        row = take(context, branches.node)
         going, policy = rules.proceed(row, branches.policy, laws, token, branches.drafted)
         branches = branches._replace(policy=policy)
         going = going & (branches.drafted < row.budget)
-    return _joined([*finished, branches])
+    return joined([*finished, branches])
 
 
 def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tuple[Branches, Law, np.ndarray]:
@@ -159,7 +164,7 @@ def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tup
     if setting.chosen:
         prob = np.eye(prob.shape[-1])[laws.top_token]
     parent, token = np.nonzero(prob > 0)
-    branches, laws, token = _take(branches, parent), _take(laws, parent), token.astype(np.int32)
+    branches, laws, token = take(branches, parent), take(laws, parent), token.astype(np.int32)
     branches.text[:, 2 + step] = token
     return (
         branches._replace(drafted=branches.drafted + 1, chance=branches.chance * prob[parent, token]),
@@ -171,7 +176,7 @@ def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tup
 def _verified(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
     """Every outcome of every draft: the rows at the beginning of the next round."""
     vocab, most = setting.target_laws.log_prob.shape[-1], setting.most
-    context = _take(_context(setting, nodes), branches.node)
+    context = take(_context(setting, nodes), branches.node)
     rules, judge = _rules(setting.policy, setting.batch), _judge(setting.verifier, setting.batch, most)
     pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
     drafts = np.ascontiguousarray(branches.text[:, 2:])
@@ -182,33 +187,39 @@ def _verified(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
         one_hot=host(np.full(drafts.shape, setting.chosen)),
         length=host(branches.drafted),
     )
-    state = _take(nodes.verifier, branches.node)
-    log_length, weights, state = judge(context, state, draft, _take(setting.target_laws, pairs))
+    state = take(nodes.verifier, branches.node)
+    laws = take(setting.target_laws, pairs)
+    log_length, weights, state = judge(context, state, draft, laws)
     chance = branches.chance[:, None, None] * drawn_law(np.exp(log_length))[:, :, None] * drawn_law(weights)
     branch, accepted, token = np.nonzero(chance)
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
     verdict = Verdict(host(new), host((accepted + 1).astype(np.int32)))
-    policy = rules.update(_take(context, branch), _take(branches.policy, branch), _take(draft, branch), verdict)
+    policy = rules.update(take(context, branch), take(branches.policy, branch), take(draft, branch), verdict)
     node = branches.node[branch]
     tokens, emitted = nodes.tokens[node].copy(), nodes.emitted[node]
     for k in range(most + 1):
         place = 2 + emitted + k
         rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
         tokens[rows, place[rows]] = new[rows, k]
-    return Nodes(tokens, emitted + verdict.length, chance[branch, accepted, token], policy, _take(state, branch))
+    monitor = take(context.monitor, branch)
+    if jax.tree.leaves(monitor):
+        watch = _watch(setting.monitor, setting.batch)
+        monitor = watch(take(context, branch), monitor, take(laws, branch), verdict)
+    chance = chance[branch, accepted, token]
+    return Nodes(tokens, emitted + verdict.length, chance, policy, take(state, branch), monitor)
 
 
 def _merged(nodes: Nodes) -> Nodes:
     """Rows that can never be told apart again as one."""
     leaves = [nodes.tokens, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
-    leaves += jax.tree.leaves((nodes.policy, nodes.verifier))
+    leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
     count = len(nodes.chance)
     raw = [np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8).reshape(count, -1) for leaf in leaves]
     _, first, group = np.unique(np.concatenate(raw, axis=1), axis=0, return_index=True, return_inverse=True)
     chance = np.bincount(group.ravel(), weights=nodes.chance, minlength=len(first))
-    return _take(nodes, first)._replace(chance=chance)
+    return take(nodes, first)._replace(chance=chance)
 
 
 class _Rules(NamedTuple):
@@ -230,12 +241,12 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
         return select_rows(context.alive, policy.update(state, draft, verdict), state)
 
     return _Rules(
-        begin=_in_batches(begin, batch),
-        check=_in_batches(lambda context, state, law, drafted: policy.check(state, law, drafted, context), batch),
-        proceed=_in_batches(
+        begin=in_batches(begin, batch),
+        check=in_batches(lambda context, state, law, drafted: policy.check(state, law, drafted, context), batch),
+        proceed=in_batches(
             lambda context, state, law, token, drafted: policy.proceed(state, law, token, drafted, context), batch
         ),
-        update=_in_batches(update, batch),
+        update=in_batches(update, batch),
     )
 
 
@@ -248,49 +259,18 @@ def _judge(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
         weights = [next_law(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
         return log_length, jnp.stack(weights, axis=1), state
 
-    return _in_batches(judge, batch)
+    return in_batches(judge, batch)
 
 
-def _in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
-    """`function` over [N, ...] numpy arguments, `batch` rows a call; the last call is filled up with finished rows."""
-    compiled = jax.jit(lambda arguments: lax.map(lambda rows: function(*rows), arguments))
-    size = batch * GROUPS
+@functools.lru_cache(maxsize=64)
+def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
+    """(context, state, laws, verdict) -> state, of rows that are not finished."""
 
-    def call(context: RoundContext, *rest: Any) -> Any:
-        count = len(context.length)
-        index = np.arange(-(-max(count, 1) // size) * size)
-        if count == 0:
-            return jax.tree.map(lambda leaf: leaf[:0], call(*_nobody((context, *rest))))
-        context, *others = _take((context, *rest), index % count)
-        alive = context.alive & (index < count)
-        context = context._replace(alive=alive, budget=np.where(alive, context.budget, 0))
-        results = []
-        for begin in range(0, len(index), size):
-            rows = _take((context, *others), slice(begin, begin + size))
-            grouped = jax.tree.map(lambda leaf: leaf.reshape(GROUPS, batch, *leaf.shape[1:]), rows)
-            results.append(jax.tree.map(_flattened, compiled(grouped)))
-        return _take(_joined(results), slice(0, count))
+    def observe(context: RoundContext, state: Any, laws: Law, verdict: Verdict) -> Any:
+        return select_rows(context.alive, monitor.observe(state, laws, verdict, context), state)
 
-    return call
-
-
-def _flattened(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-
-
-def _nobody(rows: Any) -> Any:
-    """One row of zeros with the shapes of no rows at all."""
-    return jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), rows)
+    return in_batches(observe, batch)
 
 
 def _pair(last_two: np.ndarray, vocab: int) -> np.ndarray:
     return last_two[:, 0] * vocab + last_two[:, 1]
-
-
-def _take(rows: Any, index: Any) -> Any:
-    """Rows of every leaf, copied."""
-    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[index]), rows)
-
-
-def _joined(parts: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

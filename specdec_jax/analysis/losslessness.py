@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from scipy import stats
 
-from specdec_jax.analysis.enumeration import Setting, enumerate_law, first_node, law_table
-from specdec_jax.analysis.toys import Toy, table_model, toy_pair
-from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.analysis.enumeration import Setting, enumerate_law, first_node, law_table, target_joint
+from specdec_jax.analysis.toys import Toy, table_model, toy_pair, toy_phases
+from specdec_jax.decoding import Decoder, build_decoder, no_monitor
 from specdec_jax.drafters.model import model
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import law, make_warp
@@ -35,6 +35,7 @@ WARPS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0, "min_p": 0.3},
     {"temperature": 0.0},
 )
+PHASES, UNWATCHED = toy_phases(), no_monitor()  # made once, so that what was compiled for them is found again
 TOYS = (toy_pair(3, 0), toy_pair(3, 1), toy_pair(3, 2, distance=0.0))
 
 
@@ -47,6 +48,7 @@ class Case(NamedTuple):
     chosen: bool  # the drafter chose its tokens (one-hot laws) instead of drawing them
     total_variation: float
     draft_lengths: tuple[int, ...]  # that occurred
+    law: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
 
 
 class LosslessReport(NamedTuple):
@@ -64,6 +66,8 @@ def prove_exactly(
     *,
     policy_numbers: Mapping[str, Any] | None = None,
     verifier_numbers: Mapping[str, Any] | None = None,
+    monitor: Monitor | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
     max_draft_length: int = 2,
     tokens: int = 3,
     batches: Sequence[int] = (1, 3),
@@ -74,6 +78,8 @@ def prove_exactly(
     """The exact law of the first `tokens` emitted tokens against the target's, over all the given cases.
 
     Args:
+        monitor: what they may read of the text; unless given, phases that change with every token where one of them
+            reads phases, else none.
         batches: rows that policy and verifier see at a time; rows of different texts and states stand side by side.
         warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
         toys: pairs of models; the default has one whose drafter equals its target, where residuals are 0/0.
@@ -85,6 +91,7 @@ def prove_exactly(
     warps = [warp for warp in warps if not (verifier.greedy_only and warp["temperature"] > 0)]
     if not warps:
         raise ValueError("this verifier is for temperature 0 only, and no such warp is given")
+    monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else UNWATCHED)
     cases = []
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for index, toy in enumerate(toys):
@@ -92,11 +99,23 @@ def prove_exactly(
                 drafts, targets = law_table(toy.drafter, warp), law_table(toy.target, warp)
                 for batch, one_hot in itertools.product(batches, chosen):
                     setting = Setting(
-                        policy, verifier, drafts, targets, warp, max_draft_length, tokens, tokens + 1, batch, one_hot
+                        policy,
+                        verifier,
+                        monitor,
+                        drafts,
+                        targets,
+                        warp,
+                        most=max_draft_length,
+                        tokens=tokens,
+                        limit=tokens + 1,
+                        batch=batch,
+                        chosen=one_hot,
                     )
-                    start = first_node(setting, policy_numbers or {}, verifier_numbers or {})
-                    distance, lengths = enumerate_law(setting, start)
-                    cases.append(Case(index, warp, batch, one_hot, distance, lengths))
+                    start = first_node(setting, policy_numbers or {}, verifier_numbers or {}, monitor_numbers or {})
+                    joint, lengths = enumerate_law(setting, start)
+                    distance = float(0.5 * np.abs(joint - target_joint(setting)).sum())
+                    distance = distance if np.isfinite(distance) else np.inf
+                    cases.append(Case(index, warp, batch, one_hot, distance, lengths, joint))
     worst = max(case.total_variation for case in cases)
     lengths = tuple(sorted({length for case in cases for length in case.draft_lengths}))
     return LosslessReport(worst, worst < TOLERANCE, lengths, tuple(cases))
@@ -125,6 +144,7 @@ def toy_decoder(
     """A whole decoder over a toy pair and its parameters, ready for `test_by_sampling`."""
     tables, small = toy_pair(vocab_size, toy), table_model(vocab_size)
     drafter = model(small, max_draft_length, catch_up=4)
+    monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
     decoder = build_decoder(small, drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
     return decoder, ModelParams(tables.target, tables.drafter)
 
@@ -143,6 +163,7 @@ def test_by_sampling(
     batch: int | None = None,
     seed: int = 0,
     branching: int = 8,
+    against: np.ndarray | None = None,
 ) -> SampledReport:
     """Draw sequences with the whole decoder and test the joint law of their first tokens against the target's.
 
@@ -154,12 +175,16 @@ def test_by_sampling(
         warp: arguments of `make_warp`; temperature 1 unless given.
         batch: sequences decoded at a time; None: what keeps the laws of a round under 256 MB.
         seed: sequence i has seed `seed + i`.
+        against: [V] * tokens, a joint law to test against in the place of the target's, as a lossy verifier's.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
     target, most = decoder.parts.target, decoder.parts.drafter.max_draft_length
     if batch is None:
         batch = max(1, min(4096, sequences, 2**26 // (target.spec.vocab_size * (most + 1))))
-    cells = _cells(target, params.target, prompt, numbers, tokens, branching)
+    if against is None:
+        cells = _cells(target, params.target, prompt, numbers, tokens, branching)
+    else:
+        cells = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}
     observed = dict.fromkeys(cells, 0)
     for first in range(0, sequences, batch):
         count = min(batch, sequences - first)

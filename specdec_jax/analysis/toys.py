@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.types import Array, LanguageModel, ModelSpec, Params
+from specdec_jax.numbers import per_row
+from specdec_jax.phase import REASONING, ROUTINE
+from specdec_jax.types import Array, LanguageModel, Law, ModelSpec, Monitor, Params, RoundContext, Verdict
 
 
 class Toy(NamedTuple):
@@ -44,3 +46,21 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
         return jnp.asarray(params)[before, tokens], TokenCache(known, cache.length + tokens.shape[1])
 
     return from_function(apply, init_cache, ModelSpec(vocab_size, context, eos_ids))
+
+
+class ToyPhases(NamedTuple):
+    phase: Array  # [B] int32
+
+
+def toy_phases() -> Monitor:
+    """Phases for toys: reasoning after an odd token, routine after an even one and at the beginning."""
+
+    def init(batch: int) -> ToyPhases:
+        return ToyPhases(per_row(batch, ROUTINE, "phase", dtype=jnp.int32))
+
+    def observe(state: ToyPhases, laws: Law, verdict: Verdict, context: RoundContext) -> ToyPhases:
+        del laws, context
+        last = jnp.take_along_axis(verdict.tokens, verdict.length[:, None] - 1, axis=1)[:, 0]
+        return ToyPhases(jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype))
+
+    return Monitor(init, observe)

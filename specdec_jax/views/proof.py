@@ -143,12 +143,13 @@ def show(proof: Proof, console: Console, title: str) -> None:
 
 def as_json(proof: Proof, policy: str, verifier: str) -> str:
     """The same as one line of JSON."""
+    cases = [{key: value for key, value in case._asdict().items() if key != "law"} for case in proof.exact.cases]
     fields = {
         "policy": policy,
         "verifier": verifier,
         "lossless": proof.lossless,
         "drafted": proof.drafted,
-        "exact": {**proof.exact._asdict(), "cases": [case._asdict() for case in proof.exact.cases]},
+        "exact": {**proof.exact._asdict(), "cases": cases},
         "sampled": proof.sampled._asdict(),
         "pair": None if proof.pair is None else proof.pair._asdict(),
     }
