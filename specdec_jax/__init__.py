@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from specdec_jax import drafters as drafters
     from specdec_jax import stopping as stopping
     from specdec_jax import verification as verification
+    from specdec_jax.beams import Hypothesis as Hypothesis
+    from specdec_jax.beams import beam_search as beam_search
     from specdec_jax.decoding import build_decoder as build_decoder
     from specdec_jax.generation import Generation as Generation
     from specdec_jax.generation import build_pair as build_pair
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Hypothesis": "beams",
+    "beam_search": "beams",
     "build_decoder": "decoding",
     "Generation": "generation",
     "build_pair": "generation",

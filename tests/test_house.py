@@ -34,7 +34,7 @@ CORE = {
     "requests": {"types", "numbers", "sampling", "statistics", "rounds"},
     "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
 }
-ABOVE = ["choices", "generation", "beam_search", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
+ABOVE = ["choices", "generation", "beams", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
 EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import
 
 
