@@ -1,7 +1,7 @@
 """One round: draft, verify in the narrowest width that holds the longest draft, emit, commit."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from specdec_jax.types import (
     Draft,
     Drafter,
     LanguageModel,
+    Law,
     Monitor,
     MonitorState,
     Params,
@@ -52,6 +53,7 @@ class _Verified(NamedTuple):
     cache: Cache
     verifier: VerifierState
     monitor: MonitorState
+    seen: Any  # what the drafter's observer read, leaves [B, K+1, ...]; () without one
 
 
 def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
@@ -72,6 +74,8 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
         tokens = _append(state.tokens, state.length, verified.verdict.tokens, emitted)
         length = state.length + emitted
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
+        if parts.drafter.observer is not None:
+            drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
         accepted = jnp.minimum(verified.verdict.length - 1, emitted)
         width = jnp.array(parts.widths, jnp.int32)[choice]
         measured = (draft, info, accepted, emitted, width, threshold, recorded_phase(state.monitor, length))
@@ -134,9 +138,19 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         verdict = _verdict(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
         monitor = parts.monitor.observe(state.monitor, target, verdict, context)
-        return _Verified(verdict, cache, verifier, select_rows(context.alive, monitor, state.monitor))
+        seen = _observed(parts.drafter, target, draft, verdict, context)
+        return _Verified(verdict, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
 
     return verify
+
+
+def _observed(drafter: Drafter, target: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Any:
+    """What the drafter's observer reads, padded to K+1 positions: the branches of all widths return one shape."""
+    if drafter.observer is None:
+        return ()
+    missing = drafter.max_draft_length + 1 - target.entropy.shape[1]
+    pad = lambda leaf: jnp.pad(leaf, ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))  # noqa: E731
+    return jax.tree.map(pad, drafter.observer.read(target, draft, verdict, context))
 
 
 def draw_length(log_length: Array, context: RoundContext) -> Array:

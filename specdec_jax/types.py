@@ -134,6 +134,16 @@ class Verifier(NamedTuple):
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
 
 
+class Observer(NamedTuple):
+    """How a drafter sees the target's laws: `read` takes a little of them, `learn` gets it after the round's commit."""
+
+    read: Callable[[Law, Draft, Verdict, RoundContext], Any]
+    # inside the verification branch: (laws, draft, verdict, context) -> pytree, leaves [B, T, ...], T the positions
+    # this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless
+    learn: Callable[..., DrafterState]
+    # (params, state, what was read [B, K+1, ...], draft, tokens [B, S] as of the draft, context) -> state
+
+
 class Drafter(NamedTuple):
     """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
 
@@ -144,6 +154,7 @@ class Drafter(NamedTuple):
     # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
+    observer: Observer | None = None  # None: the target's laws do not reach the drafter
 
 
 class Monitor(NamedTuple):

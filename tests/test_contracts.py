@@ -166,7 +166,7 @@ def test_a_drafter_decodes_as_plain_decoding_does(name):
     texts = []
     with jax.default_matmul_precision("highest"):
         for candidate, weights in (
-            (drafter, (other, target) if asks == "drafters" else other),
+            (drafter, {"drafters": (other, target), "language_model": other}.get(asks)),
             (model_drafter(tiny, 1), other),
         ):
             decoder, params = build_decoder(tiny, candidate, static(), rejection()), ModelParams(target, weights)

@@ -1,0 +1,162 @@
+"""A hashed table of n-gram counts, a row a request: arrays of fixed size that a loop updates in place.
+
+Every order (context length) has its own region of buckets. A bucket has WAYS contexts, a context has CANDIDATES next
+tokens with their counts; both are kept with the most recently counted first. That one rule breaks all ties: of equally
+frequent tokens the latest is proposed, of equally rare ones the oldest is dropped. A context is known again by a 32-bit
+fingerprint that is independent of its bucket: a false match, one in billions, costs a rejected draft and nothing else,
+and whole contexts would make the table twice as large.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array
+
+WAYS, CANDIDATES = 4, 4
+EMPTY = -1  # count of a place without a candidate; a candidate that the target only thought likely has count 0
+
+
+class NgramTable(NamedTuple):
+    """Counts of one row, or with a leading B of many. R orders, M buckets, W contexts a bucket, C candidates."""
+
+    key: Array  # [R, M, W] uint32, fingerprints; 0 is free
+    token: Array  # [R, M, W, C] int32, latest first
+    count: Array  # [R, M, W, C] int32
+
+
+class Bucket(NamedTuple):
+    """What a context's hash leads to, for every row and order: [B, R, W], [B, R, W, C] twice."""
+
+    key: Array
+    token: Array
+    count: Array
+
+
+def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
+    """No contexts at all, [B, R, ...]."""
+    shape = (batch, orders, buckets, WAYS)
+    full = (*shape, CANDIDATES)
+    return NgramTable(jnp.zeros(shape, jnp.uint32), jnp.zeros(full, jnp.int32), jnp.full(full, EMPTY, jnp.int32))
+
+
+def hashes(recent: Array, lengths: tuple[int, ...], buckets: int) -> tuple[Array, Array]:
+    """(bucket [B, R] int32, fingerprint [B, R] uint32 >= 1) of the contexts of `lengths` tokens that end `recent`.
+
+    Args:
+        recent: [B, N] int32, the last tokens, oldest first; N at least every length.
+    """
+    place = jnp.full(recent.shape[:1], 0x811C9DC5, jnp.uint32)
+    print_ = jnp.full(recent.shape[:1], 0x2545F491, jnp.uint32)
+    places, prints = [], []
+    for back in range(1, max(lengths) + 1):  # from the newest token: a longer context goes on from a shorter one
+        token = recent[:, -back].astype(jnp.uint32)
+        place = _mixed(place ^ token, 0x9E3779B1)
+        print_ = _mixed(print_ + token, 0x85EBCA6B)
+        if back in lengths:
+            places.append(place)
+            prints.append(print_)
+    bucket = jnp.stack(places, axis=1) & jnp.uint32(buckets - 1)
+    return bucket.astype(jnp.int32), jnp.maximum(jnp.stack(prints, axis=1), jnp.uint32(1))
+
+
+def _mixed(value: Array, factor: int) -> Array:
+    value = (value ^ (value >> jnp.uint32(16))) * jnp.uint32(factor)
+    value = (value ^ (value >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    return value ^ (value >> jnp.uint32(16))
+
+
+def read(table: NgramTable, bucket: Array) -> Bucket:
+    """The bucket [B, R] of every row and order."""
+    rows, orders = _grid(bucket)
+    return Bucket(*(leaf[rows, orders, bucket] for leaf in table))
+
+
+def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
+    """The table with those buckets replaced. No two of them are one place: each has its own row and order."""
+    rows, orders = _grid(bucket)
+    replaced = (
+        leaf.at[rows, orders, bucket].set(value, unique_indices=True) for leaf, value in zip(table, new, strict=True)
+    )
+    return NgramTable(*replaced)
+
+
+def best(found: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
+    """(token, its count, the context's total, known), [B, R] each: the most frequent, the latest of equals."""
+    hit = found.key == print_[:, :, None]
+    way = jnp.argmax(hit, axis=2)[:, :, None, None]
+    tokens = jnp.take_along_axis(found.token, way, axis=2)[:, :, 0]
+    counts = jnp.take_along_axis(found.count, way, axis=2)[:, :, 0]  # [B, R, C]
+    first = jnp.argmax(counts, axis=2)[:, :, None]
+    token = jnp.take_along_axis(tokens, first, axis=2)[:, :, 0]
+    count = jnp.take_along_axis(counts, first, axis=2)[:, :, 0]
+    return token, count, _total(counts), jnp.any(hit, axis=2) & (count >= 0)
+
+
+def counted(found: Bucket, print_: Array, token: Array) -> Bucket:
+    """The buckets after `token` [B] followed their contexts once more; context and candidate move to the front."""
+    hit = found.key == print_[:, :, None]
+    known = jnp.any(hit, axis=2)
+    rarest = _last_least(jnp.where(found.key > 0, _total(found.count), EMPTY))
+    way = jnp.where(known, jnp.argmax(hit, axis=2), rarest).astype(jnp.int32)
+    tokens = jnp.take_along_axis(found.token, way[:, :, None, None], axis=2)[:, :, 0]  # [B, R, C]
+    counts = jnp.take_along_axis(found.count, way[:, :, None, None], axis=2)[:, :, 0]
+    counts = jnp.where(known[:, :, None], counts, EMPTY)
+    same = (tokens == token[:, None, None]) & (counts >= 0)
+    again = jnp.any(same, axis=2)
+    place = jnp.where(again, jnp.argmax(same, axis=2), _last_least(counts)).astype(jnp.int32)
+    before = jnp.take_along_axis(counts, place[:, :, None], axis=2)[:, :, 0]
+    tokens = _to_front(tokens, place, jnp.broadcast_to(token[:, None], place.shape))
+    counts = _to_front(counts, place, jnp.where(again, before + 1, 1))
+    return Bucket(
+        _to_front(found.key, way, print_), _to_front(found.token, way, tokens), _to_front(found.count, way, counts)
+    )
+
+
+def filled(found: Bucket, print_: Array, tokens: Array) -> Bucket:
+    """The buckets with `tokens` [B, k] (best first, -1 for none) as candidates of contexts that were never counted.
+
+    A context that was counted stays as it is, and none is given up for one that was not: what the target thought likely
+    after a draft it rejected is worth less than what was written.
+    """
+    hit = found.key == print_[:, :, None]
+    spare = jnp.where(found.key > 0, _total(found.count), EMPTY) <= 0  # free, or only filled
+    known = jnp.any(hit, axis=2)
+    way = jnp.where(known, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
+    room = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
+    padded = jnp.pad(tokens, ((0, 0), (0, CANDIDATES - tokens.shape[1])), constant_values=-1)[:, None, :]
+    candidates = jnp.broadcast_to(padded, (*way.shape, CANDIDATES))
+    new = Bucket(
+        _to_front(found.key, way, print_),
+        _to_front(found.token, way, jnp.maximum(candidates, 0)),
+        _to_front(found.count, way, jnp.where(candidates >= 0, 0, EMPTY)),
+    )
+    room = room & jnp.any(candidates >= 0, axis=2, keepdims=True)
+    return Bucket(
+        jnp.where(room, new.key, found.key),
+        jnp.where(room[..., None], new.token, found.token),
+        jnp.where(room[..., None], new.count, found.count),
+    )
+
+
+def _total(counts: Array) -> Array:
+    return jnp.sum(jnp.maximum(counts, 0), axis=-1)
+
+
+def _last_least(values: Array) -> Array:
+    """Index of the minimum over the last axis, the last of equals."""
+    size = values.shape[-1]
+    return size - 1 - jnp.argmin(values[..., ::-1], axis=-1)
+
+
+def _to_front(values: Array, place: Array, first: Array) -> Array:
+    """values [B, R, N, ...] with `first` [B, R, ...] in front and the entry at `place` [B, R] taken out."""
+    shifted = jnp.concatenate([first[:, :, None].astype(values.dtype), values[:, :, :-1]], axis=2)
+    index = jnp.arange(values.shape[2], dtype=jnp.int32)
+    kept = index[None, None, :] > place[:, :, None]
+    return jnp.where(kept.reshape(*kept.shape, *[1] * (values.ndim - 3)), values, shifted)
+
+
+def _grid(bucket: Array) -> tuple[Array, Array]:
+    batch, orders = bucket.shape
+    return jnp.arange(batch, dtype=jnp.int32)[:, None], jnp.arange(orders, dtype=jnp.int32)[None, :]

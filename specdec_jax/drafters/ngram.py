@@ -1,0 +1,238 @@
+"""Drafting from n-gram counts that are learnt while decoding: what followed the last tokens most often comes again.
+
+As the n-gram storages of assisted decoding (NASD and adaptive n-gram decoding), with arrays of fixed size inside jit: a
+hashed table a row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token of the prompt and every token emitted is
+counted once, when it is committed; drafts that were rejected never are.
+
+Contexts that never occurred can be filled from what the target thought likely after them (`fill`): a verification looks
+at positions behind a rejected draft too, and its laws there are otherwise thrown away.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.drafters import _table
+from specdec_jax.drafters._table import NgramTable
+from specdec_jax.drafters._walk import check_length, walk
+from specdec_jax.numbers import select_rows
+from specdec_jax.types import (
+    Array,
+    Draft,
+    Drafter,
+    DraftInfo,
+    Law,
+    Observer,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    Verdict,
+)
+
+
+class NgramState(NamedTuple):
+    table: NgramTable  # every leaf [B, R, ...]
+    counted: Array  # [B] int32, tokens of the text whose n-grams are counted
+
+
+class _Recent(NamedTuple):
+    tokens: Array  # [B, N] int32, the last tokens with the draft appended, oldest first
+    known: Array  # [B] int32, how many of them there are
+
+
+def ngram(
+    max_draft_length: int = 7,
+    order: int = 4,
+    back_off: bool = True,
+    slots: int = 4096,
+    fill: int = 0,
+    keep: bool = True,
+    doubt: bool = True,
+    vocab_size: int | None = None,
+) -> Drafter:
+    """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
+
+    Parameters are None, or a table to begin with that `table_of` took out of an earlier state. Drafting costs no model
+    pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so.
+
+    Args:
+        order: n: contexts of up to n - 1 tokens, 2 to 16.
+        back_off: orders 2 to n, the longest known context decides; False: order n only.
+        slots: contexts the table of an order holds, a power of two of at least 4. A full bucket of 4 drops its rarest.
+        fill: most probable tokens of the target's law put in as candidates of contexts never counted, 0 (off) to 4.
+        keep: when a state is extended with another text (`Decoder.extend`), keep what was counted. False: where a row's
+            text is cut back, its table is emptied and the new text is counted from its beginning.
+        doubt: what stopping policies see. True: a token seen c times of t after m tokens is right with probability
+            (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always right.
+        vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
+
+    Raises:
+        ValueError: a number out of range, or a table of another shape.
+    """
+    _check(max_draft_length, order, slots, fill)
+    lengths = tuple(range(1, order)) if back_off else (order - 1,)
+    buckets = slots // _table.WAYS
+
+    def init(params: NgramTable | None, batch: int, cache_slots: int) -> NgramState:
+        del cache_slots
+        table, counted = _table.empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
+        if params is None:
+            return NgramState(table, counted)
+        for name, given, empty in zip(NgramTable._fields, params, table, strict=True):
+            if given.shape != empty.shape[1:]:
+                raise ValueError(
+                    f"the n-gram table's {name} has shape {given.shape}, this drafter's {empty.shape[1:]}: "
+                    "order, back_off and slots must be those it was learnt with"
+                )
+        copies = (jnp.broadcast_to(jnp.asarray(leaf)[None], (batch, *leaf.shape)) for leaf in params)
+        return NgramState(NgramTable(*copies), counted)
+
+    def propose(
+        params: Any,
+        state: NgramState,
+        tokens: Array,
+        context: RoundContext,
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, NgramState, PolicyState]:
+        del params, keep_log_q
+
+        def look(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
+            return _propose_one(state.table, recent, drafted, lengths, buckets, doubt)
+
+        recent = _recent(tokens, context.length, order - 1)
+        draft, info, learnt = walk(
+            policy, policy_state, context, max_draft_length, vocab_size, recent, look, _with_token
+        )
+        return draft, info, state, learnt
+
+    def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
+        fresh = init(params, length.shape[0], 0) if not keep else state
+        return _count_all(state, fresh, tokens, length, lengths, buckets)
+
+    def read(laws: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Array:
+        del draft, verdict, context
+        if fill == 1:
+            return laws.top_token[:, :, None]
+        values, tokens = lax.top_k(laws.log_prob if laws.raw_log_prob is None else laws.raw_log_prob, fill)
+        return jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
+
+    def learn(
+        params: Any, state: NgramState, seen: Array, draft: Draft, tokens: Array, context: RoundContext
+    ) -> NgramState:
+        del params
+        return _fill_all(state, seen, draft, tokens, context, lengths, buckets)
+
+    return Drafter(init, propose, commit, max_draft_length, observer=Observer(read, learn) if fill else None)
+
+
+def table_of(state: NgramState, row: int = 0) -> NgramTable:
+    """What row `row` has counted, for the drafter parameters of another prompt: `table_of(decode_state.drafter)`.
+
+    A copy on the host: states are donated to the next call and their arrays deleted.
+    """
+    return NgramTable(*(np.array(np.asarray(leaf)[row]) for leaf in state.table))  # type: ignore[arg-type]
+
+
+def _check(max_draft_length: int, order: int, slots: int, fill: int) -> None:
+    check_length(max_draft_length)
+    if not 2 <= order <= 16:
+        raise ValueError(f"order must lie in [2, 16], got {order}")
+    if slots < _table.WAYS or slots & (slots - 1):
+        raise ValueError(f"slots must be a power of two of at least {_table.WAYS}, got {slots}")
+    if not 0 <= fill <= _table.CANDIDATES:
+        raise ValueError(f"fill must lie in [0, {_table.CANDIDATES}], got {fill}")
+
+
+def _propose_one(
+    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, doubt: bool
+) -> tuple[Array, Array, Array]:
+    """(token, known, chance), [B] each, after the longest context that has a candidate."""
+    del drafted
+    bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
+    token, count, total, known = _table.best(_table.read(table, bucket), print_)
+    size = jnp.array(lengths, jnp.int32)[None, :]
+    known = known & (size <= recent.known[:, None])
+    order = jnp.max(jnp.where(known, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
+    pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
+    m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
+    # A filled token is the target's own choice after these very tokens: worth one count.
+    seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
+    chance = (seen + m - 0.5) / (of + m) if doubt else jnp.ones_like(m)
+    return pick(token), pick(known), chance
+
+
+def _recent(tokens: Array, length: Array, size: int) -> _Recent:
+    """The last `size` tokens before `length` [B] of every row."""
+    index = length[:, None] - size + jnp.arange(size, dtype=jnp.int32)[None, :]
+    return _Recent(jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1), jnp.minimum(length, size))
+
+
+def _with_token(recent: _Recent, token: Array) -> _Recent:
+    size = recent.tokens.shape[1]
+    shifted = jnp.concatenate([recent.tokens[:, 1:], token[:, None]], axis=1)
+    return _Recent(shifted, jnp.minimum(recent.known + 1, size))
+
+
+def _count_all(
+    state: NgramState, fresh: NgramState, tokens: Array, length: Array, lengths: tuple[int, ...], buckets: int
+) -> NgramState:
+    """Count what was not counted yet, a token a step: two tokens of one step could meet in one context.
+
+    A text shorter than what was counted is another text from there on: those rows go on from `fresh`'s table. Counts
+    of what was emitted and then cut stay in a table that is kept; what remains of the text is not counted twice.
+    """
+    cut = length < state.counted
+    if fresh is not state:
+        emptied = lambda: select_rows(cut, fresh, state)  # noqa: E731
+        state = lax.cond(jnp.any(cut), emptied, lambda: state)
+    state = state._replace(counted=jnp.minimum(state.counted, length))
+    size = max(lengths)
+
+    def count_one(now: NgramState) -> NgramState:
+        more = now.counted < length
+        recent = _recent(tokens, now.counted, size)
+        following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
+        bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
+        found = _table.read(now.table, bucket)
+        counts = more[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.known[:, None])
+        new = _chosen(counts, _table.counted(found, print_, following), found)
+        return NgramState(_table.write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
+
+    return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
+
+
+def _fill_all(
+    state: NgramState,
+    seen: Array,
+    draft: Draft,
+    tokens: Array,
+    context: RoundContext,
+    lengths: tuple[int, ...],
+    buckets: int,
+) -> NgramState:
+    """Fill the contexts of every position verified: the text's end, and after each draft token."""
+    last = jnp.max(jnp.where(context.alive, draft.length, -1))
+
+    def fill_one(carry: tuple[Array, _Recent, NgramTable]) -> tuple[Array, _Recent, NgramTable]:
+        step, recent, table = carry
+        bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
+        found = _table.read(table, bucket)
+        verified = context.alive & (step <= draft.length)
+        wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.known[:, None])
+        candidates = lax.dynamic_index_in_dim(seen, step, axis=1, keepdims=False)
+        table = _table.write(table, bucket, _chosen(wanted, _table.filled(found, print_, candidates), found))
+        token = lax.dynamic_index_in_dim(draft.tokens, jnp.minimum(step, draft.tokens.shape[1] - 1), 1, keepdims=False)
+        return step + 1, _with_token(recent, token), table
+
+    start = (jnp.int32(0), _recent(tokens, context.length, max(lengths)), state.table)
+    return state._replace(table=lax.while_loop(lambda carry: carry[0] <= last, fill_one, start)[2])
+
+
+def _chosen(chosen: Array, new: _table.Bucket, old: _table.Bucket) -> _table.Bucket:
+    """New buckets where chosen [B, R]."""
+    masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
+    return _table.Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, old, strict=True)))

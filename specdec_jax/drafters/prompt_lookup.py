@@ -1,0 +1,110 @@
+"""Prompt lookup: the text's last tokens found earlier in it, and what followed there proposed again.
+
+After Saxena's prompt lookup decoding (2023, apoorvumang/prompt-lookup-decoding), which others ship as n-gram
+speculation. No model and no state: one comparison of the text with its own end, [B, S], and a copy. It pays where
+answers quote: summaries, edits, code, arithmetic written out.
+
+Choices the sources make otherwise: of several longest matches the most recent wins (they take the first), because text
+close by is more often repeated; and a copy that reaches the end of the text goes on into itself, because a match d
+tokens back says that the text has period d (they stop there, after one token in "la la la").
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.drafters._walk import check_length, walk
+from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
+
+
+class _Copy(NamedTuple):
+    """What the walk reads; it never changes."""
+
+    tokens: Array  # [B, K] int32, the whole copy
+    matched: Array  # [B] int32, tokens of the match; 0: there is none
+
+
+def prompt_lookup(
+    max_draft_length: int = 7,
+    longest: int = 3,
+    shortest: int = 1,
+    doubt: bool = True,
+    vocab_size: int | None = None,
+) -> Drafter:
+    """Propose up to `max_draft_length` (K) tokens that followed the longest earlier match of the text's end.
+
+    A row's last n tokens are looked for in its prompt and output, n from `longest` down to `shortest`. Drafting costs
+    no model pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so. Parameters are None.
+
+    Args:
+        doubt: what stopping policies see. True: a match of m tokens, itself m agreements, is right with probability
+            (m + 1/2) / (m + 1), and j tokens into the copy the match is m + j long. False: always right.
+        vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
+
+    Raises:
+        ValueError: max_draft_length or shortest below 1, or longest below shortest.
+    """
+    check_length(max_draft_length)
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"a match has 1 <= shortest <= longest tokens, got shortest {shortest}, longest {longest}")
+
+    def init(params: Any, batch: int, slots: int) -> tuple[()]:
+        del params, batch, slots
+        return ()
+
+    def propose(
+        params: Any,
+        state: tuple[()],
+        tokens: Array,
+        context: RoundContext,
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
+        del params, keep_log_q
+        start, matched = find(tokens, context.length, longest, shortest)
+        copy = _Copy(_copied(tokens, start, context.length, max_draft_length), matched)
+        draft, info, learnt = walk(
+            policy, policy_state, context, max_draft_length, vocab_size, copy, look, lambda memory, token: memory
+        )
+        return draft, info, state, learnt
+
+    def look(copy: _Copy, drafted: Array) -> tuple[Array, Array, Array]:
+        index = jnp.minimum(drafted, max_draft_length - 1)
+        token = jnp.take_along_axis(copy.tokens, index[:, None], axis=1)[:, 0]
+        agreed = (copy.matched + drafted).astype(jnp.float32)
+        chance = (agreed + 0.5) / (agreed + 1.0) if doubt else jnp.ones_like(agreed)
+        return token, copy.matched > 0, chance
+
+    def commit(params: Any, state: tuple[()], tokens: Array, length: Array) -> tuple[()]:
+        del params, tokens, length
+        return state
+
+    return Drafter(init, propose, commit, max_draft_length)
+
+
+def find(tokens: Array, length: Array, longest: int, shortest: int) -> tuple[Array, Array]:
+    """Where the text's end was before: (index [B] of the token after the match, tokens matched [B], 0 for no match).
+
+    Of the matches of most tokens (at most `longest`, at least `shortest`) the last. `longest` comparisons of [B, S].
+    """
+    slots = tokens.shape[1]
+    slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
+    agrees = slot < length[:, None] - 1  # a match ends at `slot`, before the end itself
+    matched = jnp.zeros_like(tokens)
+    for back in range(min(longest, slots)):
+        last = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)  # [B, 1]
+        earlier = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :slots]  # tokens[b, slot - back]
+        agrees = agrees & (earlier == last) & (slot >= back)
+        matched = matched + agrees.astype(jnp.int32)
+    matched = jnp.where(matched >= shortest, matched, 0)
+    most = jnp.max(matched, axis=1)
+    end = jnp.max(jnp.where(matched == most[:, None], slot, 0), axis=1)
+    return end + 1, most
+
+
+def _copied(tokens: Array, start: Array, length: Array, most: int) -> Array:
+    """The `most` tokens [B, K] from `start` on, the text repeated with period length - start beyond its end."""
+    period = jnp.maximum(length - start, 1)[:, None]
+    offset = jnp.arange(most, dtype=jnp.int32)[None, :] % period
+    return jnp.take_along_axis(tokens, jnp.minimum(start[:, None] + offset, tokens.shape[1] - 1), axis=1)
