@@ -20,30 +20,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments.dots import dots_figure
-from experiments.rules import RULES, Rule, rule
+from experiments.rules import RULES, Rule
 from experiments.run_folder import RunFolder
-from experiments.smoke import made_up_traces
-from experiments.studies import RULE_COLOURS, run
+from experiments.studies import RULE_COLOURS, STATIC, chosen_rules, heat, missing, publish, run, table, traces_of
+from experiments.trace_runs import of_texts
 from experiments.traced import (
     MOST_REPEATED,
     chosen_on_other_half,
     costs_or_default,
     faster,
-    load_traces,
     repeated_shares,
     replay_rule,
     texts_by_task,
 )
 from specdec_jax.analysis.clairvoyant import knows_the_overlap
 from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.replay import Replay, oracle
+from specdec_jax.analysis.replay import oracle
 from specdec_jax.analysis.trace import Trace
 
-STATIC, ORACLE, CLAIRVOYANT = "static", "oracle", "knows the overlap"
+ORACLE, CLAIRVOYANT = "oracle", "knows the overlap"
 LIMITS = (CLAIRVOYANT, ORACLE)
+HEAD = ("rule", "publ.", "chosen", "over static (95 %)", "room", "rank", "acc.", "tokens", "wasted")
 
 
 @dataclass(frozen=True)
@@ -73,26 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(config: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    chosen = [rule(name) for name in dict.fromkeys((STATIC, *config.rules))] if config.rules else list(RULES)
-    traces = made_up_traces() if config.smoke else load_traces(config.traces, config.max_draft_length)
+    chosen = chosen_rules(config.rules) if config.rules else list(RULES)
+    traces = traces_of(config.traces, config.smoke, config.max_draft_length)
     costs = costs_or_default(config.costs)
     folder = RunFolder.create("policies", config, config.out)
-    known = {(row["temperature"], row["rule"]) for row in folder.rows()}
-    for temperature, trace in traces.items():
-        with console.status(f"Temperature {temperature:g}"):
-            for entry in [*chosen, *LIMITS]:
-                name = entry if isinstance(entry, str) else entry.name
-                if (temperature, name) not in known and not (name == CLAIRVOYANT and temperature == 0):
-                    folder.append({"temperature": temperature, "rule": name, **measure(trace, entry, costs, config)})
+    entries = {entry.name: entry for entry in chosen} | {name: name for name in LIMITS}
+    wanted = [(t, name) for t in traces for name in entries if not (name == CLAIRVOYANT and t == 0)]
+    for temperature, name in missing(folder, ("temperature", "rule"), wanted):
+        with console.status(f"{name}, {heat(temperature)}"):
+            found = measure(traces[temperature], entries[name], costs, config)
+        folder.append({"temperature": temperature, "rule": name, **found})
     rows = folder.rows()
-    table = "\n\n".join(report(rows, temperature) for temperature in traces)
-    folder.write_text("table.md", table + "\n")
     with folder.replacing("policies.png") as path:
         dots_figure(
             points(rows), "speed-up over plain decoding, setting chosen on other prompts", RULE_COLOURS
         ).savefig(path)
-    console.print(Markdown(table))
-    console.print(f"Written to {folder.path}/")
+    publish(folder, "\n\n".join(report(rows, temperature) for temperature in traces) + "\n", console)
 
 
 def measure(trace: Trace, entry: Rule | str, costs: CostModel, config: Policies) -> dict[str, Any]:
@@ -105,7 +100,7 @@ def measure(trace: Trace, entry: Rule | str, costs: CostModel, config: Policies)
     kept = {key: np.zeros(trace.num_texts) for key in ("seconds", "rounds", "drafted", "accepted", "passes")}
     picked = {}
     for task, texts in texts_by_task(trace).items():
-        judged = chosen_on_other_half(_of_texts(found, texts), costs, settings, config.seed)
+        judged = chosen_on_other_half(of_texts(found, texts), costs, settings, config.seed)
         picked[task] = judged.settings
         for key, values in kept.items():
             values[texts] = getattr(judged, key)
@@ -118,11 +113,6 @@ def measure(trace: Trace, entry: Rule | str, costs: CostModel, config: Policies)
         "tasks": trace.about.get("tasks") or ["all"] * trace.num_texts,
         "repeated": np.round(repeated_shares(trace), 4).tolist(),
     }
-
-
-def _of_texts(found: Replay, texts: np.ndarray) -> Replay:
-    cut = {name: value[:, texts] for name, value in found._asdict().items() if value is not None}
-    return found._replace(**cut)
 
 
 class Line(NamedTuple):
@@ -191,21 +181,23 @@ def report(rows: Sequence[Mapping[str, Any]], temperature: float) -> str:
         if not found:
             continue
         count = sum(value <= MOST_REPEATED for value in first["repeated"]) if clean else len(first["plain"])
-        heading = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         about = "texts with hardly a repeat" if clean else f"texts, {share:.0%} of their tokens repeat earlier ones"
-        head = "| rule | publ. | chosen | over static (95 %) | room | rank | acc. | tokens | wasted |"
-        table = [f"**{heading}**, {count} {about}", "", head, "| --- |" + " ---: |" * 8]
-        parts.append("\n".join(table + [_cells(line) for line in found]))
+        parts.append(f"**{heat(temperature)}**, {count} {about}\n\n" + table(HEAD, map(_cells, found)))
     return "\n\n".join(parts)
 
 
-def _cells(line: Line) -> str:
-    over = "–" if line.rule == STATIC else _interval(line.over_static)
-    rank = "–" if line.rule in LIMITS else f"{line.rank:.1f}"
-    return (
-        f"| {line.rule} | {line.published:.2f} | {line.chosen.estimate:.3f} | {over} | {line.headroom:.0%} | {rank} | "
-        f"{line.rate:.2f} | {line.tokens:.2f} | {line.wasted:.0%} |"
-    )
+def _cells(line: Line) -> list[str]:
+    return [
+        line.rule,
+        f"{line.published:.2f}",
+        f"{line.chosen.estimate:.3f}",
+        "–" if line.rule == STATIC else _interval(line.over_static),
+        f"{line.headroom:.0%}",
+        "–" if line.rule in LIMITS else f"{line.rank:.1f}",
+        f"{line.rate:.2f}",
+        f"{line.tokens:.2f}",
+        f"{line.wasted:.0%}",
+    ]
 
 
 def _interval(value: Any) -> str:
@@ -214,11 +206,8 @@ def _interval(value: Any) -> str:
 
 def points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, float, float, float]]]:
     """(rule, estimate, low, high) by temperature, for the picture."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    return {
-        "greedy" if heat == 0 else f"temperature {heat:g}": [(line.rule, *line.chosen) for line in lines(rows, heat)]
-        for heat in heats
-    }
+    temperatures = dict.fromkeys(row["temperature"] for row in rows)
+    return {heat(t): [(line.rule, *line.chosen) for line in lines(rows, t)] for t in temperatures}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from specdec_jax.choices import nearest
 from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
+LENGTHS = (0, 1, 2, 3, 4, 5, 7)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule("survival", stopping.survival, costs=_measured_costs),
     Rule("survival-one-step", stopping.survival, structure={"look_ahead": False}, costs=_measured_costs),
     Rule("adaptive-gamma", stopping.adaptive_gamma, {}, {"threshold": THRESHOLDS}),
+    Rule("phase-length", stopping.phase_length, {}, {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )
 
 

@@ -116,6 +116,7 @@ class Source(NamedTuple):
     temperature: float
     trace: Trace
     tasks: dict[str, np.ndarray]  # indices of texts; ALL first
+    repeated: np.ndarray  # [N], of every text the share of its tokens that repeat earlier ones
 
 
 class Run(NamedTuple):
@@ -154,7 +155,7 @@ def read_sources(options: TraceFiles, made_up: Traces | None = None) -> tuple[li
         files = trace_files(options.traces)
         digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files]
     sources = [
-        Source(drafter, temperature, trace, tasks_of(trace))
+        Source(drafter, temperature, trace, tasks_of(trace), np.round(repeated_shares(trace), 4))
         for drafter, traces in groups.items()
         for temperature, trace in traces.items()
     ]
@@ -227,7 +228,7 @@ def _row(run: Run, source: Source, texts: np.ndarray, counts: Mapping[str, np.nd
     emitted = source.trace.length[texts].astype(int)
     columns = {name: np.asarray(counts[name]).astype(int).tolist() for name in COUNTS}
     seconds = {"seconds": counts["seconds"].tolist(), "plain_seconds": (emitted * run.costs.plain_pass).tolist()}
-    repeated = np.round(repeated_shares(source.trace)[texts], 4).tolist()
+    repeated = source.repeated[texts].tolist()
     return {"emitted": emitted.tolist(), **columns, **seconds, "repeated": repeated, **more}
 
 

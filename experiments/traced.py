@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.rules import Rule
 from specdec_jax.analysis.cost_model import CostModel, cost_model, load_cost_model
+from specdec_jax.analysis.phase_path import percentile_thresholds, phase_path
 from specdec_jax.analysis.repetition import repeated_share
 from specdec_jax.analysis.replay import Replay, replay
 from specdec_jax.analysis.statistics import Interval, ratio_of_totals
@@ -88,9 +89,14 @@ def flat_costs(ratio: float, slope: float, longest: int) -> CostModel:
 def replay_rule(
     trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Sequence[Mapping[str, Any]] | None = None
 ) -> Replay:
-    """A rule's settings (its published one unless given) over a trace, told the machine's costs."""
-    chosen = [rule.settings()[0]] if settings is None else list(settings)
-    return replay(trace, rule.build(), rule.numbers(chosen, costs, longest), max_draft_length=longest)
+    """A rule's settings (its published one unless given) over a trace, told the machine's costs.
+
+    One that reads phases gets them at percentiles of the texts' own running entropy.
+    """
+    chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.build()
+    phases = phase_path(trace, **percentile_thresholds(trace)) if policy.needs_phases else None
+    numbers = rule.numbers(chosen, costs, longest)
+    return replay(trace, policy, numbers, max_draft_length=longest, phases=phases)
 
 
 class Judged(NamedTuple):

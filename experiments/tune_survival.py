@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments.rules import rule
-from experiments.run_folder import TABLE, RunFolder
-from experiments.smoke import made_up_traces
-from experiments.studies import run
+from experiments.run_folder import RunFolder
+from experiments.studies import publish, run, traces_of
 from experiments.traced import costs_or_default, faster, load_traces
 from specdec_jax.analysis.calibration import fit_prior
 from specdec_jax.analysis.cost_model import CostModel
@@ -57,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tune(config: TuneSurvival, console: Console) -> None:
     """Learns what is missing and writes the run folder."""
-    traces = made_up_traces() if config.smoke else load_traces(config.traces)
+    traces = traces_of(config.traces, config.smoke, 1)
     others = load_traces(config.judge) if config.judge else {}
     costs = costs_or_default(config.costs)
     folder = RunFolder.create("tune_survival", config, config.out)
@@ -71,9 +69,7 @@ def tune(config: TuneSurvival, console: Console) -> None:
                         folder.append(row)
     rows = folder.rows()
     folder.write_json("prior.json", priors(rows))
-    folder.write_text(TABLE, report(rows) + "\n")
-    console.print(Markdown(report(rows)))
-    console.print(f"Written to {folder.path}/")
+    publish(folder, report(rows) + "\n", console)
 
 
 def learn(
@@ -85,9 +81,10 @@ def learn(
         heat: np.random.default_rng(config.seed).permutation(trace.num_texts) % 2 for heat, trace in traces.items()
     }
     by_half = []
-    for half in (0, 1):
-        parts = [select(trace, np.flatnonzero(halves[heat] == half)) for heat, trace in traces.items()]
-        by_half.append(fit_prior(*parts))
+    if None in others.values():
+        for half in (0, 1):
+            parts = [select(trace, np.flatnonzero(halves[heat] == half)) for heat, trace in traces.items()]
+            by_half.append(fit_prior(*parts))
     rows = []
     for heat, trace in traces.items():
         judged, other = others[heat] or trace, others[heat]
@@ -111,10 +108,9 @@ def learn(
 def _judge(trace: Trace, kind: str, learnt: Prior, costs: CostModel) -> dict[str, np.ndarray]:
     """Seconds [N] of each prior."""
     built_in = SAMPLED if kind == "sampled" else GREEDY
-    seconds = {}
+    entry, seconds = rule("survival"), {}
     for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
-        entry = rule("survival")
         numbers = entry.numbers([{}], costs, trace.max_draft_length) | setting
         seconds[name] = replay(trace, entry.build(), numbers).seconds(costs)[0]
     return seconds

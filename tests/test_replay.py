@@ -7,12 +7,14 @@ from rules import FAST
 
 from specdec_jax.analysis import toys
 from specdec_jax.analysis.cost_model import cost_model, flat
+from specdec_jax.analysis.phase_path import phase_path
 from specdec_jax.analysis.replay import Replay, oracle, replay
 from specdec_jax.analysis.tracing import trace_texts
 from specdec_jax.choices import find_factory, names
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.drafters.nothing import nothing
+from specdec_jax.monitors import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, draft_and_verify, static, survival
@@ -38,12 +40,13 @@ def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
 
 def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     decoder = build_decoder(
-        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4
-    )
+        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4,
+        monitor=phases(),
+    )  # fmt: skip
     rows = len(prompts)
     state = decoder.prefill(
         PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + seed, warp=make_warp(rows, **warp),
-        stop_ids=stop_ids, policy_numbers=numbers, record_rounds=limit,
+        stop_ids=stop_ids, policy_numbers=numbers, record_rounds=limit, monitor_numbers=WATCH,
     )  # fmt: skip
     return decoder.run(PARAMS, state)
 
@@ -71,6 +74,7 @@ RULES = {name: (find_factory("policy", name)(), {}) for name in names("policy")}
     "adaedl keep fast": (adaedl(keep_checked_token=True), FAST),
     "static 0": (static(), {"draft_length": 0}),
 }
+WATCH = {"enter": 0.8, "leave": 0.75, "minimum_length": 2, "decay": 0.5}  # of the phases, for rules that read them
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def greedy_trace():
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, numbers = RULES[rule]
     state = live(policy, PROMPTS, numbers, stop_ids=STOPS)
-    found = replay(greedy_trace, policy, numbers, record=True)
+    found = replay(greedy_trace, policy, numbers, record=True, phases=phase_path(greedy_trace, **WATCH))
     for row in range(len(PROMPTS)):
         mine, its = found.record[0, row], recorded(state, row)
         np.testing.assert_array_equal(mine[: len(its)], its)
@@ -98,6 +102,19 @@ def test_tails_of_other_positions_are_seen(greedy_trace):
     for tails in (greedy_trace.tails[order], np.roll(greedy_trace.tails, -1, axis=1)):
         wrong = replay(greedy_trace._replace(tails=tails), adaedl(), FAST, record=True)
         assert (wrong.record != replay(greedy_trace, adaedl(), FAST, record=True).record).any()
+
+
+def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trace):
+    phases_there = phase_path(greedy_trace, **WATCH)
+    seen = [np.mean(phases_there[row, : greedy_trace.length[row]]) for row in range(len(PROMPTS))]
+    assert 0.1 < np.mean(seen) < 0.9
+    policy = find_factory("policy", "phase_length")()
+    rounds = [
+        replay(greedy_trace, policy, record=True, phases=found).record for found in (phases_there, 1 - phases_there)
+    ]
+    assert (rounds[0] != rounds[1]).any()
+    with pytest.raises(ValueError, match="reads phases"):
+        replay(greedy_trace, policy)
 
 
 def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_trace):

@@ -14,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.analysis import replay as one_text
+from specdec_jax.analysis.replay_rounds import (
+    Counts,
+    Rows,
+    Texts,
+    as_settings,
+    first_rows,
+    most_drafts,
+    play_pass,
+    texts_of,
+)
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.types import Array, PolicyState, StoppingPolicy
 
@@ -55,19 +64,17 @@ def long_replay(
     Raises:
         ValueError: as `replay`; or no texts.
     """
-    most = trace.max_draft_length if max_draft_length is None else max_draft_length
-    if not 1 <= most <= trace.max_draft_length:
-        raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")
+    most = most_drafts(trace, max_draft_length)
     texts = list(range(trace.num_texts) if order is None else order)
     if not texts:
         raise ValueError("a long run needs at least one text")
-    given, settings = one_text._settings(numbers or {})
+    given, settings = as_settings(numbers or {})
     state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
-    fields = {name: jnp.asarray(getattr(trace, name)) for name in one_text._Texts._fields if name != "text"}
+    every = texts_of(trace, np.zeros(settings))
     program = _program(policy, most, int(trace.length.max()))
     parts, emitted = [], 0
     for text in texts:
-        known = one_text._Texts(**fields, text=jnp.full((settings,), text, jnp.int32))
+        known = every._replace(text=jnp.full((settings,), text, jnp.int32))
         record, threshold, state = program(known, state)
         parts.append(_rounds(trace, text, np.asarray(record, np.int64), np.asarray(threshold), emitted))
         emitted += int(trace.length[text])
@@ -78,19 +85,16 @@ def long_replay(
 def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tuple[Array, Array, PolicyState]]:
     """One text from the state given: its rounds [S, rounds, 4], the thresholds [S, rounds] and the state after it."""
 
-    def run(texts: Any, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
+    def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
         size = texts.text.shape[0]
-        zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
-        rows = one_text._Rows(zero, zero, zero, zero, ~no, no, no, begun)
-        record = jnp.full((size, rounds, 4), -1, jnp.int16)
-        counts = one_text._Counts(zero, zero, zero, zero, zero, jnp.zeros((size, most + 1), jnp.int32), record)
+        rows, counts = first_rows(texts, begun, most, rounds)
         seen = jnp.full((size, rounds), jnp.nan, jnp.float32)
 
-        def step(carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        def step(carry: tuple[Rows, Counts, Array]) -> tuple[Rows, Counts, Array]:
             rows, counts, seen = carry
             index = jnp.where(rows.done, rounds, counts.rounds)
             seen = seen.at[jnp.arange(size), index].set(policy.threshold(rows.policy), mode="drop")
-            rows, counts = one_text._step(policy, texts, most, rows, counts)
+            rows, counts = play_pass(policy, texts, most, rows, counts)
             return rows, counts, seen
 
         rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))
