@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_jax import verification as verification
     from specdec_jax.beams import Hypothesis as Hypothesis
     from specdec_jax.beams import beam_search as beam_search
+    from specdec_jax.decoding import LossyVerification as LossyVerification
     from specdec_jax.decoding import build_decoder as build_decoder
     from specdec_jax.generation import Generation as Generation
     from specdec_jax.generation import build_pair as build_pair
@@ -35,6 +36,7 @@ _HOMES = {
     "Hypothesis": "beams",
     "beam_search": "beams",
     "build_decoder": "decoding",
+    "LossyVerification": "decoding",
     "Generation": "generation",
     "build_pair": "generation",
     "generate": "generation",

@@ -5,6 +5,7 @@ One dispatch takes a prompt from prefill to its last token (`run`), or a given n
 donated and never closed over.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,13 @@ from specdec_jax.types import (
 )
 
 ALL_ROUNDS = np.iinfo(np.int32).max
+
+
+class LossyVerification(UserWarning):
+    """A decoder was built whose output law is not the target's. Said once a process for each verifier."""
+
+
+_said: set[str] = set()  # verifiers that were warned of
 
 
 class Decoder(NamedTuple):
@@ -80,6 +88,8 @@ def build_decoder(
 ) -> Decoder:
     """Compile-once decoding for one target, drafter, policy and verifier.
 
+    A lossy verifier is warned of (`LossyVerification`), once a process.
+
     Args:
         verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
             runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
@@ -93,6 +103,7 @@ def build_decoder(
     _check_parts(target, drafter, widths, prefill_chunk)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     _check_monitor(parts, watched=monitor is not None)
+    _warn_if_lossy(verifier)
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, DecodeState]) -> Array:
@@ -180,6 +191,15 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
     for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
         if part.needs_phases and not watched:
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
+
+
+def _warn_if_lossy(verifier: Verifier) -> None:
+    """By the factory's name: two decoders of one verifier, at whatever numbers, are one warning."""
+    name = verifier.law.__qualname__.split(".")[0]
+    if not verifier.lossless and name not in _said:
+        _said.add(name)
+        text = f"{name} verification is lossy: the law of the output is not the target's (docs/losslessness.md)"
+        warnings.warn(text, LossyVerification, stacklevel=3)
 
 
 def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:

@@ -1,0 +1,128 @@
+"""What lossy verifiers do, once more: paths of accepting and redrawing, walked one by one over plain numpy laws.
+
+Nothing here imports jax or the package. A verifier is a function (p, q, x, numbers) of one drafted position that lists
+what can happen: (chance, None) for the draft kept, (chance, law) for another token drawn from that law instead. p and q
+are the laws as sampled; `numbers` may bring `raw`, the target's law at temperature 1, for what greedy rules read.
+"""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import oracles
+
+
+def entropy(prob):
+    return -sum(p * math.log(p) for p in prob if p > 0)
+
+
+def residual(p, q):
+    rest = np.array([max(a - b, 0.0) for a, b in zip(p, q, strict=True)])
+    return rest / rest.sum() if rest.sum() > 0 else p
+
+
+def rejection(p, q, x, numbers):
+    accept = min(1.0, p[x] / q[x])
+    return [(accept, None), (1 - accept, residual(p, q))]
+
+
+def lenience(p, q, x, numbers):
+    """q is l q where it is compared (arXiv 2211.17192, A.5); argmax: p(x) > l max p, or the first choice."""
+    if "raw" in numbers:
+        raw = numbers["raw"]
+        keep = x == int(np.argmax(raw)) or raw[x] > numbers["lenience"] * max(raw)
+        return [(1.0, None)] if keep else [(1.0, np.eye(len(raw))[int(np.argmax(raw))])]
+    accept = min(1.0, p[x] / (numbers["lenience"] * q[x]))
+    return [(accept, None), (1 - accept, residual(p, q))]
+
+
+def typical(p, q, x, numbers):
+    threshold = min(numbers["epsilon"], numbers["delta"] * math.exp(-entropy(p)))
+    return [(1.0, None)] if p[x] > threshold else [(1.0, p)]
+
+
+def top_set(prob, size):
+    order = sorted(range(len(prob)), key=lambda token: (-prob[token], token))
+    return {token for token in order[:size] if prob[token] > 0}
+
+
+def easd(p, q, x, numbers):
+    accept = min(1.0, p[x] / q[x])
+    tops = top_set(p, numbers["top_n"]), top_set(q, numbers["top_n"])
+    share = len(tops[0] & tops[1]) / max(len(tops[0]), len(tops[1]))
+    unsure = entropy(q) > numbers["drafter_entropy"] and entropy(p) > numbers["target_entropy"]
+    if not (unsure and share >= numbers["overlap"]):
+        return [(accept, None), (1 - accept, residual(p, q))]
+    other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])
+    return [(accept, other / other.sum()), (1 - accept, residual(p, q))]
+
+
+def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
+    """The law [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
+
+    `target` and `drafter` are tables [V, V, V] of probabilities by the last two tokens. A round drafts no more than the
+    budget allows: `limit` - emitted - 1. `phases`, if given, is the function of a text (its emitted part) that says
+    which entry of the list `judge` judges the round that begins there.
+    """
+    vocab = len(target)
+    joint, texts = np.zeros((vocab,) * tokens), {(): 1.0}
+    while texts:
+        longer = defaultdict(float)
+        for text, chance in texts.items():
+            rule = judge if phases is None else judge[phases(text)]
+            budget = min(drafts, limit - len(text) - 1)
+            for new, share in round_law(rule, target, drafter, (0, 1, *text), budget, numbers).items():
+                whole = (text + new)[:tokens]
+                if len(whole) == tokens:
+                    joint[whole] += chance * share
+                else:
+                    longer[whole] += chance * share
+        texts = longer
+    return joint
+
+
+def round_law(judge, target, drafter, text, budget, numbers):
+    """{tokens: probability} of one round; drafts after a refusal don't matter, so they are never drawn here."""
+    found = defaultdict(float)
+    open_paths = [((), 1.0)]
+    for _ in range(budget):
+        kept = []
+        for drafted, chance in open_paths:
+            known = text + drafted
+            p, q = target[known[-2], known[-1]], drafter[known[-2], known[-1]]
+            raw = numbers.get("raw_target")
+            seen = numbers if raw is None else {**numbers, "raw": raw[known[-2], known[-1]]}
+            for x in range(len(q)):
+                if q[x] == 0:
+                    continue
+                for share, law in judge(p, q, x, seen):
+                    if share <= 0:
+                        continue
+                    if law is None:
+                        kept.append(((*drafted, x), chance * q[x] * share))
+                        continue
+                    for token in range(len(law)):
+                        found[(*drafted, token)] += chance * q[x] * share * law[token]
+        open_paths = kept
+    for drafted, chance in open_paths:  # the bonus token
+        known = text + drafted
+        for token, share in enumerate(target[known[-2], known[-1]]):
+            found[(*drafted, token)] += chance * share
+    return found
+
+
+def emitted_law(judge, p, q, numbers):
+    """The law [V] of the token that stands where one token was drafted."""
+    out = np.zeros(len(p))
+    for x in range(len(q)):
+        for share, law in judge(p, q, x, numbers) if q[x] > 0 else []:
+            out += q[x] * share * (np.eye(len(p))[x] if law is None else law)
+    return out
+
+
+def tables(toy, warp):
+    """The laws [V, V, V] of a toy pair, target and drafter."""
+    return [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table.astype(np.float64)) for table in toy]
+
+
+VERIFIERS = {"rejection": rejection, "lenience": lenience, "typical": typical, "easd": easd}

@@ -1,0 +1,278 @@
+"""Lossy verifiers have the law that is written down: paths walked in plain Python against ours, summed and drawn."""
+
+import jax
+import jax.numpy as jnp
+import lossy_oracles as plain
+import numpy as np
+import pytest
+from lossy_oracles import tables
+
+from specdec_jax import decoding
+from specdec_jax.analysis import losslessness
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.choices import choose
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model
+from specdec_jax.sampling import laws, make_warp
+from specdec_jax.stopping import static
+from specdec_jax.types import Draft, RoundContext, Verifier
+from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
+from specdec_jax.views.warned import warned_in_a_line
+
+DRAFTS, TOKENS = 2, 3
+UNSURE = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
+SURE = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less sure
+CASES = {
+    "lenience 0.3": (lenience(), "lenience", {"lenience": 0.3}),
+    "lenience 0.8": (lenience(), "lenience", {"lenience": 0.8}),
+    "typical": (typical(), "typical", {"epsilon": 0.09, "delta": 0.3}),
+    "typical 0.3": (typical(), "typical", {"epsilon": 0.3, "delta": 0.5}),
+    "easd": (easd(), "easd", UNSURE),
+    "easd top 2": (easd(top_n=2), "easd", {"drafter_entropy": 0.3, "target_entropy": 0.2, "overlap": 1.0, "top_n": 2}),
+}
+WARPS = (
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 0.6, "top_k": 2},
+    {"temperature": 0.0},
+)
+
+
+def traced(numbers):
+    """The numbers of `init`: a set's size is structure."""
+    return {name: value for name, value in numbers.items() if name != "top_n"}
+
+
+def as_used(numbers):
+    return {name: float(np.float32(value)) for name, value in numbers.items() if name != "top_n"} | {
+        "top_n": numbers.get("top_n", 8)
+    }
+
+
+def oracle(judge, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKENS):
+    target, drafter = tables(toy, warp)
+    used = as_used(numbers)
+    if warp["temperature"] == 0:
+        used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
+    shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
+    return plain.joint_law(judge, target, drafter, numbers=used, **shape)
+
+
+def enumerated(verifier, numbers, toys=losslessness.TOYS[:2], warps=WARPS, **options):
+    return losslessness.prove_exactly(
+        static(),
+        verifier,
+        policy_numbers={"draft_length": DRAFTS},
+        verifier_numbers=traced(numbers),
+        batches=(3,),
+        chosen=(False,),
+        toys=toys,
+        warps=warps,
+        max_draft_length=DRAFTS,
+        tokens=TOKENS,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_enumerated_law_is_that_of_the_paths(name):
+    verifier, judge, numbers = CASES[name]
+    for case in enumerated(verifier, numbers).cases:
+        expected = oracle(plain.VERIFIERS[judge], losslessness.TOYS[case.toy], case.warp, numbers)
+        np.testing.assert_allclose(case.law, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
+        np.testing.assert_allclose(expected.sum(), 1.0)
+
+
+@pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd"])
+def test_another_number_is_another_law(name):
+    """The control of the test above: paths with a number a little off do not have the law of ours."""
+    verifier, judge, numbers = CASES[name]
+    key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[judge]
+    wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
+    cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+    apart = [
+        np.abs(case.law - oracle(plain.VERIFIERS[judge], losslessness.TOYS[case.toy], case.warp, wrong)).sum()
+        for case in cases
+    ]
+    assert max(apart) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("verifier", "sweep"),
+    [
+        (lenience(), [{"lenience": value} for value in (1.0, 0.9, 0.6, 0.3, 0.1)]),
+        (typical(), [{"epsilon": value, "delta": 10.0} for value in (1.0, 0.5, 0.1)]),
+        (easd(), [SURE, *({"drafter_entropy": value, "target_entropy": value} for value in (1.0, 0.8, 0.0))]),
+    ],
+    ids=["lenience", "typical", "easd"],
+)
+def test_the_distance_begins_at_nothing_and_grows(verifier, sweep):
+    distances = []
+    for numbers in sweep:
+        cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+        distances.append(np.mean([case.total_variation for case in cases]))
+    assert distances[0] < 1e-12 and np.all(np.diff(distances) > 1e-3), distances
+
+
+def judged(verifier, numbers, draft, target, warp):
+    rows = len(draft.length)
+    zeros = jnp.zeros(rows, jnp.int32)
+    context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
+    log_length, next_law, _ = jax.jit(
+        lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
+            verifier.law(state, draft, target, target.log_prob, context)
+        )
+    )(verifier.init(rows, **numbers))
+    return np.asarray(log_length), np.asarray(next_law)
+
+
+def random_case(rows, temperature, chosen=False, seed=0):
+    rng = np.random.default_rng(seed)
+    warp = make_warp(rows, temperature)
+    target = laws(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
+    drafter = laws(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
+    tokens = rng.integers(0, 12, (rows, 3)).astype(np.int32) if temperature else np.asarray(drafter.top_token)
+    one_hot = jnp.full((rows, 3), chosen)
+    log_q = None if chosen else drafter.log_prob
+    return Draft(jnp.asarray(tokens), log_q, one_hot, jnp.asarray(rng.integers(0, 4, rows))), target, warp
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_lenience_1_is_rejection_to_the_last_bit(temperature, chosen):
+    case = random_case(200, temperature, chosen)
+    for one, other in zip(judged(lenience(), {"lenience": 1.0}, *case), judged(rejection(), {}, *case), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(judged(lenience(), {"lenience": 0.3}, *case)[0], judged(rejection(), {}, *case)[0])
+
+
+@pytest.mark.parametrize(("temperature", "chosen"), [(0.0, False), (0.8, True)])
+def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
+    case = random_case(200, temperature, chosen)
+    zero = {"drafter_entropy": 0.0, "target_entropy": 0.0, "overlap": 0.0}
+    lengths, weights = judged(easd(), zero, *case)
+    expected, others = judged(rejection(), {}, *case)
+    np.testing.assert_array_equal(lengths, expected)
+    reached = np.isfinite(expected).T  # [K+1, B]
+    found, wanted = (values[reached] / values[reached].sum(-1, keepdims=True) for values in (weights, others))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_typical_at_temperature_0_keeps_first_choices_only():
+    draft, target, warp = random_case(200, 0.0)
+    expected, _ = judged(rejection(), {}, draft, target, warp)
+    np.testing.assert_array_equal(judged(typical(), {}, draft, target, warp)[0], expected)
+
+
+# Phases
+
+
+def last_is_odd(text):
+    return text[-1] % 2 if text else 0
+
+
+def test_by_phase_judges_each_round_by_its_phase():
+    numbers = {"lenience": 0.4}
+    for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
+        judges = [plain.lenience, plain.rejection]
+        expected = oracle(judges, losslessness.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        np.testing.assert_allclose(case.law, expected, atol=1e-6)
+        turned = oracle(judges[::-1], losslessness.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        assert np.abs(turned - expected).sum() > 1e-3
+
+
+def test_by_phase_of_lossless_verifiers_is_lossless():
+    both = by_phase(block(), rejection())
+    assert both.lossless and both.needs_phases and enumerated(both, {}).lossless
+    assert not by_phase().lossless and not by_phase(rejection(), typical()).lossless
+    assert not by_phase(typical(), typical()).needs_log_q
+
+
+def test_by_phase_hands_numbers_on():
+    state = by_phase(lenience(), typical()).init(2, lenience=0.4, delta=0.2)
+    assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
+    two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])
+    assert np.allclose(two.routine.lenience, 0.4) and np.allclose(two.reasoning.lenience, [0.8, 0.9])
+    with pytest.raises(ValueError, match=r"lenience must lie in \(0, 1\], got 0"):
+        by_phase().init(2, lenience=0)
+    with pytest.raises(ValueError, match="a verifier for routine phases, got 3"):
+        by_phase(routine=3)
+
+
+def test_verifiers_wrap_by_name():
+    options = ["routine=easd", "reasoning=typical", "top_n=3", "overlap=0.7", "epsilon=0.2"]
+    choice = choose("verifier", "by_phase", options)
+    assert isinstance(choice.strategy, Verifier) and choice.numbers == {"overlap": 0.7, "epsilon": 0.2}
+    with pytest.raises(ValueError, match="has no option 'lenienc'; did you mean 'lenience'"):
+        choose("verifier", "by_phase", ["lenienc=0.3"])
+    with pytest.raises(ValueError, match="unknown verifier 'typcal'; did you mean 'typical'"):
+        choose("verifier", "by_phase", ["routine=typcal"])
+
+
+def test_a_decoder_for_phases_needs_a_monitor():
+    small = table_model(3)
+    with pytest.raises(ValueError, match="verifier reads phases"):
+        build_decoder(small, model(small, 2), static(), by_phase())
+
+
+@pytest.mark.parametrize(
+    ("factory", "numbers", "message"),
+    [
+        (lenience, {"lenience": 0.0}, r"lenience must lie in \(0, 1\], got 0"),
+        (lenience, {"lenience": 1.5}, r"lenience must lie in \(0, 1\], got 1.5"),
+        (typical, {"epsilon": 2}, r"epsilon must lie in \[0, 1\], got 2"),
+        (typical, {"delta": -1}, r"delta must lie in \[0, inf\), got -1"),
+        (easd, {"overlap": 1.1}, r"overlap must lie in \[0, 1\], got 1.1"),
+        (easd, {"target_entropy": float("nan")}, "target_entropy"),
+    ],
+)
+def test_what_they_refuse(factory, numbers, message):
+    with pytest.raises(ValueError, match=message):
+        factory().init(2, **numbers)
+    with pytest.raises(ValueError, match="top_n of 1 or more, got 0"):
+        easd(top_n=0)
+
+
+# The whole decoder
+
+
+@pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
+def test_the_whole_decoder_draws_from_that_law_and_not_the_targets(name):
+    verifier, judge, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
+    toy, limit = toy_pair(3, 0), TOKENS + DRAFTS
+    rules, phases = plain.VERIFIERS[judge], None
+    if name == "by_phase":
+        rules, phases = [plain.lenience, plain.rejection], last_is_odd
+    expected = oracle(rules, toy, WARPS[0], numbers, limit, phases)
+    decoder, params = losslessness.toy_decoder(static(), verifier, DRAFTS)
+    options = {"verifier_numbers": traced(numbers), "policy_numbers": {"draft_length": DRAFTS}, "tokens": TOKENS}
+    drawn = losslessness.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
+    assert drawn.p_value > 1e-3 and drawn.degrees >= 15
+    assert losslessness.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12
+
+
+# What is said
+
+
+def decoder_of(verifier):
+    small = table_model(3)
+    return build_decoder(small, model(small, 2), static(), verifier)
+
+
+def test_lossy_says_so_once(monkeypatch):
+    monkeypatch.setattr(decoding, "_said", set())
+    with pytest.warns(decoding.LossyVerification) as found:
+        decoder_of(lenience())
+        decoder_of(lenience())
+        decoder_of(rejection())
+        decoder_of(typical())
+    assert [str(one.message).split()[0] for one in found] == ["lenience", "typical"]
+    assert issubclass(decoding.LossyVerification, UserWarning) and found[0].filename == __file__
+
+
+def test_a_command_says_it_in_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(decoding, "_said", set())
+    with warned_in_a_line():
+        decoder_of(easd())
+    said = capsys.readouterr().err
+    assert said.startswith("warning: easd verification is lossy") and said.count("\n") == 1
