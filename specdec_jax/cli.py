@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeVar, Union
 
 import tyro
 
+from specdec_jax.views.warned import warned_in_a_line
+
 FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 T = TypeVar("T")
@@ -143,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        return run_generate(command) if isinstance(command, Generate) else run_verify(command)
+        with warned_in_a_line():
+            return run_generate(command) if isinstance(command, Generate) else run_verify(command)
     except BrokenPipeError:  # whoever read our output has enough; nothing more can be written, at exit neither
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
