@@ -1,0 +1,234 @@
+"""Several drafters at once: who is chosen, that the rest sits out and catches up; the text stays the target's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.analysis import losslessness
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model, ngram, nothing, several
+from specdec_jax.drafters.several import SeveralState, _learnt
+from specdec_jax.monitors import phases
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.stopping import adaedl, static
+from specdec_jax.types import Draft, Drafter, DraftInfo
+from specdec_jax.verification import block, rejection
+
+VOCAB, MOST, NEW = 5, 3, 60
+TABLES = toy_pair(VOCAB, 0, distance=0.9)
+GOOD, BAD = TABLES.target, toy_pair(VOCAB, 7).drafter
+
+
+def table(most=MOST):
+    return model(table_model(VOCAB), most, catch_up=4)
+
+
+def decode(
+    drafter, params, *, policy=None, verifier=None, temperature=1.0, prompts=((0, 1), (2, 3, 1)), monitor=None, **more
+):
+    decoder = build_decoder(
+        table_model(VOCAB), drafter, policy or static(), verifier or rejection(), monitor=monitor, prefill_chunk=4
+    )
+    weights = ModelParams(TABLES.target, params)
+    options = {"max_new_tokens": NEW, "seed": 3, "stop_ids": (), "record_rounds": NEW, "slots": 96, **more}
+    state = decoder.prefill(weights, prompts, warp=make_warp(len(prompts), temperature=temperature), **options)
+    return jax.tree.map(np.asarray, decoder.run(weights, state))
+
+
+def rounds_of(state, row):
+    return int(state.statistics.num_rounds[row])
+
+
+@pytest.mark.parametrize("verifier", [rejection, block])
+def test_one_drafter_among_several_is_that_drafter(verifier):
+    """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
+    alone = decode(table(), BAD, policy=adaedl(), verifier=verifier())
+    for drafter, params in (
+        (several([table()]), (BAD,)),
+        (several([table(), table()], prior=0.0, drift=0.0), (BAD, GOOD)),
+    ):
+        joined = decode(drafter, params, policy=adaedl(), verifier=verifier())
+        np.testing.assert_array_equal(joined.tokens, alone.tokens)
+        jax.tree.map(np.testing.assert_array_equal, joined.statistics, alone.statistics)
+        np.testing.assert_array_equal(joined.record.proposed, alone.record.proposed)
+
+
+def test_the_better_drafter_is_chosen_and_the_other_is_tried_again():
+    state = decode(
+        several([table(), table()], drift=0.05, prior=8.0), (BAD, GOOD), max_new_tokens=90, record_rounds=90, slots=128
+    )
+    for row in range(2):
+        rounds = rounds_of(state, row)
+        chosen = state.record.drafter_id[row, :rounds]
+        assert chosen[0] == 0 and 1 in chosen[:6], "the first is tried first, the other soon after"
+        assert np.mean(chosen[6:] == 1) > 0.6
+        assert 0 in chosen[8:], "the one that sat out is tried again"
+
+
+def test_who_sits_out_catches_up():
+    """The good drafter is the target itself: it is accepted whole whenever it drafts, so its cache was right each time.
+
+    A cache with a hole would draft from other texts; the table's law depends on the last two tokens.
+    """
+    state = decode(several([table(), table()], drift=0.2, prior=8.0), (BAD, GOOD))
+    for row in range(2):
+        rounds = rounds_of(state, row) - 1
+        by_good = state.record.drafter_id[row, :rounds] == 1
+        changes = np.sum(by_good[1:] & ~by_good[:-1])
+        assert changes >= 3, "it must have sat out and come back"
+        accepted, drafted = state.record.accepted[row, :rounds], state.record.drafted[row, :rounds]
+        np.testing.assert_array_equal(accepted[by_good], drafted[by_good])
+
+
+def test_a_drafter_nobody_chose_does_not_run():
+    """Its propose and commit are behind `lax.cond`."""
+    calls = {"propose": 0, "commit": 0}
+
+    def counted(drafter: Drafter) -> Drafter:
+        def note(name):
+            calls[name] += 1
+
+        def propose(*arguments):
+            jax.debug.callback(lambda: note("propose"))
+            return drafter.propose(*arguments)
+
+        def commit(*arguments):
+            jax.debug.callback(lambda: note("commit"))
+            return drafter.commit(*arguments)
+
+        return drafter._replace(propose=propose, commit=commit)
+
+    joined = several([table(), counted(table())], drift=0.0, prior=4.0)
+    state = decode(joined, (GOOD, BAD), prompts=((0, 1),))
+    jax.effects_barrier()
+    by_other = int(np.sum(state.record.drafter_id[0, : rounds_of(state, 0)] == 1))
+    assert 0 < by_other < rounds_of(state, 0) / 2
+    assert calls["propose"] == by_other
+    assert calls["commit"] <= 1 + 2 * by_other  # the prompt, and twice a round: catching up, and what was accepted
+
+
+def test_rows_choose_for_themselves():
+    """Each row of a batch drafts, chooses and decodes as it does alone."""
+    joined, params = several([table(), table()], drift=0.05, prior=8.0), (BAD, GOOD)
+    both = decode(joined, params)
+    for row, prompt in enumerate(((0, 1), (2, 3, 1))):
+        alone = decode(joined, params, prompts=(prompt,), seed=3 + row)
+        rounds = rounds_of(alone, 0)
+        assert rounds == rounds_of(both, row)
+        np.testing.assert_array_equal(alone.tokens[0], both.tokens[row])
+        np.testing.assert_array_equal(alone.record.drafter_id[0, :rounds], both.record.drafter_id[row, :rounds])
+    first, second = (both.record.drafter_id[row, :14] for row in range(2))
+    assert np.any(first != second), "rows that choose alike test nothing"
+
+
+def repeats_last(most=MOST, only_after=None) -> Drafter:
+    """Drafts the row's last token again and again, without a model; nothing unless that token is `only_after`."""
+
+    def propose(params, state, tokens, context, policy, policy_state, keep_log_q):
+        last = jnp.take_along_axis(tokens, context.length[:, None] - 1, axis=1)
+        found = context.alive & (True if only_after is None else last[:, 0] == only_after)
+        length = jnp.where(found, context.budget, 0)
+        none = jnp.full((tokens.shape[0], most), jnp.nan, jnp.float32)
+        draft = Draft(jnp.broadcast_to(last, none.shape), None, jnp.ones(none.shape, bool), length)
+        return draft, DraftInfo(0 * length, 0 * length, none, none, 0 * length), state, policy_state
+
+    keep = lambda params, state, tokens, length: state  # noqa: E731
+    return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), propose, keep, most)
+
+
+def test_who_finds_nothing_hands_over_in_the_same_round():
+    joined = several([repeats_last(only_after=2), table()], prior=1e4, drift=1.0)
+    state = decode(joined, (None, GOOD))
+    for row in range(2):
+        rounds = rounds_of(state, row) - 1
+        begins = np.concatenate([[0], np.cumsum(state.record.emitted[row, :rounds])])[:-1] + state.prompt_length[row]
+        last, chosen = state.tokens[row, begins - 1], state.record.drafter_id[row, :rounds]
+        assert np.all(chosen[last != 2] == 1) and 0 in chosen[last == 2]
+        assert np.all(state.record.drafted[row, :rounds] > 0)
+
+
+def test_the_text_is_the_targets_greedily():
+    plain = decode(nothing(), None, temperature=0.0)
+    for drafter, params in (
+        (several([table(), table()], drift=0.2, prior=8.0), (BAD, GOOD)),
+        (several([repeats_last(), table()], drift=0.2, prior=8.0), (None, BAD)),
+    ):
+        state = decode(drafter, params, temperature=0.0)
+        np.testing.assert_array_equal(state.tokens, plain.tokens)
+
+
+def test_observers_inside_see_the_target():
+    """An n-gram table filled from the target's laws is filled as well when a model drafts beside it."""
+    joined = several([ngram(MOST, order=2, slots=64, fill=1), table()], prior=0.0, drift=0.0)
+    state = decode(joined, (None, BAD), temperature=0.0, prompts=((0, 1),), policy_numbers={"draft_length": MOST})
+    learnt = state.drafter.states[0].table
+    assert sum(int(np.sum(leaf != 0)) for leaf in jax.tree.leaves(learnt)) > 0
+    assert joined.observer is not None and several([table()]).observer is None
+
+
+@pytest.mark.parametrize("verifier", [rejection, block])
+def test_the_text_is_the_targets_in_law(verifier):
+    """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
+    tables, small = toy_pair(3, 0), table_model(3)
+    drafter = several([repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3)
+    decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
+    params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
+    report = losslessness.test_by_sampling(
+        decoder,
+        params,
+        sequences=24_576,
+        policy_numbers={"draft_length": 2},
+        monitor_numbers={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
+    )
+    assert report.lossless, report
+
+
+def test_estimates_are_the_written_down_sums():
+    rng, price = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
+    tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
+    state = SeveralState(
+        (), jnp.zeros((3, 2), jnp.int32), *(jnp.asarray(x, jnp.float32) for x in (tokens, time)), *[None] * 4
+    )
+    length = np.array([5, 9])
+    for _ in range(30):
+        who, phase, passes = rng.integers(0, 4, 2), rng.integers(0, 2, 2), rng.integers(0, 5, 2)
+        emitted = rng.integers(0, 5, 2)
+        as_array = lambda values: jnp.asarray(values, jnp.int32)  # noqa: E731
+        state = state._replace(
+            drafter=as_array(who), phase=as_array(phase), passes=as_array(passes), length=as_array(length)
+        )
+        length = length + emitted
+        state = _learnt(state, as_array(length), jnp.asarray(price, jnp.float32), 0.7, 0.1, 2.0)
+        for row in range(2):
+            if who[row] == 3 or emitted[row] == 0:
+                continue
+            for n in range(3):
+                at = row, phase[row], n
+                if n == who[row]:
+                    tokens[at] = 0.7 * tokens[at] + emitted[row]
+                    time[at] = 0.7 * time[at] + 1 + price[n] * passes[row]
+                else:
+                    tokens[at] += 0.1 * (2.0 - tokens[at])
+                    time[at] += 0.1 * (1.0 - time[at])
+    np.testing.assert_allclose(state.tokens, tokens, rtol=1e-5)
+    np.testing.assert_allclose(state.time, time, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: several([]), "at least one drafter"),
+        (lambda: several([table(2), table(3)]), r"one max_draft_length, got \[2, 3\]"),
+        (lambda: several([table()], costs=[0.1, 0.2]), "costs must be 1 numbers"),
+        (lambda: several([table()], costs=[-0.1]), "costs must be 1 numbers of 0 or more"),
+        (lambda: several([table()], decay=1.0), "decay must lie in"),
+        (lambda: several([table()], drift=1.5), "drift must lie in"),
+        (lambda: several([table(), table()]).init((BAD,), 1, 8), "2 drafters need as many parameters"),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
