@@ -78,11 +78,34 @@ def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
         ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value of the wrong type
             or out of range, or a factory that returns something else.
     """
-    given = dict(_parse(option) for option in options)
+    given = parse_options(options)
     strategy, structure = _build(kind, name, given)
     numbers = {key: value for key, value in given.items() if key not in structure}
     check_numbers(kind, name, strategy, numbers, also=structure)
     return Choice(name, strategy, numbers)
+
+
+def build_drafter(name: str, options: Mapping[str, Any], offered: Mapping[str, Any]) -> Drafter:
+    """A drafter without a model, by name or file: `options` must be its factory's, `offered` are what it has of them.
+
+    Raises:
+        ValueError: as `choose`.
+    """
+    parameters = _parameters(find_factory("drafter", name))
+    for key in options:
+        if key not in parameters:
+            raise ValueError(f"drafter {name} has no option {key!r}{nearest(key, parameters)}")
+    given = {key: value for key, value in offered.items() if key in parameters} | dict(options)
+    return _build("drafter", name, given)[0]
+
+
+def parse_options(options: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words as a mapping; a value is a Python literal or else a text.
+
+    Raises:
+        ValueError: a word without `=`.
+    """
+    return dict(_parse(option) for option in options)
 
 
 def check_numbers(kind: str, name: str, strategy: Any, numbers: Mapping[str, Any], also: Iterable[str] = ()) -> None:
@@ -91,10 +114,13 @@ def check_numbers(kind: str, name: str, strategy: Any, numbers: Mapping[str, Any
     Raises:
         ValueError: as said.
     """
-    known = _parameters(strategy.init).keys() - {"batch"}
+    numberless = isinstance(strategy, Drafter)  # its `init` takes parameters and sizes, and no numbers
+    known = set() if numberless else _parameters(strategy.init).keys() - {"batch"}
     for key in numbers:
         if key not in known:
             raise ValueError(f"{kind} {name} has no option {key!r}{nearest(key, known | set(also))}")
+    if numberless:
+        return
     try:
         strategy.init(1, **numbers)
     except TypeError as error:

@@ -1,6 +1,5 @@
 """Text in; text, tokens and statistics out. The call a user makes first."""
 
-import functools
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -10,22 +9,15 @@ import jax
 import numpy as np
 
 from specdec_jax.choices import nearest
-from specdec_jax.decoding import Decoder, build_decoder
-from specdec_jax.drafters.model import model as model_drafter
-from specdec_jax.drafters.nothing import nothing
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
-from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.monitors.phases import phases
+from specdec_jax.loading import LoadedModel
+from specdec_jax.pairs import Pair as Pair
+from specdec_jax.pairs import build_pair as build_pair
 from specdec_jax.requests import slots_for
-from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import recorded_rounds, summarise
-from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.types import DecodeState, LanguageModel, Monitor, StoppingPolicy, Verifier
-from specdec_jax.verification.rejection import rejection
+from specdec_jax.types import DecodeState
 
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
-ADAEDL, REJECTION, PHASES = adaedl(), rejection(), phases()  # made once, so that the default decoder is found again
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
 
@@ -42,45 +34,6 @@ class Generation(NamedTuple):
     prefill_seconds: float
     compile_seconds: float  # 0 when everything was compiled before
     rounds: list[dict[str, Any]] | None = None  # per round, when asked for
-
-
-class Pair(NamedTuple):
-    """A target, perhaps a drafter, and the decoder that joins them."""
-
-    target: LoadedModel
-    decoder: Decoder
-    params: ModelParams
-
-
-def build_pair(
-    target: LoadedModel | str = "smollm2",
-    drafter: LoadedModel | str | None = "smollm2-drafter",
-    *,
-    policy: StoppingPolicy = ADAEDL,
-    verifier: Verifier = REJECTION,
-    max_draft_length: int = 7,
-    dtype: str = "bfloat16",
-    verification_widths: tuple[int, ...] | None = None,
-    monitor: Monitor | None = None,
-) -> Pair:
-    """Load (where a name is given) and join two models. `drafter=None` is plain decoding.
-
-    A policy or verifier that reads phases gets the monitor `phases()` unless another is given.
-
-    Raises:
-        ValueError: the vocabularies differ, or a number is out of range.
-    """
-    if monitor is None and (policy.needs_phases or verifier.needs_phases):
-        monitor = PHASES
-    big = _loaded(target, dtype) if isinstance(target, str) else target
-    if drafter is None:
-        return Pair(
-            big, _decoder(big.model, None, policy, verifier, 0, verification_widths, monitor), ModelParams(big.params)
-        )
-    small = _loaded(drafter, dtype) if isinstance(drafter, str) else drafter
-    check_same_vocabulary(big, small)
-    decoder = _decoder(big.model, small.model, policy, verifier, max_draft_length, verification_widths, monitor)
-    return Pair(big, decoder, ModelParams(big.params, small.params))
 
 
 def generate(
@@ -287,25 +240,3 @@ def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
         ended = np.array([find_stop(text, stop) is not None for text in texts])
         state = state._replace(done=state.done | ended)
     return state
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(source: str, dtype: str) -> LoadedModel:
-    return load_model(source, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=16)
-def _decoder(
-    target: LanguageModel,
-    drafter: LanguageModel | None,
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    max_draft_length: int,
-    widths: tuple[int, ...] | None,
-    monitor: Monitor | None,
-) -> Decoder:
-    """One decoder for equal pieces: a second call compiles nothing."""
-    if drafter is None:
-        return build_decoder(target, nothing(), policy, verifier, verification_widths=widths, monitor=monitor)
-    draft = model_drafter(with_vocabulary(drafter, target.spec.vocab_size), max_draft_length)
-    return build_decoder(target, draft, policy, verifier, verification_widths=widths, monitor=monitor)

@@ -34,7 +34,19 @@ CORE = {
     "requests": {"types", "numbers", "sampling", "statistics", "rounds"},
     "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
 }
-ABOVE = ["choices", "generation", "beams", "streaming", "distillation", "analysis", "views", "chat", "cli", "__main__"]
+ABOVE = [
+    "choices",
+    "pairs",
+    "generation",
+    "beams",
+    "streaming",
+    "distillation",
+    "analysis",
+    "views",
+    "chat",
+    "cli",
+    "__main__",
+]
 EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import
 
 
