@@ -52,4 +52,5 @@ $(VENV)/.runtime: requirements.txt $(VENV)/.interpreter
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	@echo "Installing requirements-dev.txt into $(VENV)"
 	@$(INSTALL) -r requirements-dev.txt
+	@sh tools/get_chromium.sh
 	@touch $@

@@ -1,0 +1,326 @@
+"""A decoded text told token by token, and drawn on a terminal, as a page and as a picture."""
+
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+from rich.console import Console
+from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
+
+from specdec_jax.generation import Generation, build_pair, generate
+from specdec_jax.statistics import no_counts, summarise
+from specdec_jax.views.charting import nice
+from specdec_jax.views.coloured import block, render
+from specdec_jax.views.page import page, save_page
+from specdec_jax.views.picture import figure, save_picture
+from specdec_jax.views.printing import plain
+from specdec_jax.views.replacing import check_file
+from specdec_jax.views.tokens import bound, phases_of
+from specdec_jax.views.tokens import tokens_of as told
+
+NAN = math.nan
+
+
+def round_(proposed, accepted, emitted, entropy, threshold=0.7, phase=0, drafter_id=0):
+    """What RoundInfo holds of one round; the laws' largest probabilities follow from the entropies."""
+    room = 4 - len(proposed)
+    seen = np.array([*entropy, *[NAN] * (4 - len(entropy))], np.float32)
+    return {
+        "proposed": np.array([*proposed, *[0] * room], np.int32),
+        "drafted": np.int32(len(proposed)),
+        "accepted": np.int32(accepted),
+        "emitted": np.int32(emitted),
+        "entropy": seen,
+        "max_prob": np.exp(-seen),
+        "threshold": np.float32(threshold),
+        "drafter_id": np.int32(drafter_id),
+        "phase": np.int32(phase),
+    }
+
+
+def generation(tokens, rounds, text=None, reason="length"):
+    end = len(tokens) - (reason == "stop")
+    text = tokenizer().decode(tokens[:end]) if text is None else text
+    return Generation(text, tokens, [1], reason, summarise(no_counts(1, 4)), 2.0, 0.1, 0.0, rounds)
+
+
+def example(then=""):
+    """ab accepted, c in place of x (y after it); d alone, in a reasoning phase; half of é, its rest, `then`, an end."""
+    a, b, c, d, x, y, one, two = tokens_of("abcdxyé")
+    more = tokens_of(then) if then else []
+    rounds = [
+        round_([a, b, x, y], 2, 3, [0.1, 0.2, 2.5, 1.0]),
+        round_([], 0, 1, [3.0], threshold=0.6, phase=1, drafter_id=1),
+        round_([one], 1, 2, [0.5, NAN], threshold=NAN),
+        *[round_([], 0, 1, [0.4]) for _ in more],
+        round_([], 0, 1, []),
+    ]
+    return generation([a, b, c, d, one, two, *more, 2], rounds, reason="stop")
+
+
+def test_every_token_and_what_was_rejected_before_it():
+    tokens = told(example(), tokenizer())
+    assert [token.text for token in tokens] == ["a", "b", "c", "d", "", "é", ""]
+    assert [token.kind for token in tokens] == ["accepted"] * 2 + ["recovered", "bonus", "accepted", "bonus", "bonus"]
+    assert [token.round for token in tokens] == [0, 0, 0, 1, 2, 2, 3]
+    assert [token.first for token in tokens] == [True, False, False, True, True, False, True]
+    assert [token.phase for token in tokens] == [0, 0, 0, 1, 0, 0, 0] and phases_of(tokens) == [(3, 4)]
+    assert [token.drafter for token in tokens] == [0, 0, 0, 1, 0, 0, 0]
+    assert [token.ends for token in tokens] == [False] * 6 + [True]
+    np.testing.assert_allclose([t.entropy for t in tokens], [0.1, 0.2, 2.5, 3.0, 0.5, NAN, NAN], rtol=1e-6)
+    np.testing.assert_allclose([t.max_prob for t in tokens], np.exp([-0.1, -0.2, -2.5, -3, -0.5, NAN, NAN]), rtol=1e-6)
+    np.testing.assert_allclose([t.threshold for t in tokens], [0.7] * 3 + [0.6, NAN, NAN, 0.7], rtol=1e-6)
+    assert [[draft.text for draft in token.rejected] for token in tokens] == [[], [], ["x", "y"], [], [], [], []]
+    np.testing.assert_allclose([draft.entropy for draft in tokens[2].rejected], [2.5, 1.0])
+
+
+def test_a_round_that_ended_inside_its_accepted_drafts_rejected_nothing():
+    a, b = tokens_of("ab")
+    tokens = told(generation([a, 2], [round_([a, 2, b], 2, 2, [0.1] * 3)], reason="stop"), tokenizer())
+    assert [token.kind for token in tokens] == ["accepted"] * 2 and not any(token.rejected for token in tokens)
+
+
+def test_text_behind_a_stop_string_is_nobodys():
+    tokens = tokens_of("abcd")
+    rounds = [round_([], 0, 1, [0.5]) for _ in tokens]
+    shown = told(generation(tokens, rounds, text="ab", reason="stop_string"), tokenizer())
+    assert [token.text for token in shown] == ["a", "b", "", ""]
+
+
+def test_a_record_read_back_from_json_is_told_the_same():
+    rounds = json.loads(json.dumps(plain(example().rounds)))
+    one, two = told(example(), tokenizer()), told(example()._replace(rounds=rounds), tokenizer())
+    assert str(one) == str(two)
+
+
+def test_what_was_not_recorded_is_refused():
+    with pytest.raises(ValueError, match="record=True"):
+        told(example()._replace(rounds=None), tokenizer())
+    with pytest.raises(ValueError, match="the rounds emitted 7 tokens, the generation has 6"):
+        told(example()._replace(tokens=example().tokens[:-1]), tokenizer())
+
+
+@pytest.mark.parametrize("wrong", [(), (2, 5, 6), (0, 1, 2, 3, 4)])
+def test_a_decoded_text_is_told_as_it_was_counted(wrong):
+    script = tokens_of("one two three äöü")
+    pair = scripted_pair(script, wrong_at(script, *wrong))
+    result = generate(PROMPT, pair=pair, max_new_tokens=64, record=True, **OPTIONS)
+    same_counts(result, pair.target.tokenizer)
+
+
+def same_counts(result, its_tokenizer):
+    tokens, counts = told(result, its_tokenizer), result.statistics
+    assert "".join(token.text for token in tokens) == result.text
+    assert [token.id for token in tokens] == result.tokens
+    assert sum(token.kind == "accepted" for token in tokens) == counts["num_accepted_tokens"]
+    assert tokens[-1].round + 1 == sum(token.first for token in tokens) == counts["num_rounds"]
+    assert sum(len(token.rejected) for token in tokens) <= counts["num_draft_tokens"] - counts["num_accepted_tokens"]
+    assert "\ufffd" not in "".join(token.text for token in tokens)
+
+
+def test_a_real_text_is_told_as_it_was_counted(smollm2, smollm2_drafter):
+    pair = build_pair(smollm2, smollm2_drafter)
+    numbers = {"threshold": 0.3}
+    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_numbers=numbers)
+    same_counts(result, smollm2.tokenizer)
+    assert all(math.isfinite(token.entropy) for token in told(result, smollm2.tokenizer)[:-1] if token.kind != "bonus")
+
+
+def test_adaedls_bound():
+    assert bound(0.0, 0.2) == 1 and bound(1.25, 0.2) == 0.5 and bound(9.0, 0.2) == 0 and math.isnan(bound(NAN, 0.2))
+
+
+def printed(width=60, **options):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
+    console.print(render(example(), tokenizer(), **options))
+    return console.file.getvalue()
+
+
+def test_the_terminals_view_has_text_marks_and_strips():
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed())
+    assert text.startswith("abxyc▏d▏é▏\n") and "reasoning phase" in text
+    assert "H        ▁▁▇█▂··" in text and "lambda   ▆▆▆▅··▆" in text
+    assert "\x1b[32ma" in printed() and "\x1b[2;9;31mx" in printed() and "\x1b[1;4;36md" in printed()
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", printed(show_rejected=False, boundaries=False))
+    assert bare.startswith("abcdé\n") and "rejected draft" not in bare
+
+
+def test_strips_break_where_the_terminal_ends():
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", printed(width=13)).splitlines()
+    assert [line for line in lines if line.startswith("H ")] == ["H        ▁▁▇█", "H        ▂··"]
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "shown"), [(0, 1, "▁"), (1, 1, "█"), (0.5, 1, "▅"), (NAN, 1, "·"), (0, 0, "▁")]
+)
+def test_blocks(value, most, shown):
+    assert block(value, most) == shown
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
+def test_a_picture_of_each_kind(tmp_path, suffix):
+    path = save_picture(tmp_path / f"a{suffix}", example("$x$"), tokenizer(), title="$ and $", entropy_factor=0.2)
+    assert path.stat().st_size > 5000 and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_picture_shows_what_was_told():
+    upper, lower = figure(example(), tokenizer(), entropy_factor=0.2).axes
+    names = upper.get_legend_handles_labels()[1]
+    assert {"accepted", "recovered", "bonus", "drafts rejected", "reasoning phase"} == set(names)
+    heights = sorted(patch.get_height() for bars in upper.containers for patch in bars if patch.get_height() > 0)
+    np.testing.assert_allclose(heights, [0.1, 0.2, 0.5, 2.5, 3.0], rtol=1e-6)
+    assert lower.get_legend_handles_labels()[1][1:] == ["1 - sqrt(0.2 H)", "threshold of the round (lambda)"]
+    assert [label.get_text() for label in lower.get_xticklabels()] == ["a", "b", "c", "d", "·", "é", "■"]
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path):
+    for path, message in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", "No such file")):
+        with pytest.raises(ValueError, match=message):
+            save_page(path, example(), tokenizer())
+        with pytest.raises(ValueError, match=message):
+            check_file(path)
+    with pytest.raises(ValueError, match="must end in .png or .svg or .pdf"):
+        save_picture(tmp_path / "a.jpg", example(), tokenizer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_page_stays_when_a_new_one_fails(tmp_path):
+    path = tmp_path / "a.html"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="record=True"):
+        save_page(path, example()._replace(rounds=None), tokenizer())
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("value", "most"), [(0.3, 0.4), (5.1, 6), (6.3, 8), (11, 20), (0, 1)])
+def test_an_axis_ends_at_a_short_number(value, most):
+    assert nice(value) == pytest.approx(most)
+
+
+EVIL = "<script>alert(1)</script>&amp;\"'{{ 1 }}"
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.scripts, self.links = 0, []
+
+    def handle_starttag(self, tag, attrs):
+        self.scripts += tag == "script"
+        self.links += [(name, value) for name, value in attrs if name in ("src", "href", "action", "srcset")]
+
+
+def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
+    tags, html = Tags(), page(example(EVIL), tokenizer(), title=EVIL, details={EVIL: EVIL})
+    tags.feed(html)
+    assert tags.scripts == 2 and tags.links == [("href", "data:,")]
+    assert "alert(1)</script>" not in html and "http" not in html.replace("http-equiv", "")
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
+TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
+DELETED = (
+    "Array.from(document.querySelectorAll('del')).map(e => getComputedStyle(e).display).slice(1)"  # not the legend
+)
+TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    return save_page(path, example(EVIL), tokenizer(), title=EVIL, entropy_factor=0.2)
+
+
+@needs_chromium
+@pytest.mark.parametrize("options", [{}, {"dark": True}, {"width": 360, "height": 640}])
+def test_in_a_browser_the_page_is_quiet_and_shows_the_text(browser, file, options):
+    browser.open(file, **options)
+    assert browser.value(TEXT) == example(EVIL).text and browser.value("document.title") == EVIL
+    assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+    browser.click(".token")
+    assert browser.requests == [file.resolve().as_uri()] and browser.errors == []
+
+
+@needs_chromium
+def test_in_a_browser_a_switch_hides_the_rejected_drafts(browser, file):
+    browser.open(file)
+    assert browser.value(DELETED) == ["inline"] * 2
+    browser.click("#show-rejected")
+    assert browser.value(DELETED) == ["none"] * 2 and browser.value(TEXT) == example(EVIL).text
+    browser.click("#show-rejected")
+    assert browser.value(DELETED) == ["inline"] * 2
+    browser.click("#show-rounds")
+    assert browser.value("getComputedStyle(document.querySelector('#text .tick')).display") == "none"
+
+
+@needs_chromium
+def test_in_a_browser_tokens_tell_their_figures_and_their_place_in_the_chart(browser, file):
+    browser.open(file)
+    assert browser.value(TIP) == ""
+    browser.click(".token", 2)
+    tip = browser.value(TIP).replace("\n", " ")
+    for words in (
+        "'c' (",
+        "in place of a rejected draft",
+        "2.500 nats",
+        "0.082",
+        "0.700",
+        "round1",
+        "rejected herexy",
+    ):
+        assert words in tip, tip
+    marker = "(m => [m.getAttribute('visibility'), Number(m.getAttribute('x'))])(document.querySelector('#marker'))"
+    column = browser.value("Number(document.querySelector('#chart').dataset.column)")
+    assert browser.value(marker) == [None, 2 * column]
+    assert browser.value("document.querySelectorAll('.token')[2].getAttribute('aria-pressed')") == "true"
+    browser.click(".token", 2)
+    assert browser.value(marker)[0] == "hidden"
+
+
+@needs_chromium
+def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
+    browser.open(file)
+    browser.value("document.querySelector('.token').focus()")
+    for _ in range(3):
+        browser.key("ArrowRight", 39)
+    assert browser.value("document.activeElement.textContent") == "d"
+    tip = browser.value(TIP)
+    assert "reasoning" in tip and "3.000 nats" in tip
+    browser.key("Enter", 13)
+    assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert browser.value("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    browser.key("Escape", 27)
+    assert browser.value(TIP) == "" and browser.errors == []
+
+
+@needs_chromium
+def test_in_a_browser_a_click_in_the_chart_chooses_the_token(browser, file):
+    browser.open(file)
+    browser.value("document.querySelector('#chart').scrollIntoView()")
+    x, y, column = browser.value(
+        "(c => [c.getBoundingClientRect().left, c.getBoundingClientRect().top, Number(c.dataset.column)])"
+        "(document.querySelector('#chart'))"
+    )
+    browser.mouse(x + 1.5 * column, y + 30)
+    assert browser.value("document.querySelector('[aria-pressed=true]').textContent") == "b"
+    assert browser.errors == []
+
+
+@needs_chromium
+def test_the_browser_sees_errors_and_requests(browser, tmp_path):
+    """Or the tests above could not fail."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<p id=x></p><img src='missing.png'><script>console.error('no'); undefined_name()</script>")
+    browser.open(bad)
+    assert len(browser.errors) >= 2 and len(browser.requests) == 2
