@@ -11,6 +11,7 @@ from specdec_jax.choices import build_drafter, find_factory, names, nearest
 from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.drafters.nothing import nothing
+from specdec_jax.drafters.several import several
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.monitors.phases import phases
@@ -164,8 +165,6 @@ def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Draf
 
 @functools.lru_cache(maxsize=16)
 def _joined(drafters: tuple[Drafter, ...]) -> Drafter:
-    from specdec_jax.drafters.several import several
-
     return several(drafters)
 
 

@@ -120,6 +120,9 @@ def test_the_law_for_policies_is_a_law():
     assert law.log_prob is not None
     np.testing.assert_allclose(np.exp(law.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
     np.testing.assert_allclose(law.margin, [0.5, 1.0])
+    chances = jnp.linspace(0.01, 1.0, 100)
+    doubt = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
+    assert np.all(np.diff(doubt) < 0) and doubt[-1] == 0  # surer means less entropy, below one half too
     assert right_or_wrong(jnp.array([2]), jnp.array([0.5]), None).log_prob is None
 
 

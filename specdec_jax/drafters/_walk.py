@@ -92,15 +92,17 @@ def walk(
 def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Law:
     """What policies see of a looked-up token: probability `chance` [B] for it, the rest for something else.
 
-    Entropy (nats), largest probability and margin are of these two outcomes: how many wrong tokens there are says
-    nothing about how likely the token is wrong. `log_prob` spreads the rest evenly. Without a vocabulary's size it is
-    None, so that a rule that reads it fails when it is traced and not with wrong numbers.
+    Entropy (nats) and margin are of these two outcomes: how many wrong tokens there are says nothing about how likely
+    the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a law with that largest probability
+    has: two outcomes would be ever surer there, of the wrong one. `log_prob` spreads the rest evenly. Without a
+    vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with wrong numbers.
     """
     rest = 1.0 - chance
     entropy = -jnp.where(chance > 0, chance * jnp.log(chance), 0.0) - jnp.where(rest > 0, rest * jnp.log(rest), 0.0)
-    largest, margin = jnp.maximum(chance, rest), jnp.abs(chance - rest)
+    entropy = jnp.where(chance < 0.5, -jnp.log(chance), entropy)
+    margin = jnp.maximum(chance - rest, 0.0)
     log_prob: Any = None
     if vocab_size is not None:
         hit = jnp.arange(vocab_size, dtype=jnp.int32)[None, :] == token[:, None]
         log_prob = jnp.log(jnp.where(hit, chance[:, None], rest[:, None] / max(vocab_size - 1, 1)))
-    return Law(log_prob, token, entropy, largest, margin, entropy, largest)
+    return Law(log_prob, token, entropy, chance, margin, entropy, chance)
