@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,6 +79,10 @@ class Output:
     """Print no statistics to standard error at the end."""
     profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Write a JAX profile of the decoding (scopes draft, verify, commit) to this folder."""
+    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
+    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the entropies and thresholds as a picture: .png, .svg or .pdf."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,25 @@ class Generate:
     """Most tokens drafted in a round, whatever the policy says."""
     decoding: Decoding = field(default_factory=Decoding)
     output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Talk to a model: speculative decoding by hand, with slash commands for everything that can be set.
+
+    Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer and keeps the session; /help lists the commands.
+    Where standard input is no terminal, each of its lines is a message or a command.
+
+      python -m specdec_jax chat
+      python -m specdec_jax chat --policy static --policy-options draft_length=3 --temperature 0.8
+      printf 'Name three rivers.\\n/stats\\n' | python -m specdec_jax chat
+    """
+
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
+    max_draft_length: int = 7
+    """Most tokens drafted in a round, whatever the policy says."""
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 @dataclass(frozen=True)
@@ -134,7 +156,7 @@ class VerifyLossless:
     """Print the report as one line of JSON."""
 
 
-COMMANDS: dict[str, Any] = {"generate": Generate, "verify-lossless": VerifyLossless}
+COMMANDS: dict[str, Any] = {"generate": Generate, "chat": Chat, "verify-lossless": VerifyLossless}
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
@@ -145,8 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+        runs = {Generate: run_generate, Chat: run_chat, VerifyLossless: run_verify}
         with warned_in_a_line():
-            return run_generate(command) if isinstance(command, Generate) else run_verify(command)
+            return runs[type(command)](command)
     except BrokenPipeError:  # whoever read our output has enough; nothing more can be written, at exit neither
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -189,11 +212,16 @@ def _spread(arguments: Sequence[str]) -> list[str]:
 def run_generate(command: Generate) -> int:
     """The `generate` command."""
     prompt = _prompt(command.prompt)
-    policy, verifier = _checked_rules(command, prompt)
-    from specdec_jax.views.interrupts import interrupts_end_here
-    from specdec_jax.views.printing import print_json, print_stream, profiled
-
     output = command.output
+    _, policy, verifier = _checked(command)
+    from specdec_jax.views.interrupts import interrupts_end_here
+    from specdec_jax.views.printing import check_writable, print_json, print_stream, profiled
+    from specdec_jax.views.saving import check_drawings, save_drawings
+
+    if output.record and not output.json:
+        raise ValueError("--record needs --json: there is no other place for it")
+    check_writable(output.profile)
+    check_drawings(output.page, output.picture)
     with interrupts_end_here():
         chunks = _begin(command, prompt, policy, verifier)
     with profiled(output.profile):
@@ -201,7 +229,16 @@ def run_generate(command: Generate) -> int:
             finished = print_json(chunks, output.record)
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
+    save_drawings(command, prompt, policy, chunks)
     return 0 if finished else INTERRUPTED
+
+
+def run_chat(command: Chat) -> int:
+    """The `chat` command."""
+    settings, *_ = _checked(command)
+    from specdec_jax.chat.terminal import talk
+
+    return talk(settings)
 
 
 def run_verify(command: VerifyLossless) -> int:
@@ -254,42 +291,14 @@ def _prompt(given: str) -> str:
     return text
 
 
-def _checked_rules(command: Generate, prompt: str) -> tuple[Any, Any]:
-    """The policy's and the verifier's Choice; refuses what needs no weights to be refused, before they are read."""
-    from specdec_jax.choices import choose
-    from specdec_jax.generation import stop_strings
-    from specdec_jax.loading.load import check_dtype
-    from specdec_jax.sampling import make_warp
+def _checked(command: Generate | Chat) -> tuple[Any, Any, Any]:
+    """Settings, the policy's and the verifier's Choice; refuses what needs no weights to be refused."""
+    from specdec_jax.chat.settings import Settings, check
 
-    rules, decoding = command.rules, command.decoding
-    policy = choose("policy", rules.policy, rules.policy_options)
-    verifier = choose("verifier", rules.verifier, rules.verifier_options)
-    if command.models.drafter == "none" and rules.policy_options:
-        raise ValueError(f"--drafter none drafts nothing: --policy-options {rules.policy_options[0]} has no use")
-    make_warp(1, decoding.temperature, decoding.top_k, decoding.top_p, decoding.min_p)
-    check_dtype(command.models.dtype)
-    stop_strings(decoding.stop)
-    for name, value in (
-        ("max_draft_length", command.max_draft_length),
-        ("max_new_tokens", decoding.max_new_tokens),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if verifier.strategy.greedy_only and decoding.temperature > 0:
-        raise ValueError(f"{rules.verifier} verification needs temperature 0, got {decoding.temperature:g}")
-    if not 0 <= decoding.seed < 2**32:
-        raise ValueError(f"seed must lie in [0, 2**32), got {decoding.seed}")
-    if command.output.record and not command.output.json:
-        raise ValueError("--record needs --json: there is no other place for it")
-    if command.output.profile is not None:
-        _check_writable(command.output.profile)
-    return policy, verifier
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None
+    if command.models.drafter == "none" and command.rules.policy_options:
+        raise ValueError(
+            f"--drafter none drafts nothing: --policy-options {command.rules.policy_options[0]} has no use"
+        )
+    given = vars(command.models) | vars(command.rules) | vars(command.decoding)
+    settings = Settings(**given, max_draft_length=command.max_draft_length)
+    return settings, *check(settings)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from specdec_jax.generation import (
+    Begun,
     Conversation,
     Generation,
     Pair,
@@ -48,11 +49,18 @@ class Chunk(NamedTuple):
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of one generation. `result()` is what there is of it, at the end or at any time before."""
+    """The chunks of one generation. `result()` is what there is of it, at the end or at any time before.
 
-    def __init__(self, pair: Pair, request: Request, stop: tuple[str, ...], rounds: int):
+    It can begin where another one ended: `kept` is that one's `state`, which is donated. What both texts begin with is
+    not read again (`reused` tokens); `can_continue` says whether a state fits.
+    """
+
+    def __init__(
+        self, pair: Pair, request: Request, stop: tuple[str, ...], rounds: int, kept: DecodeState | None = None
+    ):
         self._pair, self._request, self._stop, self._rounds = pair, request, stop, rounds
-        self._begun = start(pair, request)
+        self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
+        self._begun = start(pair, request) if kept is None else resume(pair, request, kept)
         self._state = self._begun.state
         self._seconds = 0.0
         self._chunks = self._play()
@@ -60,9 +68,19 @@ class Stream(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
+    @property
+    def state(self) -> DecodeState:
+        """The state after the last round that was played, for a Stream that goes on from here."""
+        return self._state
+
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
         return finish(self._pair, self._request, self._state, 0, self._seconds, self._begun, self._stop)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        return self._pair.target.tokenizer
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self._pair.target.tokenizer, self._stop), 0
@@ -81,10 +99,48 @@ class Stream(Iterator[Chunk]):
 
     def _run(self) -> None:
         watch = time.perf_counter()
-        with _interrupts_held():
+        with interrupts_held():
             state = self._pair.decoder.run(self._pair.params, self._state, rounds=self._rounds)
             self._state = jax.block_until_ready(state)
         self._seconds += time.perf_counter() - watch
+
+
+def can_continue(pair: Pair, request: Request, kept: DecodeState) -> bool:
+    """Whether `resume` can take the state: one row, as many cache slots, and caches of the same shapes.
+
+    Policy and verifier may be others. That the caches are of the same models only the caller knows.
+    """
+    slots = request.options["slots"]
+    drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
+    same = jax.tree.structure(kept.drafter) == jax.tree.structure(drafter)
+    return kept.tokens.shape == (1, slots) and same and _shapes(kept.drafter) == _shapes(drafter)
+
+
+def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
+    """How many tokens of the prompt the state's target cache holds: it never held the last token of its text."""
+    length = int(np.asarray(kept.length)[0])
+    known = np.asarray(kept.tokens)[0, : min(length, len(prompt))]
+    differs = np.flatnonzero(known != np.asarray(prompt[: len(known)], known.dtype))
+    return min(int(differs[0]) if len(differs) else len(known), length - 1, len(prompt) - 1)
+
+
+def resume(pair: Pair, request: Request, kept: DecodeState) -> Begun:
+    """As `start`, from a state that `can_continue`; it is donated. A first call's time counts as compilation.
+
+    Everything but tokens and caches comes from the request, so it may be the state of another policy.
+    """
+    kept = kept._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
+    extend, run = pair.decoder.jitted["extend"], pair.decoder.jitted["run"]
+    known = extend._cache_size(), run._cache_size()
+    watch = time.perf_counter()
+    with interrupts_held():
+        state = jax.block_until_ready(pair.decoder.extend(pair.params, kept, request.prompts, **request.options))
+    first = time.perf_counter()
+    with interrupts_held():
+        state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
+    compiled = [size > before for size, before in zip((extend._cache_size(), run._cache_size()), known, strict=True)]
+    prefill, warm = first - watch, time.perf_counter() - first
+    return Begun(state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0))
 
 
 def stream(prompt: Conversation, *, pair: Pair | None = None, rounds: int = 1, **options: Any) -> Stream:
@@ -187,8 +243,12 @@ def _chunks(state: DecodeState, known: int) -> list[Chunk]:
     return chunks
 
 
+def _shapes(tree: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Ctrl-C waits for the end of the block: inside, the old state is donated and the new one has no name yet."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous is None:

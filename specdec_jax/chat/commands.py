@@ -1,0 +1,257 @@
+"""Slash commands: what they do to a session, their help, and what can be completed."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specdec_jax.chat import comparing, reports
+from specdec_jax.chat.session import Session
+from specdec_jax.chat.settings import LONGEST, check, option_names, with_option
+from specdec_jax.chat.suggest import suggest
+from specdec_jax.choices import nearest
+
+
+@dataclass
+class Chat:
+    """A session and what the commands switch around it."""
+
+    session: Session
+    tokens: bool = True  # show each token's fate in colours
+    ended: bool = False
+
+
+class Command(NamedTuple):
+    """`run` takes the rest of the line and returns what to show; a ValueError or OSError of it changed nothing."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], RenderableType | None]
+    slow: str = ""  # what it is doing, where that takes its time
+
+
+def run(chat: Chat, line: str) -> RenderableType | None:
+    """Runs the command of a line that begins with a slash.
+
+    Raises:
+        ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
+    """
+    found, rest = find(line)
+    return found.run(chat, rest)
+
+
+def find(line: str) -> tuple[Command, str]:
+    """The command of a line and the rest of the line.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    name, _, rest = line.strip().partition(" ")
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name}{nearest(name, COMMANDS)}")
+    return COMMANDS[name], rest.strip()
+
+
+def _set(field: str, kind: type, usage: str, about: str) -> Command:
+    """A command for one number of the settings; alone it shows the number."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        if text:
+            chat.session.change(**{field: _number(field, text, kind)})
+        return _shown(chat, field)
+
+    return Command(usage, about, change)
+
+
+def _number(name: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name.replace('_', '-')} must be {wanted}, got {text!r}") from None
+
+
+def _shown(chat: Chat, *fields: str) -> Text:
+    values = {field.replace("_", "-"): getattr(chat.session.settings, field) for field in fields}
+    return Text(", ".join(f"{name} {_said(value)}" for name, value in values.items()))
+
+
+def _said(value: Any) -> str:
+    return " ".join(value) or "(its defaults)" if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
+    """/policy and /verifier: a name and its options, or only options, which change what is there."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        settings, words = chat.session.settings, _words(text)
+        if words:
+            name, options = words[0], tuple(words[1:])
+            if "=" in name:
+                name, options = getattr(settings, kind), getattr(settings, f"{kind}_options")
+                for word in words:
+                    key, _, value = word.partition("=")
+                    options = with_option(options, key.strip().replace("-", "_"), value)
+            chat.session.change(**{kind: name, f"{kind}_options": options})
+        return _shown(chat, kind, f"{kind}_options")
+
+    return change
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot read {text!r}: {str(error).lower()}") from None
+
+
+def _gamma(chat: Chat, text: str) -> RenderableType | None:
+    session = chat.session
+    if text == "auto":
+        if session.last is None:
+            raise ValueError("there is no answer yet to suggest a length from")
+        advice = suggest(session.settings, session.last.result.statistics)
+        if advice is None:
+            return Text("Nothing to change: the acceptance rate suggests none.")
+        run(chat, advice.command)
+        return Text(f"{advice.command}: {reports.describe(session.settings)}")
+    if text:
+        length = _number("the static length", text, int)
+        if not 0 <= length <= LONGEST:
+            raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
+        longest = max(length, session.settings.max_draft_length)
+        session.change(policy="static", policy_options=(f"draft_length={length}",), max_draft_length=longest)
+    return _shown(chat, "policy", "policy_options")
+
+
+def _policy_number(key: str) -> Callable[[Chat, str], RenderableType]:
+    """A number of the policy, where the policy has it."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        settings = chat.session.settings
+        if text:
+            value = _number(key, text, float)
+            if key not in option_names(check(settings)[0].strategy):
+                raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl {key}={value:g} has")
+            chat.session.change(policy_options=with_option(settings.policy_options, key, value))
+        return _shown(chat, "policy", "policy_options")
+
+    return change
+
+
+def _drafter(chat: Chat, text: str) -> RenderableType:
+    if text:
+        chat.session.change(drafter=text)
+    return _shown(chat, "drafter")
+
+
+def _target(chat: Chat, text: str) -> RenderableType:
+    words = _words(text)
+    if len(words) > 2:
+        raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
+    chat.session.change(**dict(zip(("target", "drafter"), words, strict=False)))
+    return _shown(chat, "target", "drafter")
+
+
+def _system(chat: Chat, text: str) -> RenderableType:
+    if text:
+        chat.session.change(system=None if text == "none" else text)
+    return _shown(chat, "system")
+
+
+def _most(chat: Chat, text: str) -> RenderableType:
+    if text:
+        length = _number("max_draft_length", text, int)
+        if length > LONGEST:
+            raise ValueError(f"max-draft-length must be at most {LONGEST}, got {length}")
+        chat.session.change(max_draft_length=length)
+    return _shown(chat, "max_draft_length")
+
+
+def _compare(chat: Chat, text: str) -> RenderableType:
+    session = chat.session
+    length = _number("the static length", text, int) if text else min(3, session.settings.max_draft_length)
+    rows = comparing.compare(session, length)
+    return comparing.table(rows, session.settings.temperature, session.pair.decoder.parts.verifier.lossless)
+
+
+def _tokens(chat: Chat, text: str) -> RenderableType:
+    if text not in ("", "on", "off"):
+        raise ValueError(f"/tokens is on or off, got {text!r}")
+    chat.tokens = text == "on" if text else chat.tokens
+    return Text(f"tokens {'on' if chat.tokens else 'off'}")
+
+
+def _reset(chat: Chat, text: str) -> RenderableType:
+    _nothing("/reset", text)
+    chat.session.reset()
+    return Text("A new conversation.")
+
+
+def _stats(chat: Chat, text: str) -> RenderableType:
+    _nothing("/stats", text)
+    return reports.stats(chat.session)
+
+
+def _phases(chat: Chat, text: str) -> RenderableType:
+    _nothing("/phases", text)
+    return reports.phases(chat.session)
+
+
+def _save(chat: Chat, text: str) -> RenderableType:
+    return reports.save(chat.session, text)
+
+
+def _quit(chat: Chat, text: str) -> None:
+    _nothing("/quit", text)
+    chat.ended = True
+
+
+def _help(chat: Chat, text: str) -> RenderableType:
+    del chat
+    shown: Iterable[Command] = COMMANDS.values()
+    if text:
+        shown = [find("/" + text.removeprefix("/"))[0]]
+    grid = Table.grid(padding=(0, 2))
+    for command in shown:
+        grid.add_row(Text(command.usage, "bold"), Text(command.help))
+    if not text:
+        grid.add_row("", Text("Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer, Ctrl-D quits.", "dim"))
+    return grid
+
+
+def _nothing(name: str, text: str) -> None:
+    if text:
+        raise ValueError(f"{name} takes nothing after it, got {text!r}")
+
+
+_LIST = [
+    Command("/policy NAME key=value", "when to stop drafting; key=value alone changes it", _rule("policy")),
+    Command("/gamma N", "static drafts of N tokens; /gamma auto does what the last answer suggests", _gamma),
+    Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_number("entropy_factor")),
+    Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_number("threshold")),
+    Command("/max-draft-length N", "most tokens drafted in a round, whatever the policy says", _most),
+    Command("/drafter NAME", "another drafter; none: plain decoding", _drafter, "Loading"),
+    Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),
+    Command("/verifier NAME key=value", "which drafts survive", _rule("verifier")),
+    _set("temperature", float, "/temperature X", "0 is greedy"),
+    _set("top_k", int, "/top-k N", "only the N most probable tokens; 0 is off"),
+    _set("top_p", float, "/top-p X", "only the most probable tokens up to this mass; 1 is off"),
+    _set("min_p", float, "/min-p X", "only tokens of this share of the largest probability; 0 is off"),
+    _set("max_new_tokens", int, "/max-new-tokens N", "most tokens of an answer"),
+    _set("seed", int, "/seed N", "the same seed gives the same tokens"),
+    Command("/system TEXT", "the system prompt; none: the template's own", _system),
+    Command("/compare [N]", "the last prompt through plain, static N and the current policy", _compare, "Comparing"),
+    Command("/stats", "the settings and the last answer in figures", _stats),
+    Command("/tokens on|off", "colour each token by what became of it", _tokens),
+    Command("/phases", "the phases of the last answer, where they are watched", _phases),
+    Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
+    Command("/reset", "begin a new conversation", _reset),
+    Command("/help [COMMAND]", "this list", _help),
+    Command("/quit", "leave", _quit),
+]
+COMMANDS = {command.usage.split()[0]: command for command in _LIST}

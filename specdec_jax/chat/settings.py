@@ -1,0 +1,107 @@
+"""What a session decodes with, and the one check of it that needs no weights."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.choices import Choice, choose
+from specdec_jax.generation import Pair, build_pair, stop_strings
+from specdec_jax.loading.load import check_dtype
+from specdec_jax.sampling import make_warp
+
+LONGEST = 64  # most tokens drafted in a round; verification would be wider than a prefill chunk
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a command can change. A changed session has a changed copy, so what fails changes nothing."""
+
+    target: str = "smollm2"
+    drafter: str = "smollm2-drafter"  # "none": plain decoding; "a,b": several that take turns
+    dtype: str = "bfloat16"
+    policy: str = "adaedl"
+    policy_options: tuple[str, ...] = ()  # key=value
+    verifier: str = "rejection"
+    verifier_options: tuple[str, ...] = ()
+    max_draft_length: int = 7
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    chat: bool = True
+    system: str | None = None
+
+
+def check(settings: Settings) -> tuple[Choice, Choice]:
+    """The policy's and the verifier's Choice; refuses what needs no weights to be refused.
+
+    Raises:
+        ValueError: an unknown name, an option nobody takes, or a number out of range.
+    """
+    policy = _chosen("policy", settings.policy, settings.policy_options)
+    verifier = _chosen("verifier", settings.verifier, settings.verifier_options)
+    make_warp(1, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    check_dtype(settings.dtype)
+    stop_strings(settings.stop)
+    for name in ("max_draft_length", "max_new_tokens"):
+        value = getattr(settings, name)
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if verifier.strategy.greedy_only and settings.temperature > 0:
+        raise ValueError(f"{settings.verifier} verification needs temperature 0, got {settings.temperature:g}")
+    if not 0 <= settings.seed < 2**32:
+        raise ValueError(f"seed must lie in [0, 2**32), got {settings.seed}")
+    return policy, verifier
+
+
+def build(settings: Settings, policy: Choice, verifier: Choice) -> Pair:
+    """Loads what is not loaded yet and joins it. Equal structure gives the same decoder: numbers compile nothing.
+
+    Raises:
+        ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
+    """
+    names: Any = tuple(name.strip() for name in settings.drafter.split(","))
+    drafter = None if names == ("none",) else names[0] if len(names) == 1 else names
+    return build_pair(
+        settings.target,
+        drafter,
+        policy=policy.strategy,
+        verifier=verifier.strategy,
+        max_draft_length=settings.max_draft_length,
+        dtype=settings.dtype,
+    )
+
+
+def option_names(strategy: Any) -> set[str]:
+    """The numbers that a strategy's `init` takes."""
+    return set(inspect.signature(strategy.init).parameters) - {"batch"}
+
+
+def with_option(options: Sequence[str], key: str, value: Any) -> tuple[str, ...]:
+    """The options with `key=value` in place of what was said of `key` before."""
+    return (*(option for option in options if _key(option) != key), f"{key}={value}")
+
+
+def option(options: Sequence[str], key: str, default: str) -> str:
+    """The text of an option's value."""
+    return next((given.partition("=")[2].strip() for given in options if _key(given) == key), default)
+
+
+_strategies: dict[Any, Any] = {}  # by kind, name and structure
+
+
+def _chosen(kind: str, name: str, options: Sequence[str]) -> Choice:
+    """As `choose`, with the strategy made before for the same structure: a new one would be compiled anew."""
+    choice = choose(kind, name, options)
+    structure = tuple(sorted(given for given in options if _key(given) not in choice.numbers))
+    edited = Path(name).expanduser().stat().st_mtime_ns if name.endswith(".py") else 0
+    return choice._replace(strategy=_strategies.setdefault((kind, name, edited, structure), choice.strategy))
+
+
+def _key(given: str) -> str:
+    return given.partition("=")[0].strip().replace("-", "_")

@@ -1,0 +1,184 @@
+"""The chat command in a real terminal, driven by pexpect, and its script mode through a pipe."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from chat_models import write_chat_pair
+
+from specdec_jax import cli
+from specdec_jax.chat.terminal import open_history
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
+TOKEN = r"\x1b\[1;3[36]m"  # a token of the target's in its colour; green is the spinner too
+PROMPT = r"\x1b\[\?2004h"  # pasting in brackets is switched on: the prompt waits
+CTRL_C, CTRL_D, ALT_ENTER, TAB = "\x03", "\x04", "\x1b\r", "\t"
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    target, drafter = write_chat_pair(tmp_path_factory.mktemp("chat"))
+    options = ["--max-draft-length", "3", "--dtype", "float32", "--policy", "static"]
+    return ["-m", "specdec_jax", "chat", "--target", target, "--drafter", drafter, *options]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    wanted = {"TERM": "xterm", "XDG_STATE_HOME": str(tmp_path), "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
+    return {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | wanted
+
+
+@pytest.fixture
+def chat(arguments, environment, tmp_path):
+    """Starts the command; the last answer of `expect` is in `.before` and `.after`."""
+    running = []
+
+    def begin(*more):
+        command = [*arguments, *(more or ("--max-new-tokens", "12"))]
+        size = (40, 160)
+        child = pexpect.spawn(
+            sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=size
+        )
+        running.append(child)
+        child.expect("/help lists the commands")
+        child.expect(PROMPT)
+        return child
+
+    yield begin
+    for child in running:
+        child.close(force=True)
+
+
+def leave(child):
+    child.send("/quit\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_a_conversation(chat, tmp_path):
+    child = chat()
+    child.send("hello\r")
+    child.expect(TOKEN)
+    child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
+    child.send("/polcy\r")
+    child.expect("unknown command /polcy; did you mean '/policy'")
+    child.send("/gamma 2\r")
+    child.expect("policy static, policy-options draft_length=2")
+    child.send("more\r")
+    child.expect(r"12 tokens, [^\r]*mean draft [12]")
+    child.send("/stats\r")
+    child.expect(r"prompt tokens re-used +3\d")
+    child.send("/compare\r")
+    child.expect("against plain")
+    child.expect(r"plain [^\r]*1.00x[^\r]*identical")
+    child.expect(r"static draft_length=2 [^\r]*identical")
+    child.send("/tokens off\r")
+    child.expect("tokens off")
+    child.send("/save no/such/folder/run.html\r")
+    child.expect("error: there is no folder 'no/such/folder' to save in")
+    child.send("/save run.html\r")
+    child.expect("saved run.html")
+    assert "<html" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    child.send("/reset\r")
+    child.expect("A new conversation")
+    leave(child)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat):
+    child = chat("--max-new-tokens", "1500")
+    child.send("hello\r")
+    child.expect(TOKEN)
+    child.expect(TOKEN)
+    child.send(CTRL_C)
+    child.expect(r"\[(\d+) tokens, [^\r]*interrupted\]")
+    told = int(child.match[1])
+    assert 0 < told < 1500
+    child.expect(PROMPT)
+    child.send("/max-new-tokens 12\r")
+    child.expect("max-new-tokens 12")
+    child.send("and now?\r")
+    child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
+    child.send("/stats\r")
+    child.expect(r"prompt tokens re-used +(\d+)")
+    assert int(child.match[1]) >= told  # the answer that was cut short is in the cache
+    leave(child)
+
+
+def test_lines_completion_history_and_the_keys_that_leave(chat, tmp_path):
+    child = chat()
+    child.send("/temp")
+    child.expect("/temperature")  # offered while one types
+    child.send(TAB)
+    child.expect("erature")
+    child.send(" 0.5\r")
+    child.expect("temperature 0.5")
+    child.send(f"hello{ALT_ENTER}hello\r")
+    child.expect("12 tokens, ")
+    child.send("\x1b[200~one\ntwo\x1b[201~\r")  # a pasted text of two lines is one message
+    child.expect("12 tokens, ")
+    child.expect(PROMPT)
+    child.send("half a line" + CTRL_C)
+    child.expect("Ctrl-C once more")
+    child.send(CTRL_C)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    history = (tmp_path / "specdec_jax" / "chat_history").read_text()
+    assert "+/temperature 0.5" in history and "+hello\n+hello\n" in history and "+one\n+two\n" in history
+    assert "half a line" not in history
+    child = chat()
+    child.send("\x1b[A\r")  # the line before, of the session before
+    child.expect("12 tokens, ")
+    child.send(CTRL_D)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def script(arguments, environment, text):
+    command = [sys.executable, *arguments, "--max-new-tokens", "12"]
+    return subprocess.run(command, input=text, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def test_a_script_is_read_line_by_line_without_colours(arguments, environment):
+    done = script(arguments, environment, "hello\n\n/stats\nmore\n/quit\nnever\n")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr and "> " not in done.stdout
+    assert "prompt tokens re-used" in done.stdout
+    assert len(re.findall(r"^\[12 tokens, .*\]$", done.stderr, re.MULTILINE)) == 2
+
+
+def test_a_refused_line_of_a_script_is_an_exit_code_and_the_rest_is_read(arguments, environment):
+    done = script(arguments, environment, "/gama 3\n/seed 5")
+    assert done.returncode == 2 and done.stdout == "seed 5\n"
+    assert done.stderr.startswith("error: unknown command /gama; did you mean '/gamma'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policy", "adadel"], "unknown policy 'adadel'; did you mean 'adaedl'"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["--target", "no-such-model"], "no model 'no-such-model'"),
+        (["--no-chat", "--system", "Be brief."], "a system prompt needs the chat template; it is off"),
+    ],
+)
+def test_bad_options_are_refused_before_weights_are_read(options, message, capsys, monkeypatch):
+    monkeypatch.setattr("specdec_jax.loading.load._assemble", lambda *arguments: pytest.fail("weights were read"))
+    assert cli.main(["chat", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and message in captured.err and captured.err.count("\n") == 1
+
+
+def test_a_history_that_cannot_be_written_is_none(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    history = open_history()
+    history.append_string("/quit")
+    assert history.get_strings() == ["/quit"]
