@@ -1,0 +1,271 @@
+"""What does lossy verification buy, and what does it cost? Speed beside quality, in one paired run.
+
+Question:  How much faster than rejection is each lossy verifier at several numbers, and how far does its text leave the
+           target's law: per position, in likelihood under the target, and under greedy in tokens that differ?
+Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants lenience:lenience=0.5 typical ...]
+Hardware:  2 CPU cores, the built-in pair in bfloat16
+Time:      about 8 s a prompt, temperature and variant: an hour for 15 prompts, 2 temperatures and 13 variants; --smoke
+           runs on tiny random models in a minute
+Expected:  lenience and typical give more tokens a round the further they relax; easd fewer than rejection, since it
+           redraws. Log-likelihood is no score to maximise: text that repeats itself has a high one.
+Output:    runs/lossy-<time>/ with manifest.json, results.jsonl (a line a prompt, variant, temperature and repeat),
+           table.md and lossy.png; a stopped run goes on where it was with the same --out
+
+Variants alternate inside every prompt, so that a slow minute hits all of them. Quality is read off the text afterwards,
+by both models' passes over it: the log-likelihood of its tokens under the target at temperature 1 without truncation,
+and at every position how far the law of a token drafted there would be from the target's (analysis/deviation.py; not
+known for by_phase).
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments import studies
+from experiments.lossy_report import picture, report
+from experiments.prompts import Prompt, load_prompts
+from experiments.run_folder import RunFolder
+from experiments.smoke import tiny_pair
+from experiments.traced import costs_or_default
+from specdec_jax.analysis.deviation import LAWS, deviations
+from specdec_jax.choices import Choice, choose
+from specdec_jax.compilation_cache import enable
+from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
+from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.requests import slots_for
+from specdec_jax.sampling import make_warp
+
+PLAIN, REJECTION = "plain", "rejection"
+TASKS = ("math", "code", "summarise", "german", "instructions")
+KEYS = ("temperature", "prompt_id", "repeat", "variant")
+VARIANTS = (
+    *(f"lenience:lenience={value}" for value in (0.7, 0.5, 0.3, 0.1)),
+    *(f"typical:epsilon={epsilon},delta={delta}" for epsilon, delta in ((0.3, 0.9), (0.09, 0.3), (0.03, 0.1))),
+    *(f"easd:drafter_entropy={value},target_entropy={value}" for value in (1.0, 2.0, 3.0)),
+    "by_phase:lenience=0.3",
+)
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """Weigh lossy verifiers against rejection."""
+
+    prompts: tuple[str, ...] = tuple(f"configs/prompts/{task}.jsonl" for task in TASKS)
+    """JSONL files, FILE:n for every n-th prompt, or hub:NAME; their half for judging."""
+    each: int = 3
+    """Most prompts of a file."""
+    variants: tuple[str, ...] = VARIANTS
+    """VERIFIER or VERIFIER:key=value,key=value; plain decoding and rejection are always there."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """0 is greedy."""
+    repeats: int = 1
+    """Generations of each, with seeds of their own."""
+    max_new_tokens: int = 128
+    """Most tokens of a text."""
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
+    drafter: str = "smollm2-drafter"
+    """As target."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    policy: str = "static"
+    """When to stop drafting."""
+    policy_options: tuple[str, ...] = ("draft_length=4",)
+    """Its numbers and switches."""
+    costs: str | None = None
+    """cost_model.json of experiments.step_cost, for the predicted speed; none: the one in configs/costs."""
+    seed: int = 0
+    """Of the first repeat."""
+    smoke: bool = False
+    """Tiny random models and made-up prompts: shows that it runs."""
+    out: str | None = None
+    """Run folder; none: runs/lossy-<time>."""
+
+
+class Variant(NamedTuple):
+    """A verifier at its numbers, as named on the command line; no verifier is plain decoding."""
+
+    name: str
+    verifier: Choice | None
+    pair: Pair
+
+
+class Job(NamedTuple):
+    temperature: float
+    prompt: Prompt
+    repeat: int
+    variant: Variant
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.temperature, self.prompt.id, self.repeat, self.variant.name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study; 2 on bad input."""
+    return studies.run(Lossy, study, __doc__, arguments)
+
+
+def study(config: Lossy, console: Console) -> None:
+    """Measures what is missing and writes the run folder."""
+    policy = choose("policy", config.policy, config.policy_options)
+    chosen = {name: chosen_verifier(name) for name in dict.fromkeys((REJECTION, *config.variants))}
+    prompts, costs = prompts_of(config), costs_or_default(config.costs)
+    for name in ("each", "repeats", "max_new_tokens"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be 1 or more, got {getattr(config, name)}")
+    enable()
+    names = (config.target, config.drafter)
+    with console.status("Loading the models"):
+        models = tiny_pair() if config.smoke else [load_model(name, dtype=config.dtype) for name in names]
+    variants = build(models, policy, chosen)
+    longest = longest_text(config, models[0], prompts)
+    folder = RunFolder.create("lossy", config, config.out)
+    jobs = [Job(*one) for one in itertools.product(config.temperatures, prompts, range(config.repeats), variants)]
+    there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
+    measure(config, policy, [job for job in jobs if job.key not in there], variants, longest, folder, console)
+    rows = folder.rows()
+    studies.publish(folder, report(rows, costs), console)
+    with folder.replacing("lossy.png") as path:
+        picture(rows, costs).savefig(path)
+
+
+def longest_text(config: Lossy, target: LoadedModel, prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt and what may follow it. Raises ValueError where the target's context is shorter."""
+    longest = max(len(encode(target, prompt.turns[0])) for prompt in prompts) + config.max_new_tokens
+    if longest > target.model.spec.context:
+        raise ValueError(
+            f"the longest prompt and {config.max_new_tokens} new tokens are {longest}, more than the context of "
+            f"{config.target}, {target.model.spec.context}"
+        )
+    return longest
+
+
+def measure(
+    config: Lossy,
+    policy: Choice,
+    missing: Sequence[Job],
+    variants: Sequence[Variant],
+    longest: int,
+    folder: RunFolder,
+    console: Console,
+) -> None:
+    """Appends a row for each job. A program is played once untimed before its first."""
+    judge = next(variant.pair for variant in variants if variant.name == REJECTION)
+    slots = slots_for(longest, 0, max(max(variant.pair.decoder.parts.widths) for variant in variants))
+    ready: set[int] = set()
+    with console.status("Measuring") as status:
+        for number, job in enumerate(missing, start=1):
+            heat = studies.heat(job.temperature)
+            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {heat}")
+            asked, pair = _asked(config, policy, job, slots), job.variant.pair
+            if id(pair) not in ready:
+                jax.block_until_ready(pair.decoder.run(pair.params, start(pair, asked).state))
+                ready.add(id(pair))
+            folder.append(measured(job, asked, judge, longest))
+
+
+def chosen_verifier(variant: str) -> Choice:
+    """VERIFIER:key=value,... as a strategy and its numbers. Raises ValueError as `choose` does."""
+    name, _, options = variant.partition(":")
+    return choose("verifier", name, [option for option in options.split(",") if option])
+
+
+def prompts_of(config: Lossy) -> list[Prompt]:
+    """The prompts, their ids preceded by their file's. Raises as `load_prompts` does."""
+    if config.smoke:
+        return [Prompt(name, "made up", (text,)) for name, text in (("one", "Why is the sky blue?"), ("two", "1 + 1"))]
+    found = []
+    for source in config.prompts:
+        stem = Path(source.rpartition(":")[0] or source).stem
+        found += [prompt._replace(id=f"{stem}/{prompt.id}") for prompt in load_prompts(source, config.each, "judge")]
+    return found
+
+
+def build(models: Sequence[Any], policy: Choice, chosen: Mapping[str, Choice]) -> list[Variant]:
+    """Plain decoding and the verifiers; those that differ in numbers only share a program."""
+    target, drafter = models
+    pairs: dict[Any, Pair] = {}
+    variants = [Variant(PLAIN, None, build_pair(target, None))]
+    for name, verifier in chosen.items():
+        options = name.partition(":")[2].split(",")
+        structure = [option for option in options if option.partition("=")[0] not in verifier.numbers]
+        key = (verifier.name, *sorted(structure))
+        if key not in pairs:
+            pairs[key] = build_pair(target, drafter, policy=policy.strategy, verifier=verifier.strategy)
+        variants.append(Variant(name, verifier, pairs[key]))
+    return variants
+
+
+def _asked(config: Lossy, policy: Choice, job: Job, slots: int) -> Request:
+    verifier = job.variant.verifier
+    return prepare(
+        job.variant.pair,
+        [job.prompt.turns[0]],
+        max_new_tokens=12 if config.smoke else config.max_new_tokens,
+        temperature=job.temperature,
+        seed=config.seed + job.repeat,
+        policy_numbers=None if verifier is None else policy.numbers,
+        verifier_numbers=None if verifier is None else verifier.numbers,
+        slots=slots,
+    )
+
+
+def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
+    """One row: a timed generation, and what its text is worth."""
+    pair = job.variant.pair
+    begun = start(pair, asked)
+    watch = time.perf_counter()
+    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
+    seconds = time.perf_counter() - watch
+    result = finish(pair, asked, state, 0, seconds, begun)
+    counts = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "drafter_passes")
+    return {
+        "temperature": job.temperature,
+        "prompt_id": job.prompt.id,
+        "category": job.prompt.category,
+        "repeat": job.repeat,
+        "variant": job.variant.name,
+        "seconds": seconds,
+        **{name: result.statistics[name] for name in counts},
+        **quality(job, judge, result.prompt_tokens, result.tokens, longest),
+        "tokens": result.tokens,
+        "text": result.text,
+    }
+
+
+def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest: int) -> dict[str, Any]:
+    """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
+    verifier = job.variant.verifier
+    known = verifier is not None and verifier.name in LAWS
+    name, numbers = (verifier.name, verifier.numbers) if verifier is not None and known else (REJECTION, {})
+    if verifier is not None and name == "easd" and "top_n=" in job.variant.name:
+        options = dict(option.split("=") for option in job.variant.name.partition(":")[2].split(","))
+        numbers = {**numbers, "top_n": int(options["top_n"])}
+    text = np.zeros((1, max(longest, 2)), np.int32)
+    text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
+    found = deviations(
+        judge.decoder,
+        judge.params,
+        text,
+        verifier=name,
+        numbers={key: np.float32(value) if key != "top_n" else value for key, value in numbers.items()},
+        warp=make_warp(1, job.temperature),
+    )
+    at = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+    mean = {field: float(np.asarray(values)[0, at].mean()) for field, values in found._asdict().items()}
+    if verifier is not None and not known:
+        mean |= {"total_variation": None, "divergence": None}
+    return mean
+
+
+if __name__ == "__main__":
+    sys.exit(main())
