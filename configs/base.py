@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import tyro
 
 from specdec_jax.choices import check_numbers, nearest
+from specdec_jax.pairs import check_drafter_options
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
@@ -33,7 +34,8 @@ class Method:
     """One way to decode. Equal structure gives the same policy object, so methods differing in numbers share a program.
 
     Raises:
-        ValueError: a number that the policy or the verifier does not have (with the nearest), or out of range.
+        ValueError: a number or an option that policy, verifier or drafter does not have (with the nearest), or out of
+            range.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Method:
     max_draft_length: int | None = None  # None: the config's
     verifier: Callable[..., Verifier] = rejection
     verifier_numbers: Mapping[str, Any] = field(default_factory=dict)
+    drafter: Any = None  # None: the config's; otherwise all that build_pair takes, such as "prompt_lookup"
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)  # of a drafter without a model
 
     def __post_init__(self) -> None:
         if self.max_draft_length is not None and self.max_draft_length < 1:
@@ -51,6 +55,9 @@ class Method:
             check_numbers("policy", self.policy.__name__, self.build_policy(), dict(self.numbers), self.structure)
         elif self.numbers or self.structure:
             raise ValueError(f"method {self.name!r} has numbers and no policy to take them")
+        elif self.drafter is not None:
+            raise ValueError(f"method {self.name!r} has a drafter and no policy to say when it drafts")
+        check_drafter_options(self.drafter, self.drafter_options)
         check_numbers("verifier", self.verifier.__name__, self.build_verifier(), dict(self.verifier_numbers))
 
     def build_policy(self) -> StoppingPolicy | None:

@@ -103,7 +103,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal structure share a compiled program."""
     target = load_model(config.target, dtype=config.dtype)
-    needs_drafter = any(method.policy is not None for method in config.chosen_methods())
+    needs_drafter = any(method.policy is not None and method.drafter is None for method in config.chosen_methods())
     drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
     pairs = {}
     for method in config.chosen_methods():
@@ -113,7 +113,9 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
             continue
         pairs[method.name] = build_pair(
             target,
-            drafter,
+            drafter if method.drafter is None else method.drafter,
+            drafter_options=method.drafter_options,
+            dtype=config.dtype,
             policy=policy,
             verifier=method.build_verifier(),
             max_draft_length=method.max_draft_length or config.max_draft_length,

@@ -175,3 +175,18 @@ def test_the_verdict_names_every_difference_and_its_gap():
     assert lines[1] == "  b on p: parts at token 7, logit gap 0.030 (rounding of a near tie)"
     assert lines[2] == "  c on p: parts at token 9, logit gap 1.500"
     assert lines[3] == "  d on p: parts at token 3, one of them had ended"
+
+
+def test_a_method_may_bring_its_own_drafter(config, tmp_path):
+    """Lookup beside model drafting on one target: the same greedy texts, and no drafter passes."""
+    path, out = tmp_path / "config.py", tmp_path / "out"
+    more = """, Method("lookup", static, drafter="prompt_lookup", drafter_options={"longest": 2}),
+        Method("both", static, drafter=("prompt_lookup", "ngram"))),"""
+    text = config.read_text().replace("),\n    target=", more + "\n    target=")
+    path.write_text(text.replace("(0.0, 1.0)", "(0.0,)").replace("max_new_tokens=8", "max_new_tokens=24"))
+    assert main([str(path), "--out", str(out)]) == 0
+    found = {(row["prompt_id"], row["method"]): row for row in rows(out)}
+    for prompt in ("one", "two"):
+        assert len({found[prompt, method]["text"] for method in ("plain", "static-2", "lookup", "both")}) == 1
+        assert found[prompt, "lookup"]["drafter_passes"] == 0 < found[prompt, "static-2"]["drafter_passes"]
+    assert sum(found[prompt, "lookup"]["num_draft_tokens"] for prompt in ("one", "two")) > 0

@@ -139,6 +139,25 @@ def test_the_baseline_comes_first():
         CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl), PLAIN))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"drafter": "prompt_lookup", "drafter_options": {"longst": 4}}, "did you mean 'longest'"),
+        ({"drafter": "ngram", "drafter_options": {"order": 1}}, "got 1"),
+        ({"drafter_options": {"longest": 4}}, "'longest' needs a drafter without a model"),
+        ({"drafter": ("smollm2-drafter", "ngram"), "drafter_options": {"longest": 4}}, "none of the drafters ngram"),
+    ],
+)
+def test_a_methods_drafter_is_checked_before_anything_is_loaded(given, message):
+    with pytest.raises(ValueError, match=message):
+        Method("a", static, **given)
+
+
+def test_a_drafter_needs_a_policy():
+    with pytest.raises(ValueError, match="no policy to say when"):
+        Method("plain", None, drafter="ngram")
+
+
 def test_equal_structure_shares_one_policy_object():
     """A decoder is found again by its pieces, so that methods differing in numbers compile once."""
     three, seven = (Method(f"static-{k}", static, numbers={"draft_length": k}) for k in (3, 7))
