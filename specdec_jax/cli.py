@@ -215,13 +215,10 @@ def run_generate(command: Generate) -> int:
     output = command.output
     _, policy, verifier = _checked(command)
     from specdec_jax.views.interrupts import interrupts_end_here
-    from specdec_jax.views.printing import check_writable, print_json, print_stream, profiled
-    from specdec_jax.views.saving import check_drawings, save_drawings
+    from specdec_jax.views.printing import print_json, print_stream, profiled
+    from specdec_jax.views.saving import check_output, save_drawings
 
-    if output.record and not output.json:
-        raise ValueError("--record needs --json: there is no other place for it")
-    check_writable(output.profile)
-    check_drawings(output.page, output.picture)
+    check_output(output)
     with interrupts_end_here():
         chunks = _begin(command, prompt, policy, verifier)
     with profiled(output.profile):
@@ -295,10 +292,8 @@ def _checked(command: Generate | Chat) -> tuple[Any, Any, Any]:
     """Settings, the policy's and the verifier's Choice; refuses what needs no weights to be refused."""
     from specdec_jax.chat.settings import Settings, check
 
-    if command.models.drafter == "none" and command.rules.policy_options:
-        raise ValueError(
-            f"--drafter none drafts nothing: --policy-options {command.rules.policy_options[0]} has no use"
-        )
+    if command.models.drafter == "none" and (options := command.rules.policy_options):
+        raise ValueError(f"--drafter none drafts nothing: --policy-options {options[0]} has no use")
     given = vars(command.models) | vars(command.rules) | vars(command.decoding)
     settings = Settings(**given, max_draft_length=command.max_draft_length)
     return settings, *check(settings)

@@ -1,0 +1,66 @@
+"""What `generate --page FILE --picture FILE` writes."""
+
+import inspect
+import sys
+from typing import Any
+
+from specdec_jax.choices import Choice
+from specdec_jax.streaming import Stream
+from specdec_jax.views.printing import check_writable
+from specdec_jax.views.replacing import check_file
+
+PAGES = (".html", ".htm")
+
+
+def check_output(output: Any) -> None:
+    """Refuses what the `generate` command could not write, before the models are read.
+
+    Raises:
+        ValueError: a record without JSON, or as `check_writable` and `check_file` say.
+    """
+    if output.record and not output.json:
+        raise ValueError("--record needs --json: there is no other place for it")
+    check_writable(output.profile)
+    if output.page is not None:
+        check_file(output.page, PAGES)
+    if output.picture is not None:
+        from specdec_jax.views.picture import SUFFIXES
+
+        check_file(output.picture, SUFFIXES)
+
+
+def save_drawings(command: Any, prompt: str, policy: Choice, chunks: Stream) -> None:
+    """The page and the picture that the `generate` command asks for, of all that was decoded."""
+    from specdec_jax.views.page import save_page
+    from specdec_jax.views.picture import save_picture
+
+    output, models, rules, decoding = command.output, command.models, command.rules, command.decoding
+    if output.page is None and output.picture is None:
+        return
+    line = " ".join(prompt.split())
+    drawn = {
+        "title": line if len(line) <= 80 else line[:79] + "…",
+        "entropy_factor": entropy_factor(policy),
+    }
+    details = {
+        "prompt": prompt,
+        "target": models.target,
+        "drafter": models.drafter,
+        "policy": " ".join([rules.policy, *rules.policy_options]),
+        "verifier": " ".join([rules.verifier, *rules.verifier_options]),
+        "temperature": f"{decoding.temperature:g}",
+        "seed": str(decoding.seed),
+    }
+    result = chunks.result()
+    if output.page is not None:
+        print("page:", save_page(output.page, result, chunks.tokenizer, details=details, **drawn), file=sys.stderr)
+    if output.picture is not None:
+        print("picture:", save_picture(output.picture, result, chunks.tokenizer, **drawn), file=sys.stderr)
+
+
+def entropy_factor(policy: Choice) -> float | None:
+    """AdaEDL's factor, given or its default; None for rules without one: their threshold is of another kind."""
+    if policy.name != "adaedl":
+        return None
+    default = inspect.signature(policy.strategy.init).parameters["entropy_factor"].default
+    return float(policy.numbers.get("entropy_factor", default))

@@ -1,0 +1,52 @@
+"""`generate --page FILE --picture FILE`: what is written, what is refused, and that the text stays the same."""
+
+import pytest
+from tiny_pair import write_pair
+
+from specdec_jax import cli
+from specdec_jax.choices import choose
+from specdec_jax.views.saving import entropy_factor
+
+SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
+    return ["--target", target, "--drafter", drafter]
+
+
+def test_a_page_and_a_picture_beside_the_same_text(capsys, models, tmp_path):
+    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy-options", "threshold=0.1", "--json"]
+    assert cli.main(arguments) == 0
+    plain = capsys.readouterr()
+    files = [tmp_path / "a.html", tmp_path / "b.svg"]
+    assert cli.main([*arguments, "--page", str(files[0]), "--picture", str(files[1])]) == 0
+    drawn = capsys.readouterr()
+    assert sorted(tmp_path.iterdir()) == files
+    html = files[0].read_text(encoding="utf-8")
+    assert "hello &lt;b&gt;" in html and "adaedl threshold=0.1" in html and "bound 1" in html
+    assert files[1].read_text(encoding="utf-8").startswith("<?xml")
+    assert plain.err == "" and drawn.err == f"page: {files[0]}\npicture: {files[1]}\n"
+    assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--page", "no/a.html", "No such file or directory"),
+        ("--page", ".", "it is a folder"),
+        ("--page", "a.txt", "must end in .html or .htm"),
+        ("--picture", "a.jpeg", "must end in .png or .svg or .pdf"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_path, option, name, message):
+    assert cli.main(["generate", "hello", "--target", "no such model", option, str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_adaedls_bound_is_drawn_for_adaedl_alone():
+    assert entropy_factor(choose("policy", "adaedl", ["entropy_factor=0.4"])) == 0.4
+    assert entropy_factor(choose("policy", "adaedl")) == 0.2
+    assert entropy_factor(choose("policy", "static")) is None
