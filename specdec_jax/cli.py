@@ -28,7 +28,10 @@ class Models:
     target: str = "smollm2"
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
     drafter: str = "smollm2-drafter"
-    """Given like the target; it must share its vocabulary. none: plain decoding."""
+    """Given like the target, whose vocabulary it must share; or prompt_lookup, ngram or a path to your own .py, which
+    need no model; several as a,b take turns. none: plain decoding."""
+    drafter_options: Annotated[Many[str], KeyValue] = ()
+    """Of a drafter without a model. prompt_lookup: longest=4; ngram: order=3 fill=1."""
     dtype: str = "bfloat16"
     """Of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
 
@@ -204,7 +207,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
         if option and KEY_VALUE.fullmatch(word):
             spread += [word] if spread[-1] == option else [option, word]
             continue
-        option = word if word in ("--policy-options", "--verifier-options") else ""
+        option = word if word in ("--policy-options", "--verifier-options", "--drafter-options") else ""
         spread.append(word)
     return spread
 
@@ -213,14 +216,14 @@ def run_generate(command: Generate) -> int:
     """The `generate` command."""
     prompt = _prompt(command.prompt)
     output = command.output
-    _, policy, verifier = _checked(command)
+    settings, policy, verifier = _checked(command)
     from specdec_jax.views.interrupts import interrupts_end_here
     from specdec_jax.views.printing import print_json, print_stream, profiled
     from specdec_jax.views.saving import check_output, save_drawings
 
     check_output(output)
     with interrupts_end_here():
-        chunks = _begin(command, prompt, policy, verifier)
+        chunks = _begin(command, prompt, settings, policy, verifier)
     with profiled(output.profile):
         if output.json:
             finished = print_json(chunks, output.record)
@@ -248,25 +251,16 @@ def run_verify(command: VerifyLossless) -> int:
         return 0 if verify(**asdict(command.rules), **options) else FAILED
 
 
-def _begin(command: Generate, prompt: str, policy: Any, verifier: Any) -> Any:
+def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
+    from specdec_jax.chat.settings import build
     from specdec_jax.compilation_cache import enable
-    from specdec_jax.generation import build_pair
     from specdec_jax.streaming import stream
     from specdec_jax.views.printing import status
 
-    models = command.models
-    drafter = None if models.drafter == "none" else models.drafter
     enable()
-    with status(f"Loading {models.target}" + (f" and {drafter}" if drafter else "")):
-        pair = build_pair(
-            models.target,
-            drafter,
-            policy=policy.strategy,
-            verifier=verifier.strategy,
-            max_draft_length=command.max_draft_length,
-            dtype=models.dtype,
-        )
+    with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
+        pair = build(settings, policy, verifier)
     numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
     with status("Compiling (once: the next run finds it in the cache)"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1

@@ -28,7 +28,7 @@ def models(tmp_path_factory):
 
 def settings(models, **values):
     options = {"policy": "static", "policy_options": ("draft_length=3",), "max_new_tokens": 12, "max_draft_length": 3}
-    return Settings(target=models[0], drafter=models[1], dtype="float32", **(options | values))
+    return Settings(**{"target": models[0], "drafter": models[1], "dtype": "float32", **options, **values})
 
 
 @pytest.fixture
@@ -95,6 +95,25 @@ def test_another_policy_keeps_the_cache_and_another_drafter_does_not(models, ses
     third = ask(session, "again")
     assert (third.reused, third.why) == (0, "the models changed")
     assert third.result.tokens == fresh(session, third).tokens
+
+
+def test_a_drafter_without_a_model_goes_on_from_its_state_too(models):
+    session = Session(settings(models, drafter="prompt_lookup"))
+    first = ask(session, "hello hello hello")
+    second = ask(session, "hello hello hello")
+    assert second.reused == len(first.ids) + len(first.result.tokens) - 1
+    expected = fresh(session, second)
+    assert second.result.tokens == expected.tokens and second.result.statistics == expected.statistics
+    assert second.result.statistics["num_accepted_tokens"] > 0
+
+
+def test_phases_are_shown_once_they_are_watched(session):
+    chat = commands.Chat(session)
+    first = ask(session, "hello")
+    commands.run(chat, "/phases on")
+    second = ask(session, "more")
+    assert second.reused == len(first.ids) + len(first.result.tokens) - 1
+    assert re.search(r"(routine|reasoning) \d+", shown(commands.run(chat, "/phases")))
 
 
 def test_numbers_compile_nothing(session):
@@ -214,6 +233,7 @@ FAILING = [
     ("/tokens of", "on or off, got 'of'"),
     ("/stats now", "takes nothing after it, got 'now'"),
     ("/phases", "ask something first"),
+    ("/phases of", "on, off or nothing, got 'of'"),
     ("/save", "needs a file name"),
     ("/save no/such/folder/run.html", "there is no folder 'no/such/folder'"),
     ("/help polcy", "did you mean '/policy'"),
@@ -280,7 +300,7 @@ def test_stats_say_what_was_read_and_re_used(session):
     text = shown(commands.run(chat, "/stats"))
     assert re.search(rf"prompt tokens re-used +{turn.reused} *\n", text)
     assert f"{turn.prefilled} (new in this turn)" in text
-    assert shown(commands.run(chat, "/phases")).strip() == "No phases are being watched."
+    assert shown(commands.run(chat, "/phases")).startswith("No phases are being watched")
 
 
 def test_compare_plays_three_methods_on_the_last_prompt(session):

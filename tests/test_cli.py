@@ -70,6 +70,14 @@ def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, 
     assert result["statistics"]["mean_draft_length"] == 1  # the policy's numbers arrived
 
 
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,ngram"])
+def test_a_drafter_without_a_model(capsys, folders, drafter):
+    arguments = ["hello hello", "--target", folders[0], "--drafter", drafter, *SHORT, *STATIC, "--json"]
+    code, out, _ = run(capsys, *arguments, "--drafter-options", "longest=2", "--max-draft-length", "2")
+    figures = json.loads(out)["statistics"]
+    assert code == 0 and figures["num_draft_tokens"] > 0 and figures["drafter_passes"] == 0
+
+
 def test_a_prompt_from_standard_input(capsys, folders, monkeypatch, expected):
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     arguments = ["--target", folders[0], "--drafter", "none", *SHORT, "--no-statistics"]
@@ -112,6 +120,10 @@ def test_options_may_stand_before_the_prompt():
         (["x", "--verifier-options", "a=1"], "verifier rejection has no option 'a'"),
         (["x", "--verifier", "greedy", "--temperature", "1"], "greedy verification needs temperature 0, got 1"),
         (["x", "--drafter", "none", "--policy-options", "step=0.1"], "--policy-options step=0.1 has no use"),
+        (["x", "--drafter", "prompt_lokup"], "no drafter 'prompt_lokup'; did you mean 'prompt_lookup'"),
+        (["x", "--drafter", "ngram", "--drafter-options", "ordr=3"], "no option 'ordr'; did you mean 'order'"),
+        (["x", "--drafter", "ngram", "--drafter-options", "order=x"], "order must be a number, got 'x'"),
+        (["x", "--drafter", "none", "--drafter-options", "order=3"], "'order' needs a drafter without a model"),
         (["x", "--record"], "--record needs --json"),
         (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
         (["x", "--target", "nowhere"], "no model 'nowhere'"),

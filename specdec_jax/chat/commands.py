@@ -1,5 +1,6 @@
 """Slash commands: what they do to a session, their help, and what can be completed."""
 
+import difflib
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from specdec_jax.chat import comparing, reports
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import LONGEST, check, option_names, with_option
 from specdec_jax.chat.suggest import suggest
-from specdec_jax.choices import nearest
 
 
 @dataclass
@@ -52,7 +52,8 @@ def find(line: str) -> tuple[Command, str]:
     """
     name, _, rest = line.strip().partition(" ")
     if name not in COMMANDS:
-        raise ValueError(f"unknown command {name}{nearest(name, COMMANDS)}")
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise ValueError(f"unknown command {name}; " + (f"did you mean {close[0]!r}?" if close else "see /help"))
     return COMMANDS[name], rest.strip()
 
 
@@ -145,7 +146,7 @@ def _policy_number(key: str) -> Callable[[Chat, str], RenderableType]:
 
 def _drafter(chat: Chat, text: str) -> RenderableType:
     if text:
-        chat.session.change(drafter=text)
+        chat.session.change(drafter=text, drafter_options=())
     return _shown(chat, "drafter")
 
 
@@ -198,8 +199,12 @@ def _stats(chat: Chat, text: str) -> RenderableType:
 
 
 def _phases(chat: Chat, text: str) -> RenderableType:
-    _nothing("/phases", text)
-    return reports.phases(chat.session)
+    if text not in ("", "on", "off"):
+        raise ValueError(f"/phases is on, off or nothing, got {text!r}")
+    if not text:
+        return reports.phases(chat.session)
+    chat.session.change(phases=text == "on")
+    return Text("Phases are watched from the next answer on." if text == "on" else "phases off")
 
 
 def _save(chat: Chat, text: str) -> RenderableType:
@@ -248,7 +253,7 @@ _LIST = [
     Command("/compare [N]", "the last prompt through plain, static N and the current policy", _compare, "Comparing"),
     Command("/stats", "the settings and the last answer in figures", _stats),
     Command("/tokens on|off", "colour each token by what became of it", _tokens),
-    Command("/phases", "the phases of the last answer, where they are watched", _phases),
+    Command("/phases [on|off]", "watch routine and reasoning phases; alone it shows the last answer's", _phases),
     Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
     Command("/reset", "begin a new conversation", _reset),
     Command("/help [COMMAND]", "this list", _help),

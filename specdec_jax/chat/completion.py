@@ -8,6 +8,7 @@ from specdec_jax.chat.commands import COMMANDS
 from specdec_jax.chat.settings import option_names
 from specdec_jax.choices import choose, find_factory, names
 from specdec_jax.loading.builtin import BUILTIN
+from specdec_jax.pairs import NEED_MODELS
 
 
 class Completion(NamedTuple):
@@ -59,7 +60,7 @@ def _drafters(words: list[str]) -> Iterator[str]:
         yield from [
             *BUILTIN,
             "none",
-            *(name for name in names("drafter") if name not in ("model", "nothing", "several")),
+            *(name for name in names("drafter") if name not in NEED_MODELS),
         ]
 
 
@@ -70,6 +71,7 @@ VALUES: dict[str, Callable[[list[str]], Iterator[str]]] = {
     "/target": lambda words: iter(BUILTIN),
     "/gamma": _first("auto"),
     "/tokens": _first("on", "off"),
+    "/phases": _first("on", "off"),
     "/system": _first("none"),
     "/help": _first(*COMMANDS),
 }

@@ -77,7 +77,7 @@ def phases(session: Session) -> RenderableType:
     result, rounds = _recorded(session)
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):
-        return Text("No phases are being watched.")
+        return Text("No phases are being watched: /phases on, then ask.")
     runs = groupby(rounds, key=lambda round_: int(round_["phase"]))
     found = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
     line = Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in found) + " (tokens, in order)")

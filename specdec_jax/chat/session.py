@@ -157,9 +157,9 @@ class Session:
                 return [*last.ids, *last.result.tokens, *tokenizer.encode(rendered[len(before) :])]
         return tokenizer.encode(rendered, add_special=not self.settings.chat)
 
-    def _models(self) -> tuple[str, ...]:
+    def _models(self) -> tuple[Any, ...]:
         settings = self.settings
-        return settings.target, settings.drafter, settings.dtype
+        return settings.target, settings.drafter, settings.drafter_options, settings.dtype
 
 
 def _built(settings: Settings) -> tuple[Pair, dict[str, Any]]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.choices import Choice, choose
-from specdec_jax.generation import Pair, build_pair, stop_strings
+from specdec_jax.choices import Choice, choose, parse_options
+from specdec_jax.generation import stop_strings
 from specdec_jax.loading.load import check_dtype
+from specdec_jax.pairs import PHASES, Pair, build_pair, check_drafter_options
 from specdec_jax.sampling import make_warp
 
 LONGEST = 64  # most tokens drafted in a round; verification would be wider than a prefill chunk
@@ -20,6 +21,7 @@ class Settings:
 
     target: str = "smollm2"
     drafter: str = "smollm2-drafter"  # "none": plain decoding; "a,b": several that take turns
+    drafter_options: tuple[str, ...] = ()  # key=value, of a drafter without a model
     dtype: str = "bfloat16"
     policy: str = "adaedl"
     policy_options: tuple[str, ...] = ()  # key=value
@@ -34,6 +36,7 @@ class Settings:
     seed: int = 0
     stop: tuple[str, ...] = ()
     chat: bool = True
+    phases: bool = False  # watch them, also where no rule reads them
     system: str | None = None
 
 
@@ -45,6 +48,7 @@ def check(settings: Settings) -> tuple[Choice, Choice]:
     """
     policy = _chosen("policy", settings.policy, settings.policy_options)
     verifier = _chosen("verifier", settings.verifier, settings.verifier_options)
+    check_drafter_options(_drafters(settings), parse_options(settings.drafter_options))
     make_warp(1, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     check_dtype(settings.dtype)
     stop_strings(settings.stop)
@@ -65,16 +69,22 @@ def build(settings: Settings, policy: Choice, verifier: Choice) -> Pair:
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
     """
-    names: Any = tuple(name.strip() for name in settings.drafter.split(","))
-    drafter = None if names == ("none",) else names[0] if len(names) == 1 else names
     return build_pair(
         settings.target,
-        drafter,
+        _drafters(settings),
+        drafter_options=parse_options(settings.drafter_options),
         policy=policy.strategy,
         verifier=verifier.strategy,
+        monitor=PHASES if settings.phases else None,
         max_draft_length=settings.max_draft_length,
         dtype=settings.dtype,
     )
+
+
+def _drafters(settings: Settings) -> Any:
+    """The drafter's name, the names of several, or None."""
+    names = tuple(name.strip() for name in settings.drafter.split(","))
+    return None if names == ("none",) else names[0] if len(names) == 1 else names
 
 
 def option_names(strategy: Any) -> set[str]:
