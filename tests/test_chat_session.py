@@ -218,6 +218,7 @@ FAILING = [
     ("/lambda x", "threshold must be a number, got 'x'"),
     ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
     ("/max-draft-length 65", "at most 64, got 65"),
+    ("/drafter prompt_lookup lngest=3", "did you mean 'longest'"),
     ("/drafter no/such/folder.gguf", "no such weight file"),
     ("/target smolm2", "did you mean 'smollm2'"),
     ("/target a b c", "got 3 words"),

@@ -145,16 +145,18 @@ def _policy_number(key: str) -> Callable[[Chat, str], RenderableType]:
 
 
 def _drafter(chat: Chat, text: str) -> RenderableType:
-    if text:
-        chat.session.change(drafter=text, drafter_options=())
-    return _shown(chat, "drafter")
+    words = _words(text)
+    if words:
+        chat.session.change(drafter=words[0], drafter_options=tuple(words[1:]))
+    return _shown(chat, "drafter", "drafter_options")
 
 
 def _target(chat: Chat, text: str) -> RenderableType:
     words = _words(text)
     if len(words) > 2:
         raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
-    chat.session.change(**dict(zip(("target", "drafter"), words, strict=False)))
+    given: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
+    chat.session.change(**given, **({"drafter_options": ()} if "drafter" in given else {}))
     return _shown(chat, "target", "drafter")
 
 
@@ -240,7 +242,7 @@ _LIST = [
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_number("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_number("threshold")),
     Command("/max-draft-length N", "most tokens drafted in a round, whatever the policy says", _most),
-    Command("/drafter NAME", "another drafter; none: plain decoding", _drafter, "Loading"),
+    Command("/drafter NAME key=value", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),
     Command("/verifier NAME key=value", "which drafts survive", _rule("verifier")),
     _set("temperature", float, "/temperature X", "0 is greedy"),

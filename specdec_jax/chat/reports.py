@@ -18,7 +18,8 @@ PHASES = {0: "routine", 1: "reasoning"}
 
 def describe(settings: Settings) -> str:
     """The settings on one line: models, rules, and of the rest what is not the default."""
-    parts = [f"{settings.target} + {settings.drafter}", " ".join([settings.policy, *settings.policy_options])]
+    models = " ".join([f"{settings.target} + {settings.drafter}", *settings.drafter_options])
+    parts = [models, " ".join([settings.policy, *settings.policy_options])]
     parts.append(" ".join([settings.verifier, *settings.verifier_options]))
     parts.append(f"temperature {settings.temperature:g}" if settings.temperature else "greedy")
     plain = Settings()
@@ -50,7 +51,7 @@ def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
     rows = [
         ("answer", f"{len(result.tokens)} tokens in {result.seconds:.2f} s, {result.finish_reason}"),
         ("prompt tokens re-used", str(turn.reused)),
-        ("prompt tokens read", f"{read} in {result.prefill_seconds:.2f} s"),
+        ("prompt tokens read", read + (f" in {result.prefill_seconds:.2f} s" if result.prefill_seconds else "")),
         ("context", f"{used} of {context} tokens, {turn.slots} cache slots"),
         ("target passes", f"{figures['num_rounds']}, {_number(figures['tokens_per_round'])} tokens each"),
         ("drafter passes", f"{figures['drafter_passes']}, of which only checked {figures['checked_passes']}"),
