@@ -116,6 +116,9 @@ class CompareConfig:
     """Put prompts through the chat template."""
     system: str | None = None
     """System prompt."""
+    calibration: str | None = None
+    """A calibration.json of experiments.calibrate, or built-in: the numbers of methods that draft with a model, but for
+    those a method names."""
     out: str | None = None
     """Run folder; none: runs/<name>-<time>."""
 

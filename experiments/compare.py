@@ -149,6 +149,7 @@ def _requests(
         "seed": config.seed,
         "chat": config.chat,
         "system": config.system,
+        "calibration": config.calibration,
         "slots": slots_for(max(lengths), config.max_new_tokens, widest),
     }
     return {
@@ -165,6 +166,8 @@ def _jobs(config: CompareConfig, prompts: Sequence[Prompt]) -> list[Job]:
 
 def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -> Request:
     options = {name: value for name, value in request.items() if name != "prompt"}
+    if not jax.tree.leaves(pair.params.drafter):  # a calibration is of models
+        options["calibration"] = None
     numbers = {"policy_numbers": dict(method.numbers), "verifier_numbers": dict(method.verifier_numbers)}
     return prepare(pair, [request["prompt"]], **options, **numbers, **more)
 
@@ -192,7 +195,7 @@ def _warm_up(
     folder.add_compile_seconds(seconds)
     console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     last = missing[-1].method
-    options = {name: value for name, value in request.items() if name not in ("prompt", "slots")}
+    options = {name: value for name, value in request.items() if name not in ("prompt", "slots", "calibration")}
     numbers = {"policy_numbers": dict(last.numbers), "verifier_numbers": dict(last.verifier_numbers)}
     show_live(console, pairs[last.name], last.name, request["prompt"], **options, **numbers)
 

@@ -3,11 +3,13 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from specdec_jax.calibrated import Calibration, calibration_of, numbers_for
 from specdec_jax.choices import nearest
 from specdec_jax.loading import LoadedModel
 from specdec_jax.pairs import Pair as Pair
@@ -47,7 +49,7 @@ def generate(
             `max_draft_length`, `dtype`, `verification_widths` and `monitor` among the options build it.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: those of `prepare`: max_new_tokens, temperature, top_k, top_p, min_p, seed, stop (strings), stop_ids,
-            chat, system, policy_numbers, verifier_numbers, monitor_numbers.
+            chat, system, policy_numbers, verifier_numbers, monitor_numbers, calibration.
 
     Raises:
         ValueError: bad input, named, before anything compiles.
@@ -97,27 +99,40 @@ def prepare(
     policy_numbers: Mapping[str, Any] | None = None,
     verifier_numbers: Mapping[str, Any] | None = None,
     monitor_numbers: Mapping[str, Any] | None = None,
+    calibration: str | Path | Calibration | None = None,
     slots: int | None = None,
     record: bool = False,
 ) -> Request:
-    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given."""
+    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given.
+
+    With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
+    numbers learnt for the pair, but for those given here.
+    """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer = pair.target.tokenizer
     if slots is None:
         slots = slots_for(max(map(len, ids), default=0), max_new_tokens, max(pair.decoder.parts.widths))
     ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
+    given = {"policy": policy_numbers, "verifier": verifier_numbers, "monitor": monitor_numbers}
     options = {
         "max_new_tokens": max_new_tokens,
         "warp": make_warp(len(ids), temperature, top_k, top_p, min_p),
         "seed": seed,
         "stop_ids": ends,
-        "policy_numbers": policy_numbers,
-        "verifier_numbers": verifier_numbers,
-        "monitor_numbers": monitor_numbers,
+        **_numbers(pair, given, calibration, temperature),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
     return Request(ids, options)
+
+
+def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
+    """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none."""
+    learnt: dict[str, Any] = {}
+    if calibration is not None and pair.decoder.parts.drafter.max_draft_length > 0:
+        found = calibration_of(calibration, pair)
+        learnt = {kind: numbers_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given}
+    return {f"{kind}_numbers": {**learnt.get(kind, {}), **(numbers or {})} for kind, numbers in given.items()}
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:

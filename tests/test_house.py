@@ -37,6 +37,7 @@ CORE = {
 ABOVE = [
     "choices",
     "pairs",
+    "calibrated",
     "generation",
     "beams",
     "streaming",

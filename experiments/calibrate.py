@@ -1,0 +1,251 @@
+"""Learn a pair's thresholds once: percentiles, what tells rejected tokens, phases, every rule's best setting.
+
+Question:  Which numbers suit this pair of models, and do those learnt on one task serve the others?
+Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
+Time:      six minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
+Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/calibration.md
+Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
+           goes on where it was with the same --out
+
+`generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its numbers to
+policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that are
+fastest in replays over all the texts, by --costs. With --split calibrate the other half of each file stays for judging.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments import calibrate_report
+from experiments.calibrate_report import carry_over
+from experiments.prompts import load_prompts
+from experiments.record import Record, record
+from experiments.rules import RULES
+from experiments.run_folder import RunFolder, package_versions
+from experiments.studies import publish, run
+from experiments.traced import costs_or_default, replay_rule
+from specdec_jax.analysis.calibration import fit_prior
+from specdec_jax.analysis.cost_model import CostModel
+from specdec_jax.analysis.deviation import deviations
+from specdec_jax.analysis.phase_path import running_entropy
+from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
+from specdec_jax.analysis.trace import FEATURES, Trace, join, load_trace
+from specdec_jax.calibrated import FILE, FORMAT, KINDS, fingerprint
+from specdec_jax.generation import build_pair, encode
+from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.sampling import make_warp
+
+SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
+LENIENCES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
+HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
+DOUBTFUL = 90  # percentile of both entropies above which EASD doubts
+TOGETHER = 6  # texts that share a pass when deviations are measured
+PHASE = {"minimum_length": 8, "decay": 0.9}
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Learn the numbers of a pair."""
+
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    drafter: str = "smollm2-drafter"
+    """As target."""
+    prompts: tuple[str, ...] = SETS
+    """JSONL files, FILE:n for every n-th of its prompts, or hub:NAME."""
+    split: str | None = "calibrate"
+    """Only prompts of this half, so that the other can judge; None: all."""
+    temperatures: tuple[float, float] = (0.0, 0.7)
+    """Of the greedy numbers (0) and of the sampled ones."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer."""
+    max_draft_length: int = 7
+    """Most drafts a round in replays."""
+    max_deviation: float = 0.02
+    """Bounds lenience: mean total variation a token between what it emits and the target's law."""
+    costs: str | None = None
+    """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    seed: int = 0
+    """Of the answers."""
+    out: str | None = None
+    """Run folder; none: runs/calibrate-<time>."""
+
+    def __post_init__(self) -> None:
+        if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
+            raise ValueError(f"temperatures must be 0 and one above 0, got {self.temperatures}")
+        if not 0 < self.max_deviation < 1:
+            raise ValueError(f"max_deviation must lie in (0, 1), got {self.max_deviation}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the calibration; 2 on bad input."""
+    return run(Calibrate, calibrate, __doc__, arguments)
+
+
+def calibrate(config: Calibrate, console: Console) -> Path:
+    """Records what is missing, learns, and writes the run folder; returns calibration.json's path."""
+    costs = costs_or_default(config.costs)
+    for source in config.prompts:
+        load_prompts(source, split=config.split)
+    folder = RunFolder.create("calibrate", config, config.out)
+    traces = _traces(config, folder, console)
+    with console.status("Loading the models"):
+        models = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
+    with console.status("Learning"):
+        figures = {kind: figures_of(trace) for kind, trace in traces.items()}
+        phases = phase_numbers(traces["greedy"])
+        lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
+        numbers = {
+            kind: numbers_of(kind, trace, phases, lenience[kind]["bound"], costs, config.max_draft_length)
+            for kind, trace in traces.items()
+        }
+        carried = {kind: carry_over(trace, costs, config.max_draft_length) for kind, trace in traces.items()}
+    for kind in KINDS:
+        figures[kind] |= {"lenience": lenience[kind], "carry_over": carried[kind]}
+    content = {
+        "format": FORMAT,
+        "target": _described(models[0]),
+        "drafter": _described(models[1]),
+        "numbers": numbers,
+        "figures": figures,
+        "about": {
+            "prompts": [Path(source).name for source in config.prompts],
+            "split": config.split,
+            "temperatures": list(config.temperatures),
+            "texts": traces["greedy"].num_texts,
+            "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
+            "drafter_cost": round(costs.ratio, 4),
+            "versions": package_versions(),
+        },
+    }
+    content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
+    folder.write_json(FILE, content)
+    with folder.replacing("curves.png") as path:
+        calibrate_report.picture(figures, phases).savefig(path)
+    publish(folder, calibrate_report.report(content), console)
+    return folder.path / FILE
+
+
+def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str, Trace]:
+    """The trace of all files by kind of decoding; a file's is recorded once."""
+    parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
+    for source in config.prompts:
+        place = folder.path / "traces" / Path(source.partition(":")[0] or source).stem
+        asked = Record(
+            prompts=source,
+            target=config.target,
+            drafter=config.drafter,
+            dtype=config.dtype,
+            temperatures=config.temperatures,
+            max_new_tokens=config.max_new_tokens,
+            split=config.split,
+            seed=config.seed,
+            out=str(place),
+        )
+        for kind, path in zip(KINDS, record(asked, console), strict=True):
+            parts[kind].append(load_trace(path))
+    return {kind: join(found) for kind, found in parts.items()}
+
+
+def _described(model: LoadedModel) -> dict[str, Any]:
+    return {"name": Path(model.name).name, **fingerprint(model.params)}
+
+
+def positions_of(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones."""
+    running = running_entropy(trace, PHASE["decay"])
+    there = np.isfinite(running)
+    drafter = trace.path[..., FEATURES.index("entropy")]
+    return drafter[there], trace.target_entropy[there], trace.accepted[there], running[there]
+
+
+def figures_of(trace: Trace) -> dict[str, Any]:
+    """What is only looked at: percentiles, separation, the map from entropy to acceptance."""
+    drafter, target, accepted, running = positions_of(trace)
+    return {
+        "acceptance": float(accepted.mean()),
+        "drafter_entropy": percentiles(drafter),
+        "target_entropy": percentiles(target),
+        "running_entropy": percentiles(running),
+        "rejection": separate(drafter, accepted)._asdict(),
+        "rejection_by_running_entropy": separate(running, accepted)._asdict(),
+        "entropy_factor": fitted_entropy_factor(drafter, accepted),
+        "acceptance_by_entropy": acceptance_curve(drafter, accepted)._asdict(),
+        "acceptance_by_running_entropy": acceptance_curve(running, accepted)._asdict(),
+    }
+
+
+def phase_numbers(greedy: Trace) -> dict[str, float]:
+    """enter and leave around the running entropy that best separates rejected tokens, for the monitor `phases`.
+
+    Greedy texts teach it: the entropies of theirs are raw, and those are what the monitor reads at any temperature.
+    """
+    _, _, accepted, running = positions_of(greedy)
+    middle, band = separate(running, accepted).threshold, HYSTERESIS * float(running.std())
+    return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
+
+
+def numbers_of(
+    kind: str, trace: Trace, phases: Mapping[str, float], lenience: float, costs: CostModel, longest: int
+) -> dict[str, Any]:
+    """Numbers of `init` by policy, verifier and monitor."""
+    drafter, target, _, _ = positions_of(trace)
+    policies: dict[str, Any] = {}
+    for entry in RULES:
+        if entry.grid and not entry.structure and entry.costs is None:
+            settings = entry.settings()
+            seconds = replay_rule(trace, entry, costs, longest, settings).seconds(costs).sum(axis=1)
+            policies[entry.policy.__name__] = settings[int(np.argmin(seconds))]
+    policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
+    doubtful = {"drafter_entropy": drafter, "target_entropy": target}
+    return {
+        "policy": policies,
+        "verifier": {
+            "lenience": {"lenience": lenience},
+            "easd": {name: float(np.percentile(values, DOUBTFUL)) for name, values in doubtful.items()},
+        },
+        "monitor": {"phases": dict(phases)},
+    }
+
+
+def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
+    """Mean total variation a token by lenience, and the least lenience that keeps it under the bound asked for."""
+    pair = build_pair(*models)
+    prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
+    heat = float(trace.temperature[0])
+    texts = [
+        encode(models[0], prompt.turns[0]) + trace.tokens[row, : trace.length[row]].tolist()
+        for row, prompt in enumerate(prompts)
+    ]
+    size = max(map(len, texts))
+    padded = np.array([text + [0] * (size - len(text)) for text in texts], np.int32)
+    at = np.arange(size - 1)[None, :]
+    last = np.array([len(text) for text in texts])[:, None] - 1
+    judged = (at < last) & (at >= last - trace.length[:, None])
+    totals = np.zeros(len(LENIENCES))
+    for first in range(0, len(texts), TOGETHER):
+        rows = slice(first, first + TOGETHER)
+        warp = make_warp(len(padded[rows]), heat)
+        for index, lenience in enumerate(LENIENCES):
+            numbers = {"lenience": np.float32(lenience)}
+            found = deviations(pair.decoder, pair.params, padded[rows], verifier="lenience", numbers=numbers, warp=warp)
+            totals[index] += float(np.sum(np.asarray(found.total_variation)[judged[rows]]))
+    means = totals / trace.num_positions
+    allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]
+    return {
+        "by_lenience": {f"{value:g}": float(mean) for value, mean in zip(LENIENCES, means, strict=True)},
+        "bound": min(allowed, default=1.0),
+        "max_deviation": config.max_deviation,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What a calibration says: how its numbers carry over to other tasks, its tables and its picture."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.rules import Rule, rule
+from experiments.studies import plain_axes, table
+from experiments.traced import replay_rule, texts_by_task
+from specdec_jax.analysis.cost_model import CostModel
+from specdec_jax.analysis.phase_path import running_entropy
+from specdec_jax.analysis.separation import separate, youden
+from specdec_jax.analysis.trace import FEATURES, Trace
+
+CARRIED = ("static", "adaedl", "max-confidence", "cumulative-confidence")
+
+
+def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, Any]]:
+    """A row a task: what was learnt on it alone, judged on all the others beside what they would have chosen."""
+    replays = {}
+    for name in CARRIED:
+        entry: Rule = rule(name)
+        settings = entry.settings()
+        replays[name] = settings, replay_rule(trace, entry, costs, longest, settings).seconds(costs)
+    entropy, running = trace.path[..., FEATURES.index("entropy")], running_entropy(trace)
+    rows = []
+    tasks = texts_by_task(trace)
+    for task, own in tasks.items():
+        rest = np.setdiff1d(np.arange(trace.num_texts), own)
+        if rest.size == 0:
+            continue
+        row: dict[str, Any] = {"task": task, "texts": len(own)}
+        for name, values in (("entropy", entropy), ("running_entropy", running)):
+            row[name] = _separation(trace, values, own, rest)
+        for name, (settings, seconds) in replays.items():
+            here, there = seconds[:, own].sum(axis=1), seconds[:, rest].sum(axis=1)
+            chosen = int(np.argmin(here))
+            row[name] = {"setting": settings[chosen], "of_best": float(there.min() / there[chosen])}
+        rows.append(row)
+    return rows
+
+
+def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndarray) -> dict[str, float]:
+    """The threshold learnt on a task's texts: how well it separates there, elsewhere, and what could be had there."""
+    both = []
+    for texts in (own, rest):
+        there = np.isfinite(values[texts]) & (np.arange(values.shape[1])[None, :] < trace.length[texts][:, None])
+        both.append((values[texts][there], trace.accepted[texts][there]))
+    learnt = separate(*both[0])
+    return {
+        "threshold": learnt.threshold,
+        "youden": learnt.youden,
+        "youden_elsewhere": youden(*both[1], learnt.threshold),
+        "best_elsewhere": separate(*both[1]).youden,
+    }
+
+
+def report(content: Mapping[str, Any]) -> str:
+    """All tables."""
+    about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
+    parts.append(
+        f"{about['texts']} texts of {', '.join(about['prompts'])}; temperatures 0 and {about['temperatures'][1]:g}."
+    )
+    parts.append(_percentiles(content["figures"]))
+    for kind, figures in content["figures"].items():
+        parts += [f"## {kind.capitalize()}", _sentences(figures), _settings(content["numbers"][kind])]
+        parts += [_carried(figures["carry_over"])] if figures["carry_over"] else []
+    phases = content["numbers"]["greedy"]["monitor"]["phases"]
+    parts.append(
+        f"Phases: reasoning above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _percentiles(figures: Mapping[str, Any]) -> str:
+    names = list(figures["greedy"]["drafter_entropy"])
+    lines = [
+        [f"{kind}: {name.replace('_', ' ')}", *(f"{found[name][percent]:.2f}" for percent in names)]
+        for kind, found in figures.items()
+        for name in ("drafter_entropy", "target_entropy", "running_entropy")
+    ]
+    return table(["nats, by percentile", *names], lines)
+
+
+def _sentences(figures: Mapping[str, Any]) -> str:
+    cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
+    return (
+        f"{figures['acceptance']:.0%} of tokens would be accepted. Above {cut['threshold']:.2f} nats of drafter "
+        f"entropy they are rather rejected (Youden's J {cut['youden']:.2f}, area {cut['area']:.2f}); the running "
+        f"entropy alone knows less (J {slow['youden']:.2f}, area {slow['area']:.2f}). AdaEDL's factor nearest to what "
+        f"was accepted: {figures['entropy_factor']:.2f}. Lenience down to {bound['bound']:g} keeps the mean total variation a token "
+        f"under {bound['max_deviation']:g}."
+    )
+
+
+def _settings(numbers: Mapping[str, Any]) -> str:
+    lines = [
+        [f"{kind} {name}", ", ".join(f"{key} {_short(value)}" for key, value in found.items())]
+        for kind, entries in numbers.items()
+        for name, found in entries.items()
+    ]
+    return table(["of", "numbers"], lines).replace("---:", "---")
+
+
+def _short(value: Any) -> str:
+    return " ".join(f"{part:.3g}" for part in value) if isinstance(value, list) else f"{value:.3g}"
+
+
+def _carried(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["learnt on", "threshold", "J there", "J elsewhere", "best J elsewhere", *CARRIED]
+    lines = []
+    for row in rows:
+        cut = row["entropy"]
+        scores = [f"{cut[name]:.2f}" for name in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
+        lines.append([row["task"], *scores, *(f"{row[name]['of_best']:.3f}" for name in CARRIED)])
+    return (
+        table(head, lines) + "\n\nLearnt on one task and judged on the others: the entropy threshold by Youden's J; of "
+        "each rule the speed at the setting learnt there, as a share of the best one setting's elsewhere."
+    )
+
+
+def picture(figures: Mapping[str, Any], phases: Mapping[str, float]) -> Figure:
+    """Acceptance by the drafter's entropy and by the running entropy, with the thresholds."""
+    figure = Figure(figsize=(9.4, 3.8), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours = {"greedy": "#0072B2", "sampled": "#D55E00"}
+    for kind, found in figures.items():
+        for axes, name in ((left, "acceptance_by_entropy"), (right, "acceptance_by_running_entropy")):
+            curve = found[name]
+            axes.plot(curve["value"], curve["acceptance"], "o-", ms=3.5, lw=1.4, color=colours[kind], label=kind)
+        left.axvline(found["rejection"]["threshold"], color=colours[kind], lw=1, ls="--")
+    right.axvspan(phases["leave"], phases["enter"], color="#999999", alpha=0.25, lw=0, label="leave to enter")
+    plain_axes(left, "by the drafter's entropy")
+    plain_axes(right, "by the target's running entropy")
+    left.set_xlabel("nats (dashed: best threshold)", fontsize=9)
+    right.set_xlabel("nats", fontsize=9)
+    left.set_ylabel("accepted", fontsize=9)
+    left.set_ylim(0, 1)
+    right.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,172 @@
+"""Calibrations: what separates rejected tokens, the file and its pair, and its numbers in generate."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_pair import write_pair
+
+from experiments.calibrate import main, phase_numbers, positions_of
+from experiments.smoke import made_up_traces
+from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, separate, youden
+from specdec_jax.calibrated import calibration_of, fingerprint, numbers_for, read_calibration
+from specdec_jax.generation import build_pair, generate, prepare
+from specdec_jax.stopping import adaedl, at_least, phase_length, static, survival
+from specdec_jax.verification import easd, lenience
+
+
+def test_the_threshold_is_the_best_of_all():
+    rng = np.random.default_rng(0)
+    accepted = rng.random(400) < 0.6
+    values = np.round(np.where(accepted, rng.gamma(2, 0.5, 400), rng.gamma(4, 0.6, 400)), 1)  # with ties
+    found = separate(values, accepted)
+    tried = {value: youden(values, accepted, value) for value in np.unique(values)}
+    assert found.youden == pytest.approx(max(tried.values())) == pytest.approx(tried[found.threshold])
+    pairs = values[~accepted][:, None] - values[accepted][None, :]
+    assert found.area == pytest.approx(np.mean(np.sign(pairs)) / 2 + 0.5)
+
+
+def test_what_is_of_one_kind_cannot_be_separated():
+    for accepted in (np.ones(5, bool), np.zeros(5, bool)):
+        with pytest.raises(ValueError, match="accepted and rejected tokens"):
+            separate(np.arange(5.0), accepted)
+
+
+def test_the_fitted_factor_is_the_one_that_made_the_tokens():
+    rng = np.random.default_rng(1)
+    entropy = rng.uniform(0, 4, 40_000)
+    accepted = rng.random(40_000) < np.maximum(0, 1 - np.sqrt(0.15 * entropy))
+    assert fitted_entropy_factor(entropy, accepted) == pytest.approx(0.15, rel=0.05)
+
+
+def test_the_curve_counts_every_token_once():
+    values, accepted = np.random.default_rng(2).random(101), np.arange(101) % 3 == 0
+    curve = acceptance_curve(values, accepted, bins=8)
+    assert sum(curve.count) == 101 and curve.value == sorted(curve.value)
+    assert np.dot(curve.acceptance, curve.count) == pytest.approx(accepted.sum())
+
+
+def test_phases_lie_around_what_separates_best():
+    trace = made_up_traces()[0.0]
+    numbers = phase_numbers(trace)
+    _, _, accepted, running = positions_of(trace)
+    middle = separate(running, accepted).threshold
+    assert numbers["leave"] < middle < numbers["enter"] and numbers["enter"] - middle == pytest.approx(
+        running.std() / 4
+    )
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A tiny pair and the calibration that the command writes for it."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    target, drafter = write_pair(folder)
+    prompts = folder / "p.jsonl"
+    texts = [("a", "one two three"), ("a", "four five"), ("b", "six seven"), ("b", "eight nine ten")]
+    prompts.write_text("".join(json.dumps({"turns": [text], "category": name}) + "\n" for name, text in texts))
+    command = ["--target", target, "--drafter", drafter, "--prompts", str(prompts), "--dtype", "float32"]
+    out = folder / "out"
+    options = ["--split", "None", "--max-new-tokens", "24", "--max-deviation", "0.3", "--out", str(out)]
+    assert main([*command, *options]) == 0
+    return target, drafter, out / "calibration.json"
+
+
+def test_the_command_writes_every_part(calibrated):
+    found = json.loads(calibrated[2].read_text())
+    assert set(found["numbers"]) == {"greedy", "sampled"}
+    for kind, numbers in found["numbers"].items():
+        assert {"static", "adaedl", "phase_length", "survival"} <= set(numbers["policy"])
+        assert kind in numbers["policy"]["survival"] and len(numbers["policy"]["survival"][kind]) == 8
+        assert numbers["verifier"].keys() == {"lenience", "easd"}
+        assert numbers["monitor"]["phases"]["leave"] <= numbers["monitor"]["phases"]["enter"]
+        figures = found["figures"][kind]
+        assert [row["task"] for row in figures["carry_over"]] == ["a", "b"]
+        measured = figures["lenience"]["by_lenience"]
+        allowed = [float(name) for name, mean in measured.items() if mean <= 0.3]
+        assert figures["lenience"]["bound"] == min(allowed, default=1.0)
+        values = [measured[name] for name in sorted(measured, key=float)]
+        assert values == sorted(values, reverse=True), "less lenience deviates less"
+    table = (calibrated[2].parent / "table.md").read_text()
+    assert "Learnt on one task" in table and (calibrated[2].parent / "curves.png").stat().st_size > 10_000
+
+
+def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
+    target, drafter, path = calibrated
+    learnt = read_calibration(path).numbers
+    rule = phase_length()
+    pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
+    for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
+        options = prepare(pair, ["one"], temperature=temperature, calibration=path).options
+        assert options["policy_numbers"] == learnt[kind]["policy"]["phase_length"]
+        assert options["verifier_numbers"] == learnt[kind]["verifier"]["easd"]
+        assert options["monitor_numbers"] == learnt[kind]["monitor"]["phases"]
+    given = prepare(pair, ["one"], calibration=path, policy_numbers={"routine_length": 6}).options["policy_numbers"]
+    assert given["routine_length"] == 6 and "reasoning_length" in {
+        **learnt["greedy"]["policy"]["phase_length"],
+        **given,
+    }
+    assert prepare(pair, ["one"]).options["policy_numbers"] == {}
+    result = generate("one", pair=pair, calibration=path, max_new_tokens=8, record=True)
+    assert len(result.tokens) == 8
+
+
+def test_every_calibrated_name_takes_its_numbers(calibrated):
+    from specdec_jax.choices import check_numbers, find_factory
+
+    for numbers in read_calibration(calibrated[2]).numbers.values():
+        for kind, entries in numbers.items():
+            for name, found in entries.items():
+                check_numbers(kind, name, find_factory(kind, name)(), found)
+
+
+def test_a_wrapped_rule_gets_its_numbers(calibrated):
+    calibration = read_calibration(calibrated[2])
+    plain = numbers_for(calibration, "policy", adaedl(), 0.0)
+    assert numbers_for(calibration, "policy", at_least(1, adaedl()), 0.0) == plain
+    assert numbers_for(calibration, "policy", static(), 0.0).keys() <= {"draft_length"}
+    assert "sampled" in numbers_for(calibration, "policy", survival(), 0.5)
+    assert numbers_for(calibration, "verifier", lenience(), 0.0).keys() == {"lenience"}
+
+
+def test_another_pair_is_refused(calibrated, tmp_path):
+    target, drafter, path = calibrated
+    changed = json.loads(path.read_text())
+    changed["drafter"]["parameters"] += 1
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"belongs to another pair: its drafter is drafter of [\d,]+ parameters"):
+        generate("one", target=target, drafter=drafter, dtype="float32", calibration=other)
+    changed["drafter"]["parameters"] -= 1
+    changed["target"]["scale"] *= 1.1
+    other.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="its target is target .* other weights of that size"):
+        generate("one", target=target, drafter=drafter, dtype="float32", calibration=other)
+    with pytest.raises(ValueError, match="no built-in calibration"):
+        generate("one", target=target, drafter=drafter, dtype="float32", calibration="built-in")
+    pair = build_pair(target, drafter, dtype="bfloat16")
+    assert calibration_of(path, pair).source == str(path), "another dtype is the same pair"
+    assert fingerprint(pair.params.target)["parameters"] == changed["target"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "is no calibration"),
+        ("{", "is no calibration"),
+        ('{"target": {}, "drafter": {}, "numbers": {}, "figures": {}}', "target.name is missing"),
+    ],
+)
+def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_calibration(tmp_path / "c.json")
+    with pytest.raises(FileNotFoundError, match=r"python -m experiments\.calibrate writes one"):
+        read_calibration(tmp_path / "none.json")
+
+
+def test_bad_options_end_the_command(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--max-deviation", "2"])
+    assert "max_deviation must lie in (0, 1), got 2" in capsys.readouterr().err
+    assert main(["--prompts", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
