@@ -5,12 +5,14 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
+from tiny_pair import write_pair
 
 from specdec_jax.generation import Generation, build_pair, generate
 from specdec_jax.statistics import no_counts, summarise
@@ -23,6 +25,7 @@ from specdec_jax.views.replacing import check_file
 from specdec_jax.views.tokens import bound, phases_of
 from specdec_jax.views.tokens import tokens_of as told
 
+ROOT = Path(__file__).parent.parent
 NAN = math.nan
 
 
@@ -200,6 +203,19 @@ def test_an_older_page_stays_when_a_new_one_fails(tmp_path):
 @pytest.mark.parametrize(("value", "most"), [(0.3, 0.4), (5.1, 6), (6.3, 8), (11, 20), (0, 1)])
 def test_an_axis_ends_at_a_short_number(value, most):
     assert nice(value) == pytest.approx(most)
+
+
+def test_the_pages_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    """Its two blocks of Python, on a tiny pair."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "views.md").read_text(encoding="utf-8"), re.DOTALL)
+    target, drafter = write_pair(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = "".join(blocks).replace("build_pair()", f"build_pair({target!r}, {drafter!r})")
+    code = re.sub(r"max_new_tokens=\d+", "max_new_tokens=10, chat=False", code)
+    code = code.replace("width=4", f"width=4, target={target!r}")
+    exec(compile(code, "docs/views.md", "exec"), {})
+    assert (tmp_path / "run.html").is_file() and (tmp_path / "run.png").is_file()
+    assert len(blocks) == 2 and capsys.readouterr().out.count("length '") == 4
 
 
 EVIL = "<script>alert(1)</script>&amp;\"'{{ 1 }}"
