@@ -86,6 +86,8 @@ class CompareConfig:
     """Set in the file; --only picks among them."""
     only: tuple[str, ...] = ()
     """Names of methods to run besides the baseline; none: all."""
+    split: str | None = None
+    """Only prompts of this split: "calibrate" or "judge" of the files here."""
     limit: int | None = None
     """Only the first prompts."""
     target: str = "smollm2"

@@ -86,13 +86,15 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
 
 def _sentences(figures: Mapping[str, Any]) -> str:
     cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
-    return (
-        f"{figures['acceptance']:.0%} of tokens would be accepted. Above {cut['threshold']:.2f} nats of drafter "
-        f"entropy they are rather rejected (Youden's J {cut['youden']:.2f}, area {cut['area']:.2f}); the running "
-        f"entropy alone knows less (J {slow['youden']:.2f}, area {slow['area']:.2f}). AdaEDL's factor nearest to what "
-        f"was accepted: {figures['entropy_factor']:.2f}. Lenience down to {bound['bound']:g} keeps the mean total variation a token "
-        f"under {bound['max_deviation']:g}."
+    lines = (
+        f"{figures['acceptance']:.0%} of tokens would be accepted.",
+        f"Above {cut['threshold']:.2f} nats of drafter entropy they are rather rejected",
+        f"(Youden's J {cut['youden']:.2f}, area {cut['area']:.2f});",
+        f"the running entropy alone knows less (J {slow['youden']:.2f}, area {slow['area']:.2f}).",
+        f"AdaEDL's factor nearest to what was accepted: {figures['entropy_factor']:.2f}.",
+        f"Lenience down to {bound['bound']:g} keeps the mean total variation a token under {bound['max_deviation']:g}.",
     )
+    return " ".join(lines)
 
 
 def _settings(numbers: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     Raises:
         ValueError, FileNotFoundError: bad input, before anything is written or compiled.
     """
-    prompts = load_prompts(config.prompts, config.limit)
+    prompts = load_prompts(config.prompts, config.limit, config.split)
     enable()
     with console.status("Loading the models"):
         pairs = load_pairs(config)

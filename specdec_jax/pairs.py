@@ -49,7 +49,8 @@ def build_pair(
 ) -> Pair:
     """Load (where a name is given) and join. `drafter=None` is plain decoding.
 
-    A policy or verifier that reads phases gets the monitor `phases()` unless another is given.
+    A policy or verifier that reads phases gets the monitor `phases()` unless another is given, and so do several
+    drafters: each is judged by phase.
 
     Args:
         drafter: a model, by source or loaded; a file of drafters/ that needs none (`prompt_lookup`, `ngram`) or a .py
@@ -61,7 +62,8 @@ def build_pair(
     Raises:
         ValueError: the vocabularies differ, a number is out of range, or an option that no drafter takes.
     """
-    if monitor is None and (policy.needs_phases or verifier.needs_phases):
+    together = drafter is not None and not _one(drafter)
+    if monitor is None and (policy.needs_phases or verifier.needs_phases or together):
         monitor = PHASES
     big = _loaded(target, dtype) if isinstance(target, str) else target
     options = dict(drafter_options or {})

@@ -1,0 +1,47 @@
+"""What do entropy-aware drafting's ingredients bring over standard speculative decoding: length, drafter, lookup?
+
+Command:   python -m experiments.compare configs/entropy_aware.py --prompts configs/prompts/math.jsonl
+           (and code.jsonl, mixed.jsonl); greedy, so every output must be the target's
+Hardware:  2 x86 cores, 4 GB of memory, nothing else running
+Time:      10 minutes a file; interrupted, the same command with --out goes on
+Expected:  not measured yet
+
+Only prompts of the judging half; the static length and the other numbers are those that the calibrating half chose
+(`experiments.calibrate`). Standard speculative decoding is `static`. `all` is survival's lengths, the built-in drafter,
+nano and prompt lookup, by phase; each further method leaves one ingredient out.
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.analysis.cost_model import load_cost_model
+from specdec_jax.stopping import phase_length, static, survival
+
+LONGEST = 7
+costs = load_cost_model("configs/costs/cpu.json")
+weighed = {
+    "drafter_cost": costs.ratio,
+    "verification_times": tuple(float(time) for time in costs.pass_times(LONGEST) / costs.plain_pass),
+}
+BOTH = ("smollm2-drafter", "prompt_lookup")
+ALL = ("smollm2-drafter", "smollm2-drafter-nano", "prompt_lookup")
+
+config = CompareConfig(
+    name="entropy-aware",
+    prompts="configs/prompts/math.jsonl",
+    split="judge",
+    methods=(
+        Method("plain", policy=None),
+        Method("static", static),
+        Method("all", survival, weighed, drafter=ALL),
+        Method("without-length", static, drafter=ALL),
+        Method("without-nano", survival, weighed, drafter=BOTH),
+        Method("without-lookup", survival, weighed, drafter=ALL[:2]),
+        Method("length-only", survival, weighed),
+        Method("phase-length", phase_length),
+        Method("lookup-only", static, drafter="prompt_lookup"),
+    ),
+    temperatures=(0.0,),
+    calibration="built-in",
+    max_new_tokens=128,
+    repeats=2,
+    max_draft_length=LONGEST,
+)
