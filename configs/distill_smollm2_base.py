@@ -3,8 +3,8 @@
 Command:   python -m experiments.distill configs/distill_smollm2_base.py --stage train --stage judge
            (its data: copy or link runs/distill-smollm2/data to runs/distill-smollm2-base/data, or run all stages)
 Hardware:  2 x86 cores, 8 GB of memory
-Time:      not measured yet
-Expected:  not measured yet
+Time:      25 minutes of training (2 s a step), 3 of judging, on the data of the default drafter
+Expected:  greedy agreement 0.30 on Spec-Bench's greedy answers, 0.29 on those at 0.7: far below the default's 0.59
 """
 
 import dataclasses
