@@ -42,8 +42,9 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import default_widths
 from specdec_jax.generation import Pair, build_pair, prepare, start
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.monitors import phases
 from specdec_jax.stopping import adaedl, static, survival
-from specdec_jax.types import StoppingPolicy
+from specdec_jax.types import Monitor, StoppingPolicy
 
 COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"
 TINY: dict[str, Any] = {
@@ -201,11 +202,19 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     return alternate(programs, config.repeats, per)
 
 
-NEVER_STOP: dict[str, tuple[StoppingPolicy, dict[str, Any]]] = {
-    "adaedl": (adaedl(), {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}),
-    "survival": (survival(), {"drafter_cost": 1e-30, "verification_times": (1.0,)}),
+class Work(NamedTuple):
+    """A rule at numbers at which it does all its work and never says no, or who watches the target."""
+
+    policy: StoppingPolicy
+    numbers: dict[str, Any]  # none: those of the draft length
+    monitor: Monitor | None = None
+
+
+WORK = {
+    "adaedl": Work(adaedl(), {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}),
+    "survival": Work(survival(), {"drafter_cost": 1e-30, "verification_times": (1.0,)}),
+    "phases": Work(static(), {}, phases()),
 }
-"""Rules at numbers at which they do all their work and never say no."""
 
 
 class Check(NamedTuple):
@@ -217,13 +226,13 @@ class Check(NamedTuple):
 
 
 def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
-    """Generations that draft the same tokens with and without a rule's work, by "rule, temperature"."""
+    """Generations that draft the same tokens with and without that work, by "rule, temperature"."""
     checks = {}
-    for rule, (policy, numbers) in NEVER_STOP.items():
-        both = ((static(), {"draft_length": config.draft_length}), (policy, numbers))
+    length = {"draft_length": config.draft_length}
+    for rule, work in WORK.items():
         pairs_of = [
-            (build_pair(target, drafter, policy=entry, max_draft_length=config.draft_length), given)
-            for entry, given in both
+            (build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor), numbers)
+            for policy, numbers, monitor in (Work(static(), length), work._replace(numbers=work.numbers or length))
         ]
         for temperature in (0.0, 0.8):
             plain, checked = (_generation(config, pair, temperature, given) for pair, given in pairs_of)
