@@ -8,12 +8,12 @@ Expected:  2 cores: plain 58 and 45 tokens/s; total speed-up greedy 1.49, 1.20, 
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
 grid. `adaedl-keep` is our variant, in which the law that
-fails the check still gives its token. The twelve prompts are frozen: change a copy.
+fails the check still gives its token; survival is our rule, at its defaults. The twelve prompts are frozen: change a copy.
 The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.stopping import adaedl, static
+from specdec_jax.stopping import adaedl, static, survival
 
 config = CompareConfig(
     name="demo",
@@ -24,6 +24,7 @@ config = CompareConfig(
         Method("static-7", static, numbers={"draft_length": 7}),
         Method("adaedl", adaedl, numbers={"threshold": 0.3}),
         Method("adaedl-keep", adaedl, numbers={"threshold": 0.3}, structure={"keep_checked_token": True}),
+        Method("survival", survival),
     ),
     temperatures=(0.0, 0.8),
     max_new_tokens=64,
