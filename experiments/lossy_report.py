@@ -54,7 +54,7 @@ def lines(rows: Sequence[Mapping[str, Any]], temperature: float, costs: CostMode
             Line(
                 name,
                 own["num_emitted_tokens"].sum() / own["num_rounds"].sum(),
-                total_speedup(*(side[key] for side in (own, base) for key in ("num_emitted_tokens", "seconds"))),
+                total_speedup(own["num_emitted_tokens"], own["seconds"], base["num_emitted_tokens"], base["seconds"]),
                 predicted(own, costs, name) / predicted(base, costs, REJECTION),
                 float(own["log_likelihood"].mean()),
                 mean_interval(own["log_likelihood"] - base["log_likelihood"]),

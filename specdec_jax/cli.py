@@ -43,7 +43,8 @@ class Rules:
     policy_options: Annotated[Many[str], KeyValue] = ()
     """Its numbers and switches. adaedl: threshold=0.6 keep_checked_token=true; static: draft_length=3."""
     verifier: str = "rejection"
-    """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py."""
+    """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy, saying so:
+    lenience, typical, easd, by_phase."""
     verifier_options: Annotated[Many[str], KeyValue] = ()
     """As --policy-options, for the verifier."""
 
