@@ -34,6 +34,8 @@ class Models:
     """Of a drafter without a model. prompt_lookup: longest=4; ngram: order=3 fill=1."""
     dtype: str = "bfloat16"
     """Of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
+    calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Thresholds learnt for this pair (python -m experiments.calibrate), or built-in; options overrule them."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
     numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
+    numbers["calibration"] = settings.calibration
     with status("Compiling (once: the next run finds it in the cache)"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
         return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)

@@ -311,3 +311,8 @@ def test_a_closed_pipe_is_quiet(models):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(120) == 141
+
+
+def test_a_calibration_that_is_not_there_is_refused_before_weights_are_read(capsys):
+    assert main(["generate", "Hi", "--calibration", "nowhere.json", "--target", "no/such-model"]) == 2
+    assert "no calibration at nowhere.json" in capsys.readouterr().err

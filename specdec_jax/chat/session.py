@@ -12,6 +12,7 @@ from specdec_jax.types import DecodeState
 
 SPARE = 3  # answers that new caches have room for
 LEAST_SLOTS = 256
+REQUESTED = ("temperature", "top_k", "top_p", "min_p", "seed", "calibration")
 
 
 class Turn(NamedTuple):
@@ -99,7 +100,7 @@ class Session:
             max_new_tokens=room,
             slots=slots,
             record=True,
-            **{name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
+            **{name: getattr(settings, name) for name in REQUESTED},
             **(numbers or self.numbers),
         )
         return request._replace(prompts=[ids])

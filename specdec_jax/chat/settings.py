@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.calibrated import BUILT_IN, read_calibration
 from specdec_jax.choices import Choice, choose, parse_options
 from specdec_jax.generation import stop_strings
 from specdec_jax.loading.load import check_dtype
@@ -23,6 +24,7 @@ class Settings:
     drafter: str = "smollm2-drafter"  # "none": plain decoding; "a,b": several that take turns
     drafter_options: tuple[str, ...] = ()  # key=value, of a drafter without a model
     dtype: str = "bfloat16"
+    calibration: str | None = None  # a file, or "built-in"
     policy: str = "adaedl"
     policy_options: tuple[str, ...] = ()  # key=value
     verifier: str = "rejection"
@@ -44,13 +46,16 @@ def check(settings: Settings) -> tuple[Choice, Choice]:
     """The policy's and the verifier's Choice; refuses what needs no weights to be refused.
 
     Raises:
-        ValueError: an unknown name, an option nobody takes, or a number out of range.
+        ValueError: an unknown name, an option nobody takes, a number out of range, or a file that is no calibration.
+        FileNotFoundError: there is no such calibration.
     """
     policy = _chosen("policy", settings.policy, settings.policy_options)
     verifier = _chosen("verifier", settings.verifier, settings.verifier_options)
     check_drafter_options(_drafters(settings), parse_options(settings.drafter_options))
     make_warp(1, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     check_dtype(settings.dtype)
+    if settings.calibration not in (None, BUILT_IN):
+        read_calibration(settings.calibration)
     stop_strings(settings.stop)
     for name in ("max_draft_length", "max_new_tokens"):
         value = getattr(settings, name)
