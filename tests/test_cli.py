@@ -314,5 +314,5 @@ def test_a_closed_pipe_is_quiet(models):
 
 
 def test_a_calibration_that_is_not_there_is_refused_before_weights_are_read(capsys):
-    assert main(["generate", "Hi", "--calibration", "nowhere.json", "--target", "no/such-model"]) == 2
+    assert cli.main(["generate", "Hi", "--calibration", "nowhere.json", "--target", "no/such-model"]) == 2
     assert "no calibration at nowhere.json" in capsys.readouterr().err
