@@ -210,6 +210,7 @@ def numbers_of(
         "policy": policies,
         "verifier": {
             "lenience": {"lenience": lenience},
+            "by_phase": {"lenience": lenience},
             "easd": {name: float(np.percentile(values, DOUBTFUL)) for name, values in doubtful.items()},
         },
         "monitor": {"phases": dict(phases)},

@@ -99,7 +99,7 @@ def _sentences(figures: Mapping[str, Any]) -> str:
 
 def _settings(numbers: Mapping[str, Any]) -> str:
     lines = [
-        [f"{kind} {name}", ", ".join(f"{key} {_short(value)}" for key, value in found.items())]
+        [f"{kind} {name}", ", ".join(f"{key} {_short(value)}" for key, value in found.items()) or "its own defaults"]
         for kind, entries in numbers.items()
         for name, found in entries.items()
     ]

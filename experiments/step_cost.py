@@ -21,13 +21,11 @@ numbers at which it looks at every law and never stops.
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -36,15 +34,13 @@ from rich.markdown import Markdown
 from experiments.plots import COLOURS, INK
 from experiments.run_folder import MANIFEST, RunFolder
 from experiments.smoke import tiny_pair
+from experiments.step_checks import Check, measure_check
 from specdec_jax.analysis.cost_model import CostModel, cost_model, save_cost_model
-from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, summary, target_pass
+from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import default_widths
-from specdec_jax.generation import Pair, build_pair, prepare, start
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
-from specdec_jax.monitors import phases
-from specdec_jax.stopping import adaedl, static, survival
-from specdec_jax.types import Monitor, StoppingPolicy
+from specdec_jax.stopping import static
 
 COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"
 TINY: dict[str, Any] = {
@@ -56,7 +52,6 @@ TINY: dict[str, Any] = {
     "max_new_tokens": 8,
     "repeats": 3,
 }
-PROMPT = "Explain in a few sentences how a bicycle stays upright."
 
 
 @dataclass(frozen=True)
@@ -200,71 +195,6 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
         )
         per[name] = config.draft_length
     return alternate(programs, config.repeats, per)
-
-
-class Work(NamedTuple):
-    """A rule at numbers at which it does all its work and never says no, or who watches the target."""
-
-    policy: StoppingPolicy
-    numbers: dict[str, Any]  # none: those of the draft length
-    monitor: Monitor | None = None
-
-
-WORK = {
-    "adaedl": Work(adaedl(), {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}),
-    "survival": Work(survival(), {"drafter_cost": 1e-30, "verification_times": (1.0,)}),
-    "phases": Work(static(), {}, phases()),
-}
-
-
-class Check(NamedTuple):
-    """Whole generations with and without the entropy and the check, paired."""
-
-    without: Cost  # seconds
-    added: Cost  # share of the generation's time that the check adds, run by run
-    passes: int  # drafter passes of the generation
-
-
-def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
-    """Generations that draft the same tokens with and without that work, by "rule, temperature"."""
-    checks = {}
-    length = {"draft_length": config.draft_length}
-    for rule, work in WORK.items():
-        pairs_of = [
-            (build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor), numbers)
-            for policy, numbers, monitor in (Work(static(), length), work._replace(numbers=work.numbers or length))
-        ]
-        for temperature in (0.0, 0.8):
-            plain, checked = (_generation(config, pair, temperature, given) for pair, given in pairs_of)
-            runs = [(plain(), checked()) for _ in range(config.repeats)]
-            if any(one.passes != other.passes for one, other in runs):
-                raise AssertionError(
-                    f"{rule} drafted other tokens than a static length: its check is not all that differs"
-                )
-            without = summary([one.seconds for one, _ in runs])
-            added = summary([other.seconds / one.seconds - 1 for one, other in runs])
-            checks[f"{rule}, {temperature:g}"] = Check(without, added, runs[0][0].passes)
-    return checks
-
-
-class _Timed(NamedTuple):
-    seconds: float
-    passes: int
-
-
-def _generation(config: StepCost, pair: Pair, temperature: float, numbers: dict[str, Any]) -> Callable[[], _Timed]:
-    options = {"max_new_tokens": config.max_new_tokens, "temperature": temperature, "stop_ids": ()}
-    request = prepare(pair, [PROMPT] * config.batch, **options, policy_numbers=numbers)
-    start(pair, request)
-
-    def generate() -> _Timed:
-        begun = start(pair, request)
-        watch = time.perf_counter()
-        state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-        seconds = time.perf_counter() - watch
-        return _Timed(seconds, int(np.max(np.asarray(state.statistics.drafter_passes))))
-
-    return generate
 
 
 def report(config: StepCost, passes: dict[str, Cost], checks: dict[str, Check]) -> str:

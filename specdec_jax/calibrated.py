@@ -4,6 +4,7 @@
 another pair is refused, by the size and scale of both models' weights: thresholds in nats mean nothing elsewhere.
 """
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,11 +88,14 @@ def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature:
     """The learnt numbers of a policy, verifier or monitor; none if it was not calibrated.
 
     The strategy is known by the file its `init` stands in: one that wraps another and leaves its `init` alone gets the
-    other's. `temperature` 0 in all rows takes the greedy numbers, any other the sampled ones.
+    other's. Numbers that its `init` does not take are left out: a wrapper has those of what it wraps. `temperature` 0
+    in all rows takes the greedy numbers, any other the sampled ones.
     """
     decoding = KINDS[int(float(jnp.max(jnp.asarray(temperature))) > 0)]
     name = strategy.init.__module__.rpartition(".")[2]
-    return dict(calibration.numbers[decoding].get(kind, {}).get(name, {}))
+    taken = inspect.signature(strategy.init).parameters
+    learnt = calibration.numbers[decoding].get(kind, {}).get(name, {})
+    return {key: value for key, value in learnt.items() if key in taken}
 
 
 def _checked(calibration: Calibration, pair: Pair) -> Calibration:

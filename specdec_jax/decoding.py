@@ -63,7 +63,7 @@ class Scores(NamedTuple):
 
 def no_monitor() -> Monitor:
     """Observe nothing."""
-    return Monitor(lambda batch: (), lambda state, laws, verdict, context: state)
+    return Monitor(lambda batch: (), lambda state, logits, verdict, context: state)
 
 
 def default_widths(max_draft_length: int) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+import jax
+
 from specdec_jax.choices import build_drafter, find_factory, names, nearest
 from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.drafters.model import model as model_drafter
@@ -77,7 +79,8 @@ def build_pair(
         check_drafter_options(drafter, options)
         each: list[Any] = list(drafter)
         pairs = [_drafter(big, one, _own(one, options), None, max_draft_length, dtype) for one in each]
-        built, params = _joined(tuple(pair[0] for pair in pairs)), tuple(pair[1] for pair in pairs)
+        params = tuple(pair[1] for pair in pairs)
+        built = _joined(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
     decoder = _decoder(big.model, built, policy, verifier, monitor, verification_widths)
     return Pair(big, decoder, ModelParams(big.params, params))
 
@@ -166,8 +169,14 @@ def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Draf
 
 
 @functools.lru_cache(maxsize=16)
-def _joined(drafters: tuple[Drafter, ...]) -> Drafter:
-    return several(drafters)
+def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
+    return several(drafters, costs)
+
+
+def _relative_size(params: Params, target: Params) -> float:
+    """What a pass of a drafter costs, in target passes, as far as the bytes of its weights tell."""
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
+    return round(sizes[0] / sizes[1], 3)
 
 
 @functools.lru_cache(maxsize=1)

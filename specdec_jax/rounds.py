@@ -78,7 +78,8 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
             drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
         accepted = jnp.minimum(verified.verdict.length - 1, emitted)
         width = jnp.array(parts.widths, jnp.int32)[choice]
-        measured = (draft, info, accepted, emitted, width, threshold, recorded_phase(state.monitor, length))
+        phase = recorded_phase(state.monitor, length)
+        measured = (draft, info, accepted, emitted)
         return state._replace(
             tokens=tokens,
             length=length,
@@ -88,8 +89,10 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
             policy=policy,
             verifier=verified.verifier,
             monitor=verified.monitor,
-            statistics=count_round(state.statistics, context.alive, *measured[:4]),
-            record=record_round(state.record, state.statistics.num_rounds, context.alive, *measured),
+            statistics=count_round(state.statistics, context.alive, *measured, phase),
+            record=record_round(
+                state.record, state.statistics.num_rounds, context.alive, *measured, width, threshold, phase
+            ),
         )
 
 
@@ -137,7 +140,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         token = draw_next(next_law(accepted), context, accepted)
         verdict = _verdict(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
-        monitor = parts.monitor.observe(state.monitor, target, verdict, context)
+        monitor = parts.monitor.observe(state.monitor, logits, verdict, context)
         seen = _observed(parts.drafter, target, draft, verdict, context)
         return _Verified(verdict, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
 

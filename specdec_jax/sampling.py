@@ -83,6 +83,11 @@ def entropy(log_prob: Array) -> Array:
     return -_sum(jnp.where(finite, jnp.exp(log_prob) * jnp.where(finite, log_prob, 0.0), 0.0))
 
 
+def raw_entropy(logits: Array) -> Array:
+    """Entropy in nats of [..., V] logits at temperature 1 without truncation."""
+    return entropy(_normalised(logits))
+
+
 def total_variation(log_p: Array, log_q: Array) -> Array:
     """Half the L1 distance of two [..., V] laws; one minus it is the expected acceptance of token rejection."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))

@@ -16,11 +16,11 @@ def no_counts(batch: int, most: int) -> Statistics:
     one = host(np.zeros((batch,), np.int32))
     per_position = host(np.zeros((batch, most), np.int32))
     histogram = host(np.zeros((batch, most + 1), np.int32))
-    return Statistics(one, one, one, one, one, one, one, per_position, per_position, per_position, histogram)
+    return Statistics(one, one, one, one, one, one, one, per_position, per_position, per_position, histogram, one)
 
 
 def count_round(
-    counts: Statistics, alive: Array, draft: Draft, info: DraftInfo, accepted: Array, emitted: Array
+    counts: Statistics, alive: Array, draft: Draft, info: DraftInfo, accepted: Array, emitted: Array, phase: Array
 ) -> Statistics:
     """Counts after one round; `accepted` and `emitted` are after the end-of-sequence cut, drafted counts as cost."""
     most = draft.tokens.shape[1]
@@ -40,6 +40,7 @@ def count_round(
         reached_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
+        num_reasoning_tokens=emitted * phase,
     )
     return jax.tree.map(jnp.add, counts, added)
 
@@ -132,6 +133,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
             "num_emitted_tokens",
             "drafter_passes",
             "checked_passes",
+            "num_reasoning_tokens",
         )
     }
     figures |= {

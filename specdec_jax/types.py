@@ -161,7 +161,9 @@ class Monitor(NamedTuple):
     """What policy, drafter and verifier share about the text, observed once a round."""
 
     init: Callable[..., MonitorState]  # (batch, **numbers) -> state
-    observe: Callable[..., MonitorState]  # (state, laws, verdict, context) -> state
+    observe: Callable[[MonitorState, Array, Verdict, RoundContext], MonitorState]
+    # (state, logits [B, T, V], verdict, context) -> state; logits and not laws, because only those of the emitted
+    # tokens matter: what is made of the others would be paid for too
 
 
 class Phases(NamedTuple):
@@ -178,7 +180,7 @@ class Phases(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Counts of one row since its prompt, after the end-of-sequence cut. Names as in vLLM."""
+    """Counts of one row since its prompt, after the end-of-sequence cut. Names as in vLLM where it has them."""
 
     num_rounds: Array  # [B] int32, target passes
     num_drafts: Array  # [B] int32, rounds with at least one draft token
@@ -191,6 +193,7 @@ class Statistics(NamedTuple):
     reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
+    num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
 
 
 class RoundInfo(NamedTuple):

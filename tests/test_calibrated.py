@@ -12,7 +12,7 @@ from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_fac
 from specdec_jax.calibrated import calibration_of, fingerprint, numbers_for, read_calibration
 from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.stopping import adaedl, at_least, phase_length, static, survival
-from specdec_jax.verification import easd, lenience
+from specdec_jax.verification import by_phase, easd, lenience
 
 
 def test_the_threshold_is_the_best_of_all():
@@ -77,7 +77,7 @@ def test_the_command_writes_every_part(calibrated):
     for kind, numbers in found["numbers"].items():
         assert {"static", "adaedl", "phase_length", "survival"} <= set(numbers["policy"])
         assert kind in numbers["policy"]["survival"] and len(numbers["policy"]["survival"][kind]) == 8
-        assert numbers["verifier"].keys() == {"lenience", "easd"}
+        assert numbers["verifier"].keys() == {"lenience", "by_phase", "easd"}
         assert numbers["monitor"]["phases"]["leave"] <= numbers["monitor"]["phases"]["enter"]
         figures = found["figures"][kind]
         assert [row["task"] for row in figures["carry_over"]] == ["a", "b"]
@@ -126,6 +126,8 @@ def test_a_wrapped_rule_gets_its_numbers(calibrated):
     assert numbers_for(calibration, "policy", static(), 0.0).keys() <= {"draft_length"}
     assert "sampled" in numbers_for(calibration, "policy", survival(), 0.5)
     assert numbers_for(calibration, "verifier", lenience(), 0.0).keys() == {"lenience"}
+    assert numbers_for(calibration, "verifier", by_phase(), 0.0).keys() == {"lenience"}
+    assert numbers_for(calibration, "verifier", by_phase(easd()), 0.0) == {}
 
 
 def test_another_pair_is_refused(calibrated, tmp_path):

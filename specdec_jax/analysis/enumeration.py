@@ -267,7 +267,8 @@ def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
     """(context, state, laws, verdict) -> state, of rows that are not finished."""
 
     def observe(context: RoundContext, state: Any, laws: Law, verdict: Verdict) -> Any:
-        return select_rows(context.alive, monitor.observe(state, laws, verdict, context), state)
+        assert laws.raw_log_prob is not None  # logits, but for a constant
+        return select_rows(context.alive, monitor.observe(state, laws.raw_log_prob, verdict, context), state)
 
     return in_batches(observe, batch)
 

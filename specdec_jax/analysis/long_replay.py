@@ -98,6 +98,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tu
             return rows, counts, seen
 
         rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))
+        assert counts.record is not None  # first_rows keeps one
         return counts.record, seen, rows.policy
 
     return jax.jit(run)

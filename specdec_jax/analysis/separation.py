@@ -1,6 +1,6 @@
 """How well one number tells accepted tokens from rejected ones: thresholds, ranks, curves."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -74,7 +74,8 @@ def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
         bound = np.maximum(0.0, 1.0 - np.sqrt(np.exp(log_factor) * entropy))
         return float(np.mean((accepted - bound) ** 2))
 
-    return float(np.exp(minimize_scalar(loss, bounds=(np.log(1e-3), np.log(5.0)), method="bounded").x))
+    found: Any = minimize_scalar(loss, bounds=(np.log(1e-3), np.log(5.0)), method="bounded")
+    return float(np.exp(found.x))
 
 
 def _check_both(accepted: np.ndarray) -> None:

@@ -18,7 +18,9 @@ from jax.core import Tracer
 
 from specdec_jax.numbers import per_row, select_rows
 from specdec_jax.phase import REASONING, ROUTINE
-from specdec_jax.types import Array, Law, Monitor, Phases, RoundContext, Verdict
+from specdec_jax.sampling import law
+from specdec_jax.sampling import raw_entropy as raw_entropy_of
+from specdec_jax.types import Array, Monitor, Phases, RoundContext, Verdict
 
 
 def phases(raw_entropy: bool = True) -> Monitor:
@@ -50,15 +52,13 @@ def phases(raw_entropy: bool = True) -> Monitor:
         _check_order(state)
         return state
 
-    def observe(state: Phases, laws: Law, verdict: Verdict, context: RoundContext) -> Phases:
-        del context
-        entropies = laws.raw_entropy if raw_entropy else laws.entropy  # [B, T]
-
+    def observe(state: Phases, logits: Array, verdict: Verdict, context: RoundContext) -> Phases:
         def body(index: Array, state: Phases) -> Phases:
-            entropy = lax.dynamic_index_in_dim(entropies, index, axis=1, keepdims=False)
-            return select_rows(index < verdict.length, observe_token(state, entropy), state)
+            seen = lax.dynamic_index_in_dim(logits, index, axis=1, keepdims=False)
+            value = raw_entropy_of(seen) if raw_entropy else law(seen, context.warp).entropy
+            return select_rows(index < verdict.length, observe_token(state, value), state)
 
-        return lax.fori_loop(0, jnp.minimum(jnp.max(verdict.length), entropies.shape[1]), body, state)
+        return lax.fori_loop(0, jnp.max(verdict.length), body, state)
 
     return Monitor(init, observe)
 

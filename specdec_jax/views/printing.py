@@ -87,6 +87,8 @@ def summary(result: Generation) -> str:
         ]
     elif figures["drafter_passes"]:
         parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
+    if figures["num_reasoning_tokens"]:
+        parts.append(f"{figures['num_reasoning_tokens'] / max(count, 1):.0%} in reasoning phases")
     if result.compile_seconds:
         parts.append(f"compiled in {result.compile_seconds:.1f} s")
     return "[" + ", ".join([*parts, ENDS[result.finish_reason]]) + "]"

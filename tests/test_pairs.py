@@ -1,0 +1,28 @@
+"""Drafters as people name them, on the built-in models: several that take turns, and what they cost."""
+
+import numpy as np
+
+from specdec_jax.generation import build_pair, generate
+from specdec_jax.pairs import _relative_size
+from specdec_jax.stopping import static
+
+TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
+PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
+
+
+def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2, smollm2_drafter):
+    plain = generate(PROMPT, target=smollm2, drafter=None, max_new_tokens=40)
+    pair = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static(), verification_widths=(8,))
+    result = generate(PROMPT, pair=pair, max_new_tokens=40, policy_numbers={"draft_length": 4}, record=True)
+    assert result.tokens == plain.tokens
+    chosen = np.array([record["drafter_id"] for record in result.rounds])
+    drafted = np.array([record["drafted"] for record in result.rounds])
+    assert set(chosen[drafted > 0].tolist()) == {0, 1}
+    passes = np.array([record["drafter_passes"] for record in result.rounds])
+    assert np.all(passes[chosen == 1] == 0), "a lookup costs no pass"
+    assert result.statistics["num_accepted_tokens"] > 10
+
+
+def test_a_drafters_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
+    assert 0.09 < _relative_size(smollm2_drafter.params, smollm2.params) < 0.11
+    assert _relative_size(None, smollm2.params) == 0
