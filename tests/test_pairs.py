@@ -10,9 +10,10 @@ TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in 
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
 
 
-def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2, smollm2_drafter):
-    plain = generate(PROMPT, target=smollm2, drafter=None, max_new_tokens=40)
-    pair = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static(), verification_widths=(8,))
+def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2_float32, smollm2_drafter_float32):
+    plain = generate(PROMPT, target=smollm2_float32, drafter=None, max_new_tokens=40)
+    drafters = (smollm2_drafter_float32, "prompt_lookup")
+    pair = build_pair(smollm2_float32, drafters, policy=static(), verification_widths=(8,))
     result = generate(PROMPT, pair=pair, max_new_tokens=40, policy_numbers={"draft_length": 4}, record=True)
     assert result.tokens == plain.tokens
     chosen = np.array([record["drafter_id"] for record in result.rounds])
