@@ -7,8 +7,8 @@ Expected:  2 cores: plain 64 and 65 tokens/s; total speed-up greedy 1.63, 1.35, 
            at 0.8 1.28, 0.98, 1.18, 1.24, 1.32; greedy outputs equal but for near ties of static-7
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
-grid. `adaedl-keep` is our variant, in which the law that
-fails the check still gives its token; survival is our rule, at its defaults. The twelve prompts are frozen: change a copy.
+grid. `adaedl-keep` is our variant, in which the law that fails the check still gives its token; `survival` is our rule,
+at its defaults. The twelve prompts are frozen: change a copy.
 The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
 """
 

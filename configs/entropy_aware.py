@@ -6,9 +6,9 @@ Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      5 minutes a file; interrupted, the same command with --out goes on
 Expected:  not measured yet
 
-Only prompts of the judging half; every number is one that the calibrating half chose (`experiments.calibrate`, and for the
-lookup's least match a few tries on it). Standard speculative decoding is `static`. `all` is survival's lengths with the
-built-in drafter and prompt lookup taking turns; the methods after it leave one ingredient out or put nano in.
+Only prompts of the judging half; every number is one that the calibrating half chose (`experiments.calibrate`, and for
+the lookup's least match a few tries on it). Standard speculative decoding is `static`. `all` is survival's lengths with
+the built-in drafter and prompt lookup taking turns; the methods after it leave one ingredient out or put nano in.
 """
 
 from configs.base import CompareConfig, Method
