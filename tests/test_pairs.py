@@ -21,7 +21,7 @@ def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smoll
     assert set(chosen[drafted > 0].tolist()) == {0, 1}
     passes = np.array([record["drafter_passes"] for record in result.rounds])
     assert np.all(passes[chosen == 1] == 0), "a lookup costs no pass"
-    assert result.statistics["num_accepted_tokens"] > 10
+    assert result.statistics["num_accepted_tokens"] > 5
 
 
 def test_a_drafters_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
