@@ -2,17 +2,19 @@
 
 Question:  Which numbers suit this pair of models, and do those learnt on one task serve the others?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
-Time:      six minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
-Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/calibration.md
+Time:      ten minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
+Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
 Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
            goes on where it was with the same --out
 
 `generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its numbers to
 policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that are
-fastest in replays over all the texts, by --costs. With --split calibrate the other half of each file stays for judging.
+fastest in replays over all the texts, by --costs: measure another pair's with experiments.step_cost. With --split
+calibrate the other half of each file stays for judging.
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +125,9 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             "texts": traces["greedy"].num_texts,
             "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
             "drafter_cost": round(costs.ratio, 4),
+            "costs": "those of two x86 cores and the built-in pair"
+            if config.costs is None
+            else Path(config.costs).name,
             "versions": package_versions(),
         },
     }
@@ -137,8 +142,8 @@ def calibrate(config: Calibrate, console: Console) -> Path:
 def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str, Trace]:
     """The trace of all files by kind of decoding; a file's is recorded once."""
     parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
-    for source in config.prompts:
-        place = folder.path / "traces" / Path(source.partition(":")[0] or source).stem
+    for index, source in enumerate(config.prompts):
+        place = folder.path / "traces" / f"{index}-{re.sub(r'[^A-Za-z0-9]+', '-', Path(source).name)}"
         asked = Record(
             prompts=source,
             target=config.target,
@@ -200,9 +205,11 @@ def numbers_of(
     drafter, target, _, _ = positions_of(trace)
     policies: dict[str, Any] = {}
     for entry in RULES:
-        if entry.grid and not entry.structure and entry.costs is None:
+        # A sampled trace keeps the entropies of warped laws, and the monitor reads raw ones: other phases.
+        told = kind == "greedy" or not entry.build().needs_phases
+        if told and entry.grid and not entry.structure and entry.costs is None:
             settings = entry.settings()
-            seconds = replay_rule(trace, entry, costs, longest, settings).seconds(costs).sum(axis=1)
+            seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
             policies[entry.policy.__name__] = settings[int(np.argmin(seconds))]
     policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
     doubtful = {"drafter_entropy": drafter, "target_entropy": target}

@@ -29,8 +29,8 @@ def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, A
     tasks = texts_by_task(trace)
     for task, own in tasks.items():
         rest = np.setdiff1d(np.arange(trace.num_texts), own)
-        if rest.size == 0:
-            continue
+        if rest.size == 0 or any(_of_one_kind(trace, texts) for texts in (own, rest)):
+            continue  # nothing to learn, or nothing to judge on
         row: dict[str, Any] = {"task": task, "texts": len(own)}
         for name, values in (("entropy", entropy), ("running_entropy", running)):
             row[name] = _separation(trace, values, own, rest)
@@ -40,6 +40,11 @@ def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, A
             row[name] = {"setting": settings[chosen], "of_best": float(there.min() / there[chosen])}
         rows.append(row)
     return rows
+
+
+def _of_one_kind(trace: Trace, texts: np.ndarray) -> bool:
+    accepted = trace.accepted[texts].sum()
+    return bool(accepted == 0 or accepted == trace.length[texts].sum())
 
 
 def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndarray) -> dict[str, float]:
@@ -60,9 +65,8 @@ def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndar
 def report(content: Mapping[str, Any]) -> str:
     """All tables."""
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
-    parts.append(
-        f"{about['texts']} texts of {', '.join(about['prompts'])}; temperatures 0 and {about['temperatures'][1]:g}."
-    )
+    files, heat = ", ".join(about["prompts"]), about["temperatures"][1]
+    parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {heat:g}. Costs: {about['costs']}.")
     parts.append(_percentiles(content["figures"]))
     for kind, figures in content["figures"].items():
         parts += [f"## {kind.capitalize()}", _sentences(figures), _settings(content["numbers"][kind])]
@@ -88,7 +92,7 @@ def _sentences(figures: Mapping[str, Any]) -> str:
     cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
     lines = (
         f"{figures['acceptance']:.0%} of tokens would be accepted.",
-        f"Above {cut['threshold']:.2f} nats of drafter entropy they are rather rejected",
+        f"Rejected ones are told best by a drafter entropy above {cut['threshold']:.2f} nats",
         f"(Youden's J {cut['youden']:.2f}, area {cut['area']:.2f});",
         f"the running entropy alone knows less (J {slow['youden']:.2f}, area {slow['area']:.2f}).",
         f"AdaEDL's factor nearest to what was accepted: {figures['entropy_factor']:.2f}.",

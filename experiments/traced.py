@@ -87,16 +87,20 @@ def flat_costs(ratio: float, slope: float, longest: int) -> CostModel:
 
 
 def replay_rule(
-    trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Sequence[Mapping[str, Any]] | None = None
+    trace: Trace,
+    rule: Rule,
+    costs: CostModel,
+    longest: int,
+    settings: Sequence[Mapping[str, Any]] | None = None,
+    phases: Mapping[str, Any] | None = None,
 ) -> Replay:
     """A rule's settings (its published one unless given) over a trace, told the machine's costs.
 
-    One that reads phases gets them at percentiles of the texts' own running entropy.
+    One that reads phases gets them at the numbers `phases`, or at percentiles of the texts' own running entropy.
     """
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.build()
-    phases = phase_path(trace, **percentile_thresholds(trace)) if policy.needs_phases else None
-    numbers = rule.numbers(chosen, costs, longest)
-    return replay(trace, policy, numbers, max_draft_length=longest, phases=phases)
+    path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
+    return replay(trace, policy, rule.numbers(chosen, costs, longest), max_draft_length=longest, phases=path)
 
 
 class Judged(NamedTuple):

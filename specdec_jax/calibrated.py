@@ -6,6 +6,7 @@ another pair is refused, by the size and scale of both models' weights: threshol
 
 import inspect
 import json
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +39,19 @@ def fingerprint(params: Params) -> dict[str, Any]:
     """The number of parameters and the mean size of those in the largest array."""
     leaves = jax.tree.leaves(params)
     largest = max(leaves, key=lambda leaf: leaf.size)
-    scale = float(jnp.mean(jnp.abs(jnp.asarray(largest).astype(jnp.float32))))
-    return {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": scale}
+    return {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+
+
+_scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
+
+
+def _scale(array: Any) -> float:
+    """Mean size, once an array: it is asked for with every request."""
+    known = _scales.get(id(array))
+    if known is None or known[0]() is not array:
+        value = float(jnp.mean(jnp.abs(jnp.asarray(array).astype(jnp.float32))))
+        known = _scales[id(array)] = (weakref.ref(array), value)
+    return known[1]
 
 
 def read_calibration(path: str | Path) -> Calibration:
@@ -54,6 +66,8 @@ def read_calibration(path: str | Path) -> Calibration:
         raise FileNotFoundError(f"no calibration at {path}; python -m experiments.calibrate writes one")
     try:
         text = json.loads(path.read_text(encoding="utf-8"))
+        if text.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
         known = {name: text[name] for name in ("target", "drafter", "numbers", "figures")}
         wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
         missing = [f"{part}.{key}" for part, key in [*wanted, *(("numbers", kind) for kind in KINDS)]
@@ -62,8 +76,6 @@ def read_calibration(path: str | Path) -> Calibration:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
     if missing:
         raise ValueError(f"{path} is no calibration: {missing[0]} is missing")
-    if text.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {text.get('format')!r}, this version reads {FORMAT}")
     return Calibration(str(path), **known)
 
 
@@ -84,12 +96,19 @@ def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
     raise ValueError("this pair has no built-in calibration; python -m experiments.calibrate makes one")
 
 
+def check_calibration(source: str | Path | Calibration) -> None:
+    """Raises as `read_calibration` for a file that is none; whose it is does not matter."""
+    if not isinstance(source, Calibration) and str(source) != BUILT_IN:
+        read_calibration(source)
+
+
 def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
     """The learnt numbers of a policy, verifier or monitor; none if it was not calibrated.
 
     The strategy is known by the file its `init` stands in: one that wraps another and leaves its `init` alone gets the
-    other's. Numbers that its `init` does not take are left out: a wrapper has those of what it wraps. `temperature` 0
-    in all rows takes the greedy numbers, any other the sampled ones.
+    other's, one with an `init` of its own its own file's, and a variant by structure those of the default structure.
+    Numbers that its `init` does not take are left out. `temperature` 0 in all rows takes the greedy numbers, any other
+    the sampled ones.
     """
     decoding = KINDS[int(float(jnp.max(jnp.asarray(temperature))) > 0)]
     name = strategy.init.__module__.rpartition(".")[2]

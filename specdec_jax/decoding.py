@@ -189,7 +189,7 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
 
 def _check_monitor(parts: Parts, watched: bool) -> None:
     for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
-        if part.needs_phases and not watched:
+        if part.needs_phases and not (watched and hasattr(parts.monitor.init(1), "phase")):
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.calibrated import Calibration, calibration_of, numbers_for
+from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, numbers_for
 from specdec_jax.choices import nearest
 from specdec_jax.loading import LoadedModel
 from specdec_jax.pairs import Pair as Pair
@@ -129,7 +129,9 @@ def prepare(
 def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
     """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none."""
     learnt: dict[str, Any] = {}
-    if calibration is not None and pair.decoder.parts.drafter.max_draft_length > 0:
+    if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
+        check_calibration(calibration)
+    elif calibration is not None:
         found = calibration_of(calibration, pair)
         learnt = {kind: numbers_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given}
     return {f"{kind}_numbers": {**learnt.get(kind, {}), **(numbers or {})} for kind, numbers in given.items()}

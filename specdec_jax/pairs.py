@@ -60,9 +60,10 @@ def build_pair(
         drafter_options: what the factory of a drafter without a model takes, such as {"longest": 4}. Of several
             drafters each gets those that it has.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
+            For several drafters a sequence, with None for those that bring their own or need none.
 
     Raises:
-        ValueError: the vocabularies differ, a number is out of range, or an option that no drafter takes.
+        ValueError: the vocabularies differ, a number is out of range, or options or parameters that no drafter takes.
     """
     together = drafter is not None and not _one(drafter)
     if monitor is None and (policy.needs_phases or verifier.needs_phases or together):
@@ -78,7 +79,11 @@ def build_pair(
     else:
         check_drafter_options(drafter, options)
         each: list[Any] = list(drafter)
-        pairs = [_drafter(big, one, _own(one, options), None, max_draft_length, dtype) for one in each]
+        own = _params_of_each(each, drafter_params)
+        pairs = [
+            _drafter(big, one, _own(one, options), weights, max_draft_length, dtype)
+            for one, weights in zip(each, own, strict=True)
+        ]
         params = tuple(pair[1] for pair in pairs)
         built = _joined(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
     decoder = _decoder(big.model, built, policy, verifier, monitor, verification_widths)
@@ -168,6 +173,17 @@ def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Draf
     return model_drafter(with_vocabulary(language_model, vocab), most)
 
 
+def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
+    """The parameters given for each of several drafters."""
+    if params is None:
+        return [None] * len(drafters)
+    if not isinstance(params, (list, tuple)) or len(params) != len(drafters):
+        raise ValueError(
+            f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
+        )
+    return list(params)
+
+
 @functools.lru_cache(maxsize=16)
 def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
     return several(drafters, costs)
@@ -175,7 +191,7 @@ def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
 
 def _relative_size(params: Params, target: Params) -> float:
     """What a pass of a drafter costs, in target passes, as far as the bytes of its weights tell."""
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
     return round(sizes[0] / sizes[1], 3)
 
 

@@ -10,8 +10,8 @@ ROUTINE, REASONING = 0, 1  # low running entropy, and above the threshold that c
 def phase_of(context: RoundContext) -> Array:
     """The phase [B] int32 each row was in when the round began; routine everywhere if no monitor watches phases.
 
-    A decoder is never built like that: `build_decoder` refuses a policy or verifier that needs phases without a
-    monitor. Enumerations and contract tests are, and see one phase.
+    `build_decoder` refuses a policy or verifier that needs phases without such a monitor; several drafters do without,
+    as enumerations and contract tests do, and see one phase.
     """
     return recorded_phase(context.monitor, context.length)
 

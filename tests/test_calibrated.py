@@ -75,7 +75,8 @@ def test_the_command_writes_every_part(calibrated):
     found = json.loads(calibrated[2].read_text())
     assert set(found["numbers"]) == {"greedy", "sampled"}
     for kind, numbers in found["numbers"].items():
-        assert {"static", "adaedl", "phase_length", "survival"} <= set(numbers["policy"])
+        assert {"static", "adaedl", "survival"} <= set(numbers["policy"])
+        assert ("phase_length" in numbers["policy"]) == (kind == "greedy"), "sampled traces have no raw entropies"
         assert kind in numbers["policy"]["survival"] and len(numbers["policy"]["survival"][kind]) == 8
         assert numbers["verifier"].keys() == {"lenience", "by_phase", "easd"}
         assert numbers["monitor"]["phases"]["leave"] <= numbers["monitor"]["phases"]["enter"]
@@ -97,7 +98,7 @@ def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
     pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
     for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
         options = prepare(pair, ["one"], temperature=temperature, calibration=path).options
-        assert options["policy_numbers"] == learnt[kind]["policy"]["phase_length"]
+        assert options["policy_numbers"] == learnt[kind]["policy"].get("phase_length", {})
         assert options["verifier_numbers"] == learnt[kind]["verifier"]["easd"]
         assert options["monitor_numbers"] == learnt[kind]["monitor"]["phases"]
     given = prepare(pair, ["one"], calibration=path, policy_numbers={"routine_length": 6}).options["policy_numbers"]
@@ -156,6 +157,7 @@ def test_another_pair_is_refused(calibrated, tmp_path):
         ("[1]", "is no calibration"),
         ("{", "is no calibration"),
         ('{"target": {}, "drafter": {}, "numbers": {}, "figures": {}}', "target.name is missing"),
+        ('{"format": 7}', "format 7, and this version reads 1"),
     ],
 )
 def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
@@ -164,6 +166,13 @@ def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
         read_calibration(tmp_path / "c.json")
     with pytest.raises(FileNotFoundError, match=r"python -m experiments\.calibrate writes one"):
         read_calibration(tmp_path / "none.json")
+
+
+def test_plain_decoding_needs_none_and_still_refuses_what_is_none(calibrated):
+    target, _, path = calibrated
+    assert generate("one", target=target, drafter=None, dtype="float32", calibration=path, max_new_tokens=2).tokens
+    with pytest.raises(FileNotFoundError, match="no calibration at nowhere"):
+        generate("one", target=target, drafter=None, dtype="float32", calibration="nowhere")
 
 
 def test_bad_options_end_the_command(capsys):

@@ -1,6 +1,7 @@
 """Drafters as people name them, on the built-in models: several that take turns, and what they cost."""
 
 import numpy as np
+import pytest
 
 from specdec_jax.generation import build_pair, generate
 from specdec_jax.pairs import _relative_size
@@ -22,6 +23,11 @@ def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smoll
     passes = np.array([record["drafter_passes"] for record in result.rounds])
     assert np.all(passes[chosen == 1] == 0), "a lookup costs no pass"
     assert result.statistics["num_accepted_tokens"] > 5
+
+
+def test_parameters_of_several_drafters_are_as_many(smollm2):
+    with pytest.raises(ValueError, match="drafter_params for 2 drafters must be a sequence of as many"):
+        build_pair(smollm2, ("ngram", "prompt_lookup"), drafter_params=[None])
 
 
 def test_a_drafters_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):

@@ -7,6 +7,7 @@ from rules import FAST
 
 from specdec_jax.analysis import toys
 from specdec_jax.analysis.cost_model import cost_model, flat
+from specdec_jax.analysis.long_replay import long_replay
 from specdec_jax.analysis.phase_path import phase_path
 from specdec_jax.analysis.replay import Replay, oracle, replay
 from specdec_jax.analysis.tracing import trace_texts
@@ -115,6 +116,10 @@ def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trac
     assert (rounds[0] != rounds[1]).any()
     with pytest.raises(ValueError, match="reads phases"):
         replay(greedy_trace, policy)
+    with pytest.raises(ValueError, match="phases of another trace"):
+        replay(greedy_trace, policy, phases=phases_there[:-1])
+    with pytest.raises(ValueError, match="knows no phases"):
+        long_replay(greedy_trace, policy)
 
 
 def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_trace):

@@ -110,6 +110,15 @@ def test_a_drafter_nobody_chose_does_not_run():
     assert calls["commit"] <= 1 + 2 * by_other  # the prompt, and twice a round: catching up, and what was accepted
 
 
+def test_nobody_catches_up_for_a_row_that_drafts_nothing():
+    """The last token of a text is the target's own; a drafter that sits out is not told of it."""
+    joined = several([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
+    state = decode(joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_numbers={"draft_length": MOST})
+    told = state.drafter.known[:, 0]
+    assert told[1] == 2, "the prompt is all that the second was told of"
+    assert told[0] >= int(state.length[0]) - 1
+
+
 def test_rows_choose_for_themselves():
     """Each row of a batch drafts, chooses and decodes as it does alone."""
     joined, params = several([table(), table()], drift=0.05, prior=8.0), (BAD, GOOD)
@@ -227,6 +236,9 @@ def test_estimates_are_the_written_down_sums():
         (lambda: several([table()], costs=[0.1, 0.2]), "costs must be 1 numbers"),
         (lambda: several([table()], costs=[-0.1]), "costs must be 1 numbers of 0 or more"),
         (lambda: several([table()], decay=1.0), "decay must lie in"),
+        (lambda: several([table()], prior=float("inf")), "prior must lie in"),
+        (lambda: several([table()], costs=[float("nan")]), "costs must be 1 numbers"),
+        (lambda: several([table(), model(table_model(3), MOST)]), r"one vocabulary, got \[3, 5\] entries"),
         (lambda: several([table()], drift=1.5), "drift must lie in"),
         (lambda: several([table(), table()]).init((BAD,), 1, 8), "2 drafters need as many parameters"),
     ],

@@ -62,8 +62,10 @@ def long_replay(
         order: texts of the trace, as often as wanted; each once in the trace's order unless given.
 
     Raises:
-        ValueError: as `replay`; or no texts.
+        ValueError: as `replay`; a policy that reads phases; or no texts.
     """
+    if policy.needs_phases:
+        raise ValueError("a long run knows no phases, which this policy reads; replay takes them")
     most = most_drafts(trace, max_draft_length)
     texts = list(range(trace.num_texts) if order is None else order)
     if not texts:

@@ -89,6 +89,8 @@ def replay(
     """
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
+    if phases is not None and phases.shape != trace.accepted.shape:
+        raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     most = most_drafts(trace, max_draft_length)
     given, settings = as_settings(numbers or {})
     texts = trace.num_texts

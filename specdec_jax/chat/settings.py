@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.calibrated import BUILT_IN, read_calibration
+from specdec_jax.calibrated import check_calibration
 from specdec_jax.choices import Choice, choose, parse_options
 from specdec_jax.generation import stop_strings
 from specdec_jax.loading.load import check_dtype
@@ -54,8 +54,8 @@ def check(settings: Settings) -> tuple[Choice, Choice]:
     check_drafter_options(_drafters(settings), parse_options(settings.drafter_options))
     make_warp(1, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     check_dtype(settings.dtype)
-    if settings.calibration not in (None, BUILT_IN):
-        read_calibration(settings.calibration)
+    if settings.calibration is not None:
+        check_calibration(settings.calibration)
     stop_strings(settings.stop)
     for name in ("max_draft_length", "max_new_tokens"):
         value = getattr(settings, name)

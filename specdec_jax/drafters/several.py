@@ -3,13 +3,14 @@
 A text quotes, calculates and narrates by turns: a lookup in its own words is free and often right in the first, a model
 is better in the last, and which size of model pays depends on how hard the next words are. Per row, each drafter has a
 running estimate of the tokens it brings per unit of time, one for each phase; the best estimate drafts. Estimates of
-drafters that sit out drift back to where they began, so that every one is tried again before long.
+drafters that sit out drift back to where they began: each is tried again, unless the leader brings more than that.
 
 A drafter without a model that finds nothing (no match) hands its row to the best of those with one, in the same round:
 looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch 1 that is a switch) and rows that did
 not are masked. One that sat out is not fed meanwhile; it catches up, in passes of many tokens, when it is chosen again.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class SeveralState(NamedTuple):
     known: Array  # [N, B] int32, tokens each drafter was last told of
     tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
     time: Array  # [B, 2, N] float32, and of time, in target passes
-    drafter: Array  # [B] int32, who drafted in this round; N: nobody
+    drafter: Array  # [B] int32, who drafted in this round; N: no round yet, all are told; N + 1: nobody
     passes: Array  # [B] int32, its passes
     phase: Array  # [B] int32, of this round
     length: Array  # [B] int32, tokens known when it began
@@ -69,6 +70,8 @@ def several(
         drift: share of the way back to the prior that the sums of a drafter sitting out go each round, in [0, 1].
         prior: tokens a target pass that every drafter is believed to bring at first, and again after sitting out long;
             above what is usual, so that all are tried.
+
+    Rules that weigh costs are told one price, whoever drafts: of a lookup's free tokens they draft too few.
 
     Raises:
         ValueError: no drafters, lengths that differ, or a number out of range.
@@ -98,7 +101,8 @@ def several(
     ) -> tuple[Draft, DraftInfo, SeveralState, PolicyState]:
         phase = phase_of(context)
         worth = _worth(state, phase)
-        choice = jnp.argmax(worth, axis=1).astype(jnp.int32)
+        idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
+        choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
         made = _nothing(parts, tokens, most, policy_state, keep_log_q)
         for index in free:
             state, made = ask(index, params, state, tokens, context, policy, choice, made, keep_log_q)
@@ -109,7 +113,7 @@ def several(
             made = made._replace(policy=select_rows(empty, policy_state, made.policy))
         for index in paid:
             state, made = ask(index, params, state, tokens, context, policy, choice, made, keep_log_q)
-        info = made.info._replace(drafter_id=choice)
+        info = made.info._replace(drafter_id=jnp.where(idle, 0, choice))
         state = state._replace(drafter=choice, passes=info.passes, phase=phase, length=context.length)
         return made.draft, info, state, made.policy
 
@@ -164,11 +168,14 @@ def _checked(
     lengths = {part.max_draft_length for part in parts}
     if len(lengths) > 1:
         raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
-    if costs is not None and (len(costs) != len(parts) or min(costs) < 0):
+    if costs is not None and (len(costs) != len(parts) or not all(0 <= cost < math.inf for cost in costs)):
         raise ValueError(f"costs must be {len(parts)} numbers of 0 or more, one a drafter, got {tuple(costs)}")
     for name, value, high in (("decay", decay, 0.9999), ("drift", drift, 1.0), ("prior", prior, float("inf"))):
-        if not 0 <= value <= high:
-            raise ValueError(f"{name} must lie in [0, {high:g}], got {value!r}")
+        if not 0 <= value <= high or not math.isfinite(value):
+            raise ValueError(f"{name} must lie in [0, {high:g}] and be finite, got {value!r}")
+    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
+    if len(vocabularies) > 1:
+        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
     return lengths.pop()
 
 

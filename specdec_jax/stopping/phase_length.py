@@ -46,20 +46,20 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     init.__signature__ = _with_lengths(inspect.signature(inner.init))  # type: ignore[attr-defined]
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.begin(state.policy, context)
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
+        answer, own = inner.begin(state.policy, _capped(context, length))
         return answer & (length > 0), state._replace(policy=own, draft_length=length)
 
     def check(
         state: PhaseLengthState, law: Law, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.check(state.policy, law, drafted, context)
+        answer, own = inner.check(state.policy, law, drafted, _capped(context, state.draft_length))
         return answer, state._replace(policy=own)
 
     def proceed(
         state: PhaseLengthState, law: Law, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.proceed(state.policy, law, token, drafted, context)
+        answer, own = inner.proceed(state.policy, law, token, drafted, _capped(context, state.draft_length))
         return answer & (drafted < state.draft_length), state._replace(policy=own)
 
     def update(state: PhaseLengthState, draft: Draft, verdict: Verdict) -> PhaseLengthState:
@@ -69,6 +69,11 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return show_length(state) if policy is None else inner.threshold(state.policy)
 
     return StoppingPolicy(init, begin, check, proceed, update, threshold, needs_phases=True)
+
+
+def _capped(context: RoundContext, length: Array) -> RoundContext:
+    """The cap as the rule inside sees it: as a budget, so that it plans no further."""
+    return context._replace(budget=jnp.minimum(context.budget, length))
 
 
 def _unbounded() -> StoppingPolicy:
