@@ -66,6 +66,8 @@ def read_calibration(path: str | Path) -> Calibration:
         raise FileNotFoundError(f"no calibration at {path}; python -m experiments.calibrate writes one")
     try:
         text = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(text, dict):
+            raise ValueError(f"a JSON object is wanted, this is a {type(text).__name__}")
         if text.get("format", FORMAT) != FORMAT:
             raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
         known = {name: text[name] for name in ("target", "drafter", "numbers", "figures")}

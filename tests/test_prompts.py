@@ -100,7 +100,7 @@ def test_passages_are_long_enough_to_be_summarised():
 
 def test_no_prompt_is_in_two_sets():
     texts = [turn for path in sorted(FOLDER.glob("*.jsonl")) for p in read_prompts(path) for turn in p.turns]
-    assert len(texts) == 96 == len(set(texts))
+    assert len(texts) == 108 == len(set(texts))
 
 
 @pytest.fixture
