@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specdec_jax.calibrated import calibration_of, numbers_for
 from specdec_jax.generation import build_pair, generate
 from specdec_jax.pairs import _relative_size
 from specdec_jax.stopping import static
@@ -33,3 +34,12 @@ def test_parameters_of_several_drafters_are_as_many(smollm2):
 def test_a_drafters_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
     assert 0.09 < _relative_size(smollm2_drafter.params, smollm2.params) < 0.11
     assert _relative_size(None, smollm2.params) == 0
+
+
+def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
+    pair = build_pair(smollm2, smollm2_drafter, policy=static())
+    found = calibration_of("built-in", pair)
+    assert (found.target["name"], found.drafter["name"]) == ("smollm2", "smollm2-drafter")
+    assert numbers_for(found, "policy", pair.decoder.parts.policy, 0.0) == {"draft_length": 3}
+    together = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static())
+    assert calibration_of("built-in", together).source == found.source
