@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from configs.base import config_hash, describe
+from specdec_jax.loading.new_folder import replacing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
@@ -89,16 +90,9 @@ class RunFolder:
         """Replaces a JSON file of the folder."""
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
-    @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Path]:
+    def replacing(self, name: str) -> AbstractContextManager[Path]:
         """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
-        final = self.path / name
-        temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
-        try:
-            yield temporary
-            os.replace(temporary, final)
-        finally:
-            temporary.unlink(missing_ok=True)
+        return replacing(self.path / name)
 
     def _drop_torn_line(self) -> None:
         path = self.path / RESULTS

@@ -21,9 +21,9 @@ from specdec_jax.views.coloured import block, render
 from specdec_jax.views.page import page, save_page
 from specdec_jax.views.picture import figure, save_picture
 from specdec_jax.views.printing import plain
-from specdec_jax.views.replacing import check_file
 from specdec_jax.views.tokens import bound, phases_of
 from specdec_jax.views.tokens import tokens_of as told
+from specdec_jax.views.writable import check_file
 
 ROOT = Path(__file__).parent.parent
 NAN = math.nan

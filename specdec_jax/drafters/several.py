@@ -129,7 +129,7 @@ def several(
         keep_log_q: bool,
     ) -> tuple[SeveralState, _Proposal]:
         """Drafter `index` for the rows that chose it; what was made for others stays."""
-        own = context.alive & (choice == index)
+        own = choice == index
 
         def drafts() -> tuple[DrafterState, Array, _Proposal]:
             length = jnp.where(own, context.length, state.known[index])

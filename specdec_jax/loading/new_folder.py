@@ -31,10 +31,12 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Gives a temporary name beside the file `path`, renamed to it when the block ends well and else removed.
 
+    The name ends as the file's does: what writes pictures chooses their format by it.
+
     Raises OSError naming `path`, for instance on a full disk.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)

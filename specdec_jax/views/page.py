@@ -11,10 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdec_jax.generation import Generation
 from specdec_jax.loading import Tokenizer
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.views.charting import chart
 from specdec_jax.views.printing import ENDS
-from specdec_jax.views.replacing import replaced
 from specdec_jax.views.tokens import PHASES, Token, phases_of, tokens_of
+from specdec_jax.views.writable import check_file
 
 KINDS = {
     "accepted": "accepted draft",
@@ -44,7 +45,8 @@ def save_page(
         ValueError: the generation was not recorded, or the file cannot be written.
     """
     text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
-    with replaced(path) as temporary:
+    check_file(path)
+    with replacing(Path(path).expanduser()) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
 

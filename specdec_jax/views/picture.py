@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from specdec_jax.generation import Generation
 from specdec_jax.loading import Tokenizer
-from specdec_jax.views.replacing import check_file, replaced
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.views.tokens import Token, bound, phases_of, tokens_of
+from specdec_jax.views.writable import check_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Of Okabe and Ito's palette, told apart with any colour vision.
@@ -37,7 +38,7 @@ def save_picture(
     """
     check_file(path, SUFFIXES)
     drawn = figure(generation, tokenizer, title=title, entropy_factor=entropy_factor)
-    with replaced(path) as temporary:
+    with replacing(Path(path).expanduser()) as temporary:
         drawn.savefig(temporary)
     return Path(path)
 

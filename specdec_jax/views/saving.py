@@ -7,7 +7,7 @@ from typing import Any
 from specdec_jax.choices import Choice
 from specdec_jax.streaming import Stream
 from specdec_jax.views.printing import check_writable
-from specdec_jax.views.replacing import check_file
+from specdec_jax.views.writable import check_file
 
 PAGES = (".html", ".htm")
 

@@ -1,32 +1,7 @@
-"""Files that are there whole or not at all."""
+"""Files that could not be written are refused before any work is done."""
 
-import contextlib
-import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-
-
-@contextlib.contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path`, with its suffix, that takes its place when the block ends well.
-
-    Raises:
-        ValueError: it cannot be written there.
-    """
-    path = Path(path).expanduser()
-    check_file(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp's own is for its owner alone
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
