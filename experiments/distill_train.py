@@ -22,6 +22,7 @@ from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import Sums, TrainState, build_step, build_validation, init_state, judged_params
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading.new_folder import replacing
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # what the training was told, beside its checkpoints
@@ -84,10 +85,9 @@ def save_curve(where: Path) -> None:
         axis.set_ylabel(title)
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
-    temporary = where / ".curve.tmp.png"
-    figure.savefig(temporary, dpi=120)
+    with replacing(where / "curve.png") as temporary:
+        figure.savefig(temporary, dpi=120)
     plt.close(figure)
-    temporary.replace(where / "curve.png")
 
 
 def _labeller(config: DistillConfig, target: LoadedModel) -> Any:
@@ -146,6 +146,5 @@ def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
                 f"{where} was begun with another {', '.join(changed)}: move it away, or choose another --out"
             )
         return
-    temporary = where / f".{SETTINGS}.tmp"
-    temporary.write_text(json.dumps({"config": told, **environment()}, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({"config": told, **environment()}, indent=2) + "\n", encoding="utf-8")

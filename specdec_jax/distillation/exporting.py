@@ -7,7 +7,6 @@ file, a target's GGUF too; a safetensors index could not cut the one tensor (the
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from specdec_jax.loading import Tokenizer, save_hf_folder, save_orbax
 from specdec_jax.loading.load import check_dtype
-from specdec_jax.loading.new_folder import new_folder
+from specdec_jax.loading.new_folder import new_folder, replacing
 from specdec_jax.loading.suggest import listed, nearest
 
 WRITERS = {"hf": save_hf_folder, "orbax": save_orbax}
@@ -238,15 +237,8 @@ def _copy(source: BinaryIO, target: BinaryIO, most: int, whole: Any) -> tuple[in
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside `path`, renamed to it when the block ends well and removed when it does not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        yield file
 
 
 def _forget(index: Path) -> None:
