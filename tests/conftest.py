@@ -5,6 +5,8 @@ import signal
 
 import jax
 import pytest
+from chat_sessions import chat_pair as chat_pair
+from chat_sessions import session as session
 
 from specdec_jax import compilation_cache
 
