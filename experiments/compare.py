@@ -12,7 +12,6 @@ prompt processing is reported apart, compilation is left out.
 
 import itertools
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from experiments.table import markdown_table, rich_table
 from specdec_jax.analysis.agreement import compare_outputs
 from specdec_jax.analysis.repetition import repeated_share
 from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
+from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import load_model
 from specdec_jax.requests import slots_for
 from specdec_jax.views.interrupts import interrupts_end_here
@@ -189,9 +188,8 @@ def _warm_up(
         pair = pairs[method]
         chosen = next(job.method for job in missing if job.method.name == method)
         with interrupts_end_here(), console.status(f"Compiling {method}"):
-            begun = start(pair, _prepare(pair, chosen, request))
-            jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-        seconds[method] = round(begun.compile_seconds, 3)
+            played = play(pair, _prepare(pair, chosen, request))
+        seconds[method] = round(played.results[0].compile_seconds, 3)
     folder.add_compile_seconds(seconds)
     console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     last = missing[-1].method
@@ -204,12 +202,7 @@ def _measure(
     config: CompareConfig, job: Job, pair: Pair, request: dict[str, Any], known: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
     """One row: a timed generation and, under greedy, whether it equals plain decoding."""
-    asked = _prepare(pair, job.method, request)
-    begun = start(pair, asked)
-    watch = time.perf_counter()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-    seconds = time.perf_counter() - watch
-    result = finish(pair, asked, state, 0, seconds, begun)
+    (result,), state = play(pair, _prepare(pair, job.method, request))
     counts = {
         name: result.statistics[name]
         for name in result.statistics
@@ -222,8 +215,8 @@ def _measure(
         "method": job.method.name,
         "temperature": job.temperature,
         "repeat": job.repeat,
-        "seconds": seconds,
-        "prefill_seconds": begun.prefill_seconds,
+        "seconds": result.seconds,
+        "prefill_seconds": result.prefill_seconds,
         **counts,
         "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
         "repeated_share": repeated_share(result.tokens),

@@ -19,13 +19,11 @@ known for by_phase).
 
 import itertools
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -38,7 +36,7 @@ from experiments.traced import costs_or_default
 from specdec_jax.analysis.deviation import LAWS, deviations
 from specdec_jax.choices import Choice, choose
 from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import Pair, Request, build_pair, encode, finish, prepare, start
+from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
@@ -168,7 +166,7 @@ def measure(
             status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {heat}")
             asked, pair = _asked(config, policy, job, slots), job.variant.pair
             if id(pair) not in ready:
-                jax.block_until_ready(pair.decoder.run(pair.params, start(pair, asked).state))
+                play(pair, asked)
                 ready.add(id(pair))
             folder.append(measured(job, asked, judge, longest))
 
@@ -221,12 +219,7 @@ def _asked(config: Lossy, policy: Choice, job: Job, slots: int) -> Request:
 
 def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
     """One row: a timed generation, and what its text is worth."""
-    pair = job.variant.pair
-    begun = start(pair, asked)
-    watch = time.perf_counter()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-    seconds = time.perf_counter() - watch
-    result = finish(pair, asked, state, 0, seconds, begun)
+    result = play(job.variant.pair, asked).results[0]
     counts = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "drafter_passes")
     return {
         "temperature": job.temperature,
@@ -234,7 +227,7 @@ def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, A
         "category": job.prompt.category,
         "repeat": job.repeat,
         "variant": job.variant.name,
-        "seconds": seconds,
+        "seconds": result.seconds,
         **{name: result.statistics[name] for name in counts},
         **quality(job, judge, result.prompt_tokens, result.tokens, longest),
         "tokens": result.tokens,

@@ -1,14 +1,12 @@
 """What a rule's work, or watching phases, adds to whole generations: timed in pairs that draft the same tokens."""
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from specdec_jax.analysis.step_cost import Cost, summary
-from specdec_jax.generation import Pair, build_pair, prepare, start
+from specdec_jax.generation import Pair, build_pair, play, prepare, start
 from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import adaedl, static, survival
@@ -90,10 +88,7 @@ def _generation(config: Measured, pair: Pair, temperature: float, numbers: dict[
     start(pair, request)
 
     def generate() -> _Timed:
-        begun = start(pair, request)
-        watch = time.perf_counter()
-        state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-        seconds = time.perf_counter() - watch
-        return _Timed(seconds, int(np.max(np.asarray(state.statistics.drafter_passes))))
+        results, state = play(pair, request)
+        return _Timed(results[0].seconds, int(np.max(np.asarray(state.statistics.drafter_passes))))
 
     return generate

@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import tyro
 from experiments.run_folder import RunFolder
 from specdec_jax.analysis.step_cost import summary
 from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import Pair, Request, build_pair, prepare, start
+from specdec_jax.generation import Pair, Request, build_pair, play, prepare
 from specdec_jax.loading import save_hf_folder
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
@@ -110,11 +109,8 @@ def _start_torch(config: Versus, weights: Path, prompt: list[int]) -> "subproces
 
 def _ours(pair: Pair, request: Request) -> tuple[int, float]:
     """Tokens and seconds of one generation, prompt included as on the other side."""
-    begun = start(pair, request)
-    watch = time.perf_counter()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-    seconds = begun.prefill_seconds + time.perf_counter() - watch
-    return int(state.statistics.num_emitted_tokens[0]), seconds
+    result = play(pair, request).results[0]
+    return result.statistics["num_emitted_tokens"], result.prefill_seconds + result.seconds
 
 
 def _theirs(process: "subprocess.Popen[str]") -> tuple[int, float]:

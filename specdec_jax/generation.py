@@ -59,12 +59,7 @@ def generate(
     prompts: list[Any] = list(prompt) if many else [prompt]
     stop = stop_strings(options.pop("stop", ()))
     request = prepare(pair, prompts, record=record, **options)
-    begun = start(pair, request)
-    watch = time.perf_counter()
-    state = _run(pair, begun.state, stop)
-    jax.block_until_ready(state.tokens)
-    seconds = time.perf_counter() - watch
-    results = [finish(pair, request, state, row, seconds, begun, stop) for row in range(len(prompts))]
+    results = play(pair, request, stop).results
     return results if many else results[0]
 
 
@@ -81,6 +76,13 @@ class Begun(NamedTuple):
     state: DecodeState
     prefill_seconds: float
     compile_seconds: float
+
+
+class Played(NamedTuple):
+    """A request decoded to its end."""
+
+    results: list[Generation]  # one a row; each has the seconds of the whole batch
+    state: DecodeState
 
 
 def prepare(
@@ -153,6 +155,16 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
     return target.tokenizer.encode(target.tokenizer.chat(messages))
+
+
+def play(pair: Pair, request: Request, stop: Sequence[str] = ()) -> Played:
+    """Start, run to the end by the clock, and finish every row. What compiles is not in `Generation.seconds`."""
+    begun = start(pair, request)
+    watch = time.perf_counter()
+    state = jax.block_until_ready(_run(pair, begun.state, stop))
+    seconds = time.perf_counter() - watch
+    rows = range(len(request.prompts))
+    return Played([finish(pair, request, state, row, seconds, begun, stop) for row in rows], state)
 
 
 def start(pair: Pair, request: Request) -> Begun:

@@ -1,14 +1,16 @@
 """Text in, text out: the same tokens as plain decoding, alone or in a batch, and what a request may ask for."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 
+from specdec_jax import generation
 from specdec_jax.analysis.agreement import compare_outputs
-from specdec_jax.generation import build_pair, encode, generate
+from specdec_jax.generation import build_pair, encode, generate, play, prepare
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.streaming import stream
 
@@ -93,6 +95,31 @@ def test_what_comes_back(scripted, script):
     assert len(result.rounds) == result.statistics["num_rounds"]
     assert result.seconds > 0 and result.prefill_seconds > 0
     json.dumps(result.statistics, allow_nan=False)
+
+
+def test_a_prepared_request_is_played_as_often_as_one_likes(scripted, script):
+    request = prepare(scripted, [PROMPT], max_new_tokens=8, **OPTIONS)
+    for _ in range(2):
+        results, state = play(scripted, request)
+        assert [result.tokens for result in results] == [script[:8]] and np.all(np.asarray(state.done))
+    cut = play(scripted, request, ("two",)).results[0]
+    assert (cut.text, cut.finish_reason) == ("one ", "stop_string")
+
+
+def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def slow(real, takes):
+        def called(*given):
+            now[0] += takes
+            return real(*given)
+
+        return called
+
+    for name, takes in {"start": 100.0, "_run": 5.0, "finish": 1000.0}.items():
+        monkeypatch.setattr(generation, name, slow(getattr(generation, name), takes))
+    assert play(scripted, prepare(scripted, [PROMPT], max_new_tokens=8, **OPTIONS)).results[0].seconds == 5.0
 
 
 def test_a_second_request_compiles_nothing(scripted):

@@ -1,14 +1,12 @@
 """The last prompt through plain decoding, static lengths and the session's own policy, with the same seed."""
 
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 from rich.table import Table
 
 from specdec_jax.chat.session import Session
-from specdec_jax.generation import Generation, Pair, Request, build_pair, finish, start
+from specdec_jax.generation import Generation, Pair, Request, build_pair, play
 
 REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
 
@@ -37,7 +35,7 @@ def compare(session: Session, length: int = 3) -> list[Compared]:
         most = session.settings.max_draft_length
         raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
     methods = list(_methods(session, session.last.ids, length))
-    played = [[_play(pair, request) for _, pair, request in methods] for _ in range(REPEATS)]
+    played = [[play(pair, request).results[0] for _, pair, request in methods] for _ in range(REPEATS)]
     plain = played[0][0].tokens
     rows = []
     for (name, _, _), results in zip(methods, zip(*played, strict=True), strict=True):
@@ -81,10 +79,3 @@ def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[st
         yield f"static {length}", fixed, session.request(ids, fixed, **numbers)
     name = " ".join([settings.policy, *settings.policy_options])
     yield name, session.pair, current
-
-
-def _play(pair: Pair, request: Request) -> Generation:
-    begun = start(pair, request)
-    watch = time.perf_counter()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, begun.state))
-    return finish(pair, request, state, 0, time.perf_counter() - watch, begun)
