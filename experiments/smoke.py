@@ -58,6 +58,7 @@ def made_up_trace(
         overlap=unknown(overlap),
         cross_entropy=unknown(1.2 * entropy),
         target_entropy=unknown(entropy),
+        raw_target_entropy=unknown(entropy),
         about={"ids": [f"{task}-{index}" for index, task in enumerate(tasks)], "tasks": tasks, "target": "made up"},
     )
 

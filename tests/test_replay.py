@@ -18,7 +18,7 @@ from specdec_jax.drafters.nothing import nothing
 from specdec_jax.monitors import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
-from specdec_jax.stopping import adaedl, draft_and_verify, static, survival
+from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static, survival
 from specdec_jax.verification import rejection
 
 MOST, VOCAB, LIMIT = 6, 12, 60
@@ -136,6 +136,7 @@ SAMPLED = {
     "static": (static(), {"draft_length": 4}),
     "draft and verify": (draft_and_verify(), {"threshold": 0.5, "step": 0.3}),  # reads the drawn token's probability
     "survival": (survival(), {"drafter_cost": 0.2}),
+    "phase length": (phase_length(), {"routine_length": 6, "reasoning_length": 1}),
 }
 
 
@@ -164,8 +165,34 @@ def test_sampled_rounds_have_the_live_law(rule, sampled_trace):
     """2,000 live texts against 2,000 replayed ones; a trace whose acceptance ignores the text's token is seen."""
     policy, numbers = SAMPLED[rule]
     state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
-    assert gap(state, replay(sampled_trace, policy, numbers)) < 4
-    assert gap(state, replay(independent(sampled_trace), policy, numbers)) > 6
+    watched = phase_path(sampled_trace, **WATCH)
+    assert gap(state, replay(sampled_trace, policy, numbers, phases=watched)) < 4
+    assert gap(state, replay(independent(sampled_trace), policy, numbers, phases=watched)) > 6
+
+
+def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
+    """Those of the laws as sampled, by which traces went once, are others, and replays with them are seen."""
+    assert np.nanmax(np.abs(sampled_trace.raw_target_entropy - sampled_trace.target_entropy)) > 0.01
+    policy, numbers = SAMPLED["phase length"]
+    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    found = [
+        replay(sampled_trace, policy, numbers, phases=phase_path(sampled_trace, raw, **WATCH)) for raw in (True, False)
+    ]
+    assert gap(state, found[0]) < 4 and gap(state, found[1]) > 6
+
+
+def test_raw_entropies_are_the_tables_own(sampled_trace):
+    """In plain numpy: the law after the tokens a, b is entry [a, b] of the table."""
+    logits = np.asarray(PARAMS[0], np.float64)
+    law = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    law /= law.sum(axis=-1, keepdims=True)
+    entropy = -np.sum(law * np.log(law), axis=-1)
+    for row in range(5):
+        length = int(sampled_trace.length[row])
+        tokens = np.array([1, 2, *sampled_trace.tokens[row, :length]])
+        np.testing.assert_allclose(
+            sampled_trace.raw_target_entropy[row, : length + 1], entropy[tokens[:-1], tokens[1:]], atol=1e-5
+        )
 
 
 def independent(trace):

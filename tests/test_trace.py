@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.analysis.cost_model import between, cost_model, load_cost_model, save_cost_model
+from specdec_jax.analysis.phase_path import percentile_thresholds, phase_path, running_entropy
 from specdec_jax.analysis.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
 from specdec_jax.analysis.tracing import trace_texts
 
@@ -36,6 +37,7 @@ def some_trace(seed=0):
         overlap=rng.random(shape, np.float32),
         cross_entropy=rng.random(shape, np.float32),
         target_entropy=rng.random(shape, np.float32),
+        raw_target_entropy=rng.random(shape, np.float32),
         about={"target": "a", "ids": ["x", "y", "z"], "tasks": ["m", "n", "m"]},
     )
 
@@ -70,6 +72,28 @@ def test_joining_what_was_selected_gives_the_whole():
         join([trace, trace._replace(tails=trace.tails[:, :2])])
 
 
+def test_a_trace_without_raw_entropies_is_read_and_says_what_it_cannot_do(tmp_path):
+    """As they were written before there was the field."""
+    hot = some_trace()._replace(raw_target_entropy=None)
+    cold = hot._replace(temperature=np.zeros(TEXTS, np.float32))
+    for name, trace in (("hot", hot), ("cold", cold)):
+        save_trace(tmp_path / f"{name}.npz", trace)
+        with np.load(tmp_path / f"{name}.npz") as file:
+            assert "raw_target_entropy" not in file.files
+    hot, cold = (load_trace(tmp_path / f"{name}.npz") for name in ("hot", "cold"))
+    np.testing.assert_array_equal(cold.raw_target_entropy, cold.target_entropy)
+    assert hot.raw_target_entropy is None and select(hot, [0]).raw_target_entropy is None
+    assert join([hot, some_trace()]).raw_target_entropy is None
+    for ask in (phase_path, running_entropy, percentile_thresholds):
+        with pytest.raises(ValueError, match=r"no raw entropies.*record it again"):
+            ask(hot)
+    warm = some_trace()._replace(target_entropy=hot.target_entropy + 5)
+    np.testing.assert_array_equal(
+        running_entropy(hot, raw_entropy=False), running_entropy(some_trace(), raw_entropy=False)
+    )
+    assert np.nanmin(running_entropy(warm, raw_entropy=False)) > 5 > np.nanmax(running_entropy(warm))
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -77,6 +101,8 @@ def test_joining_what_was_selected_gives_the_whole():
         (lambda t: t._replace(accepted=np.ones_like(t.accepted)), "beyond the end"),
         (lambda t: t._replace(tail_of=t.tail_of + 100), "no tail"),
         (lambda t: t._replace(path=t.path[:, :-1]), "path has shape"),
+        (lambda t: t._replace(raw_target_entropy=t.raw_target_entropy[:, 1:]), "raw_target_entropy has shape"),
+        (lambda t: t._replace(raw_target_entropy=t.raw_target_entropy * np.nan), "raw entropy of the target"),
         (lambda t: t._replace(tails=np.full_like(t.tails, np.nan)), "not a number"),
         (lambda t: t._replace(tails=t.tails[..., :2]), "tails has shape"),
     ],

@@ -1,7 +1,8 @@
 """The phases of a trace's texts: what the monitor `phases` says before every position, without a model.
 
-A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. Traces keep the target's
-entropy as sampled; at temperature 0 that is the raw one, which the monitor reads unless told otherwise.
+A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
+target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the law as
+sampled. Sampled traces of earlier versions have only the latter.
 """
 
 from typing import Any
@@ -18,14 +19,38 @@ from specdec_jax.types import Array, Phases
 ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibration is given
 
 
-def phase_path(trace: Trace, **numbers: Any) -> np.ndarray:
-    """[N, T+1] int32, the phase in which a round at each position begins. `numbers` are those of `phases`."""
-    return _watched(trace, numbers)[0]
+def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
+    """[N, T+1] float32, nats, of the target's law at every position; NaN beyond the end.
+
+    Raises:
+        ValueError: the raw one is asked for and the trace has none.
+    """
+    if not raw_entropy:
+        return trace.target_entropy
+    if trace.raw_target_entropy is None:
+        raise ValueError(
+            "this sampled trace keeps no raw entropies of the target, which phases are told from: it was recorded by "
+            "an earlier version; record it again (python -m experiments.record)"
+        )
+    return trace.raw_target_entropy
 
 
-def running_entropy(trace: Trace, decay: float = 0.9) -> np.ndarray:
-    """[N, T+1] float32, nats, the monitor's running mean before each position; NaN where a text has none."""
-    running = _watched(trace, {"decay": decay})[1]
+def phase_path(trace: Trace, raw_entropy: bool = True, **numbers: Any) -> np.ndarray:
+    """[N, T+1] int32, the phase in which a round at each position begins. `numbers` are those of `phases`.
+
+    Raises:
+        ValueError: as `target_entropy`, or numbers that `phases` refuses.
+    """
+    return _watched(target_entropy(trace, raw_entropy), numbers)[0]
+
+
+def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
+    """[N, T+1] float32, nats, the monitor's running mean before each position; NaN where a text has none.
+
+    Raises:
+        ValueError: as `target_entropy`.
+    """
+    running = _watched(target_entropy(trace, raw_entropy), {"decay": decay})[1]
     at = np.arange(running.shape[1])[None, :]
     return np.where((at > 0) & (at < trace.length[:, None]), running, np.nan)
 
@@ -36,12 +61,11 @@ def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
     return {"enter": float(enter), "leave": float(leave), "decay": decay}
 
 
-def _watched(trace: Trace, numbers: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    begun = jax.tree.map(jnp.asarray, phases().init(trace.num_texts, **numbers))
-    entropies = np.nan_to_num(trace.target_entropy, nan=0.0)
+def _watched(entropies: np.ndarray, numbers: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **numbers))
 
     def one(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:
         return observe_token(state, entropy), (state.phase, state.entropy)
 
-    _, (phase, running) = lax.scan(one, begun, jnp.asarray(entropies.T))
+    _, (phase, running) = lax.scan(one, begun, jnp.asarray(np.nan_to_num(entropies.T, nan=0.0)))
     return np.asarray(phase.T), np.asarray(running.T)

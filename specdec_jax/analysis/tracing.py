@@ -18,7 +18,7 @@ from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
 from specdec_jax.drafters.model import FED
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.numbers import per_row
-from specdec_jax.sampling import ACCEPT, DRAFT, draw, law, laws, make_warp, uniforms
+from specdec_jax.sampling import ACCEPT, DRAFT, draw, law, laws, make_warp, raw_entropy, uniforms
 from specdec_jax.types import Array, Cache, LanguageModel, Law, Params, Warp
 
 
@@ -32,6 +32,7 @@ class _Path(NamedTuple):
     overlap: Any
     cross_entropy: Any
     target_entropy: Any
+    raw_target_entropy: Any
 
 
 class _Device(NamedTuple):
@@ -100,6 +101,7 @@ def trace_texts(
         overlap=unknown(path.overlap),
         cross_entropy=unknown(path.cross_entropy),
         target_entropy=unknown(path.target_entropy),
+        raw_target_entropy=unknown(path.raw_target_entropy),
         about=dict(about or {}),
     )
 
@@ -240,6 +242,7 @@ def _compare(
         overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
         cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
         target_entropy=p_law.entropy,
+        raw_target_entropy=raw_entropy(p_logits),
     )
 
 
