@@ -12,6 +12,7 @@ import numpy as np
 from experiments.rules import RULES, Rule, rule
 from experiments.trace_tables import number
 from specdec_jax.choices import choose, find_factory, names, nearest
+from specdec_jax.numbers import numbers_of
 
 
 def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Rule]:
@@ -24,7 +25,7 @@ def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Ru
     rules, taken = {}, set()
     for name in dict.fromkeys(wanted):
         entry, structure = _rule(name, settings)
-        numbers = inspect.signature(entry.build().init).parameters.keys() - {"batch"}
+        numbers = numbers_of(entry.build().init)
         grid = {key: values for key, values in parsed.items() if key in numbers}
         taken |= {*grid, *structure}
         rules[name] = dataclasses.replace(entry, grid=grid)

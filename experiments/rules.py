@@ -5,7 +5,6 @@ specdec_jax/stopping. Rules that weigh time are told the costs of the machine th
 """
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 from specdec_jax import stopping
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.choices import nearest
+from specdec_jax.numbers import numbers_of
 from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
@@ -50,7 +50,7 @@ class Rule:
     def numbers(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
         """Several settings as arrays [S] for `replay`; a number that a setting leaves out has its default."""
         names = sorted({name for setting in settings for name in setting})
-        defaults = _defaults(self.build())
+        defaults = numbers_of(self.build().init)
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
         return columns | dict(self.costs(costs, longest) if self.costs else {})
 
@@ -58,10 +58,6 @@ class Rule:
 @functools.cache
 def _build(policy: Callable[..., StoppingPolicy], structure: tuple[tuple[str, Any], ...]) -> StoppingPolicy:
     return policy(**dict(structure))
-
-
-def _defaults(policy: StoppingPolicy) -> dict[str, Any]:
-    return {name: entry.default for name, entry in inspect.signature(policy.init).parameters.items()}
 
 
 def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import Settings
-from specdec_jax.generation import finish, prepare, start
+from specdec_jax.generation import play, prepare
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 
@@ -38,8 +38,7 @@ def fresh(session, turn):
     options = {name: getattr(session.settings, name) for name in names}
     request = prepare(session.pair, ["x"], slots=turn.slots, record=True, **options, **session.numbers)
     request = request._replace(prompts=[turn.ids])
-    begun = start(session.pair, request)
-    return finish(session.pair, request, session.pair.decoder.run(session.pair.params, begun.state), 0, 0.0, begun)
+    return play(session.pair, request).results[0]
 
 
 def shown(renderable):

@@ -13,6 +13,7 @@ from specdec_jax.analysis.toys import table_model, toy_pair
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
+from specdec_jax.numbers import numbers_of
 from specdec_jax.sampling import laws, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.types import Draft, RoundContext, Verifier
@@ -189,6 +190,8 @@ def test_by_phase_of_lossless_verifiers_is_lossless():
 
 
 def test_by_phase_hands_numbers_on():
+    assert numbers_of(by_phase().init) == numbers_of(lenience().init)
+    assert numbers_of(by_phase(lenience(), lenience()).init) == {"routine_lenience": 0.5, "reasoning_lenience": 0.5}
     state = by_phase(lenience(), typical()).init(2, lenience=0.4, delta=0.2)
     assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
     two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])

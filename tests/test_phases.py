@@ -13,6 +13,7 @@ from specdec_jax.drafters import model
 from specdec_jax.generation import build_pair
 from specdec_jax.monitors import phases
 from specdec_jax.monitors.phases import observe_token
+from specdec_jax.numbers import numbers_of
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, phase_length, static
@@ -182,6 +183,12 @@ def test_who_reads_phases_needs_somebody_who_watches():
 def test_bad_numbers_are_refused(numbers, message):
     with pytest.raises(ValueError, match=message):
         phases().init(1, **numbers)
+
+
+def test_the_numbers_of_a_phase_length_are_the_policys_and_two_more():
+    assert numbers_of(phase_length().init) == {"routine_length": 5, "reasoning_length": 2}
+    numbers = numbers_of(phase_length(adaedl()).init)
+    assert list(numbers.items()) == [*numbers_of(adaedl().init).items(), ("routine_length", 5), ("reasoning_length", 2)]
 
 
 def test_lengths_of_the_same_name_are_refused():

@@ -1,7 +1,5 @@
 """update_every: the wrapped rule learns every n-th round that drafted, on that round's verdict; all else is its own."""
 
-import inspect
-
 import jax
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
 from specdec_jax.choices import choose
+from specdec_jax.numbers import numbers_of
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every
@@ -66,8 +65,8 @@ def test_a_round_without_drafts_is_not_counted():
 
 
 def test_its_numbers_are_the_policys_and_one_more():
-    names = list(inspect.signature(update_every(hf_heuristic()).init).parameters)
-    assert names == [*inspect.signature(hf_heuristic().init).parameters, "rounds"]
+    numbers = numbers_of(update_every(hf_heuristic()).init)
+    assert numbers == {**numbers_of(hf_heuristic().init), "rounds": 4} and len(numbers) > 1
     choice = choose("policy", "update_every", ["policy=max_confidence", "threshold=0.4", "rounds=16"])
     assert choice.numbers == {"threshold": 0.4, "rounds": 16}
     compiled = jax.jit(lambda numbers: choice.strategy.init(2, **numbers))

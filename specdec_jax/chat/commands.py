@@ -12,8 +12,9 @@ from rich.text import Text
 
 from specdec_jax.chat import comparing, reports
 from specdec_jax.chat.session import Session
-from specdec_jax.chat.settings import LONGEST, check, option_names, with_option
+from specdec_jax.chat.settings import LONGEST, check, with_option
 from specdec_jax.chat.suggest import suggest
+from specdec_jax.numbers import numbers_of
 
 
 @dataclass
@@ -136,7 +137,7 @@ def _policy_number(key: str) -> Callable[[Chat, str], RenderableType]:
         settings = chat.session.settings
         if text:
             value = _number(key, text, float)
-            if key not in option_names(check(settings)[0].strategy):
+            if key not in numbers_of(check(settings)[0].strategy.init):
                 raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl {key}={value:g} has")
             chat.session.change(policy_options=with_option(settings.policy_options, key, value))
         return _shown(chat, "policy", "policy_options")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from specdec_jax.chat.commands import COMMANDS
-from specdec_jax.chat.settings import option_names
 from specdec_jax.choices import choose, find_factory, names
 from specdec_jax.loading.builtin import BUILTIN
+from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import NEED_MODELS
 
 
@@ -46,7 +46,7 @@ def _options(kind: str, name: str) -> list[str]:
     except ValueError:
         return []
     try:
-        return sorted(structure | option_names(choose(kind, name).strategy))
+        return sorted(structure | numbers_of(choose(kind, name).strategy.init).keys())
     except ValueError:  # it wraps another one, which is still to be named
         return sorted(structure)
 

@@ -1,6 +1,5 @@
 """What a session decodes with, and the one check of it that needs no weights."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +89,6 @@ def _drafters(settings: Settings) -> Any:
     """The drafter's name, the names of several, or None."""
     names = tuple(name.strip() for name in settings.drafter.split(","))
     return None if names == ("none",) else names[0] if len(names) == 1 else names
-
-
-def option_names(strategy: Any) -> set[str]:
-    """The numbers that a strategy's `init` takes."""
-    return set(inspect.signature(strategy.init).parameters) - {"batch"}
 
 
 def with_option(options: Sequence[str], key: str, value: Any) -> tuple[str, ...]:

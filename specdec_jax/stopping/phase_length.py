@@ -6,13 +6,12 @@ short ones waste less. Alone this is a static length a phase; around another rul
 stop sooner.
 """
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.numbers import numbers_of, per_row, with_numbers
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
@@ -38,12 +37,11 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     """
     inner = _unbounded() if policy is None else policy
 
+    @with_numbers(numbers_of(inner.init))
     def init(batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **numbers: Any) -> PhaseLengthState:
         routine = per_row(batch, routine_length, "routine_length", low=0, dtype=jnp.int32)
         reasoning = per_row(batch, reasoning_length, "reasoning_length", low=0, dtype=jnp.int32)
         return PhaseLengthState(inner.init(batch, **numbers), routine, reasoning, routine)
-
-    init.__signature__ = _with_lengths(inspect.signature(inner.init))  # type: ignore[attr-defined]
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
@@ -80,12 +78,3 @@ def _unbounded() -> StoppingPolicy:
     """A rule without numbers that never says no: the caps alone decide."""
     rule, longest = static(), np.iinfo(np.int32).max
     return rule._replace(init=lambda batch: rule.init(batch, draft_length=longest))
-
-
-def _with_lengths(signature: inspect.Signature) -> inspect.Signature:
-    added = {"routine_length": 5, "reasoning_length": 2}
-    both = added.keys() & signature.parameters.keys()
-    if both:
-        raise ValueError(f"phase_length needs a policy without numbers called {' and '.join(sorted(both))}")
-    new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in added.items()]
-    return signature.replace(parameters=[*signature.parameters.values(), *new])

@@ -6,12 +6,11 @@ drafted, the last one, and not the n - 1 before it; rounds without drafts are no
 rule's own.
 """
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.numbers import numbers_of, per_row, select_rows, with_numbers
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
 
@@ -33,15 +32,13 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     """
     inner = adaedl() if policy is None else policy
 
+    @with_numbers(numbers_of(inner.init))
     def init(batch: int, rounds: Any = 4, **numbers: Any) -> UpdateEveryState:
         return UpdateEveryState(
             policy=inner.init(batch, **numbers),
             rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )
-
-    # What reads a rule's numbers off `init` (the command line, experiments) finds the policy's own there too.
-    init.__signature__ = _with_rounds(inspect.signature(inner.init))  # type: ignore[attr-defined]
 
     def begin(state: UpdateEveryState, context: RoundContext) -> tuple[Array, UpdateEveryState]:
         answer, own = inner.begin(state.policy, context)
@@ -66,10 +63,3 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: inner.threshold(state.policy))
-
-
-def _with_rounds(signature: inspect.Signature) -> inspect.Signature:
-    if "rounds" in signature.parameters:
-        raise ValueError("update_every needs a policy without a number called rounds, such as one not wrapped already")
-    rounds = inspect.Parameter("rounds", inspect.Parameter.KEYWORD_ONLY, default=4)
-    return signature.replace(parameters=[*signature.parameters.values(), rounds])

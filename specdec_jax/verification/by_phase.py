@@ -1,12 +1,11 @@
 """One verifier in routine text, another one where the target reasons: relaxed where little is at stake, else exact."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.numbers import numbers_of, select_rows, with_numbers
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience
@@ -37,6 +36,7 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
     relaxed_names, exact_names = _number_names(relaxed, exact)
 
+    @with_numbers({**_defaults(relaxed, relaxed_names), **_defaults(exact, exact_names)})
     def init(batch: int, **numbers: Any) -> ByPhaseState:
         unknown = numbers.keys() - {*relaxed_names, *exact_names}
         if unknown:
@@ -46,9 +46,6 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
             for names in (relaxed_names, exact_names)
         ]
         return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
-
-    # What reads a verifier's numbers off `init` (the command line, experiments) finds those of both there.
-    init.__signature__ = _signature((relaxed, relaxed_names), (exact, exact_names))  # type: ignore[attr-defined]
 
     def law(
         state: ByPhaseState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
@@ -75,21 +72,14 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     )
 
 
-def _own_names(verifier: Verifier) -> list[str]:
-    return [name for name in inspect.signature(verifier.init).parameters if name != "batch"]
-
-
 def _number_names(relaxed: Verifier, exact: Verifier) -> tuple[dict[str, str], dict[str, str]]:
     """For each of the two the names its numbers have outside, and their own."""
-    both = set(_own_names(relaxed)) & set(_own_names(exact))
-    named = lambda prefix, part: {f"{prefix}_{own}" if own in both else own: own for own in _own_names(part)}  # noqa: E731
-    return named("routine", relaxed), named("reasoning", exact)
+    of_relaxed, of_exact = numbers_of(relaxed.init), numbers_of(exact.init)
+    both = of_relaxed.keys() & of_exact.keys()
+    named = lambda prefix, numbers: {f"{prefix}_{own}" if own in both else own: own for own in numbers}  # noqa: E731
+    return named("routine", of_relaxed), named("reasoning", of_exact)
 
 
-def _signature(*parts: tuple[Verifier, Mapping[str, str]]) -> inspect.Signature:
-    parameters = [inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)]
-    for verifier, names in parts:
-        known = inspect.signature(verifier.init).parameters
-        for name, own in names.items():
-            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[own].default))
-    return inspect.Signature(parameters)
+def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:
+    known = numbers_of(verifier.init)
+    return {name: known[own] for name, own in names.items()}

@@ -1,10 +1,10 @@
 """What `generate --page FILE --picture FILE` writes."""
 
-import inspect
 import sys
 from typing import Any
 
 from specdec_jax.choices import Choice
+from specdec_jax.numbers import numbers_of
 from specdec_jax.streaming import Stream
 from specdec_jax.views.printing import check_writable
 from specdec_jax.views.writable import check_file
@@ -62,5 +62,4 @@ def entropy_factor(policy: Choice) -> float | None:
     """AdaEDL's factor, given or its default; None for rules without one: their threshold is of another kind."""
     if policy.name != "adaedl":
         return None
-    default = inspect.signature(policy.strategy.init).parameters["entropy_factor"].default
-    return float(policy.numbers.get("entropy_factor", default))
+    return float({**numbers_of(policy.strategy.init), **policy.numbers}["entropy_factor"])
