@@ -4,15 +4,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from specdec_jax.drafters._stateless import no_commit, no_state
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 
 def nothing() -> Drafter:
     """A drafter that never drafts; the baseline of every speed-up."""
-
-    def init(params: Any, batch: int, slots: int) -> tuple[()]:
-        del params, batch, slots
-        return ()
 
     def propose(
         params: Any,
@@ -30,8 +27,4 @@ def nothing() -> Drafter:
         draft = Draft(tokens=none, log_q=None, one_hot=none.astype(bool), length=zeros)
         return draft, DraftInfo(zeros, zeros, empty, empty, zeros), state, policy_state
 
-    def commit(params: Any, state: tuple[()], tokens: Array, length: Array) -> tuple[()]:
-        del params, tokens, length
-        return state
-
-    return Drafter(init, propose, commit, max_draft_length=0)
+    return Drafter(no_state, propose, no_commit, max_draft_length=0)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specdec_jax.drafters._stateless import no_commit, no_state
 from specdec_jax.drafters._walk import check_length, walk
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
@@ -48,10 +49,6 @@ def prompt_lookup(
     if not 1 <= shortest <= longest:
         raise ValueError(f"a match has 1 <= shortest <= longest tokens, got shortest {shortest}, longest {longest}")
 
-    def init(params: Any, batch: int, slots: int) -> tuple[()]:
-        del params, batch, slots
-        return ()
-
     def propose(
         params: Any,
         state: tuple[()],
@@ -76,11 +73,7 @@ def prompt_lookup(
         chance = (agreed + 0.5) / (agreed + 1.0) if doubt else jnp.ones_like(agreed)
         return token, copy.matched > 0, chance
 
-    def commit(params: Any, state: tuple[()], tokens: Array, length: Array) -> tuple[()]:
-        del params, tokens, length
-        return state
-
-    return Drafter(init, propose, commit, max_draft_length)
+    return Drafter(no_state, propose, no_commit, max_draft_length)
 
 
 def find(tokens: Array, length: Array, longest: int, shortest: int) -> tuple[Array, Array]:
