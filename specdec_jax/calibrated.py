@@ -2,19 +2,27 @@
 
 `python -m experiments.calibrate` writes a calibration: one JSON file that names the pair it belongs to. A file of
 another pair is refused, by the size and scale of both models' weights: thresholds in nats mean nothing elsewhere.
+
+A number that was searched for in one structure of a strategy, such as AdaEDL's threshold, is used in that structure
+alone: a file's `numbers` are those of strategies as they are built by default, its `variants` those of others. What
+holds however a strategy is built, such as the survival rule's prior, a property of the pair, it names in
+`any_structure`. A strategy that wraps others hands theirs on.
 """
 
-import inspect
+import functools
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from specdec_jax.choices import PACKAGES, choose
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import Pair
 from specdec_jax.types import Params
 
@@ -22,6 +30,7 @@ FORMAT = 1
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
+ANY_STRUCTURE = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
 SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
 
 
@@ -33,6 +42,8 @@ class Calibration(NamedTuple):
     drafter: dict[str, Any]
     numbers: dict[str, dict[str, dict[str, dict[str, Any]]]]
     figures: dict[str, Any]
+    variants: dict[str, list[dict[str, Any]]]  # by kind of decoding: kind, name, structure and numbers of each
+    any_structure: dict[str, list[str]]  # by kind: the names whose numbers hold however they are built
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
@@ -74,11 +85,14 @@ def read_calibration(path: str | Path) -> Calibration:
         wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
         missing = [f"{part}.{key}" for part, key in [*wanted, *(("numbers", kind) for kind in KINDS)]
                    if key not in known[part]]  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+        extra = {"variants": text.get("variants", {}), "any_structure": text.get("any_structure", ANY_STRUCTURE)}
+        missing += [f"{key} of a variant" for found in extra["variants"].values() for variant in found
+                    for key in ("kind", "name", "structure", "numbers") if key not in variant]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
     if missing:
         raise ValueError(f"{path} is no calibration: {missing[0]} is missing")
-    return Calibration(str(path), **known)
+    return Calibration(str(path), **known, **extra)
 
 
 def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
@@ -107,16 +121,95 @@ def check_calibration(source: str | Path | Calibration) -> None:
 def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
     """The learnt numbers of a policy, verifier or monitor; none if it was not calibrated.
 
-    The strategy is known by the file its `init` stands in: one that wraps another and leaves its `init` alone gets the
-    other's, one with an `init` of its own its own file's, and a variant by structure those of the default structure.
-    Numbers that its `init` does not take are left out. `temperature` 0 in all rows takes the greedy numbers, any other
-    the sampled ones.
+    Those of its structure: a variant that was not calibrated has none, but for what holds for any structure. A wrapper
+    gets what it wraps has, under the names its own `init` takes, and what was learnt for the whole. `temperature` 0 in
+    all rows takes the greedy numbers, any other the sampled ones.
     """
     decoding = KINDS[int(float(jnp.max(jnp.asarray(temperature))) > 0)]
-    name = strategy.init.__module__.rpartition(".")[2]
-    taken = inspect.signature(strategy.init).parameters
-    learnt = calibration.numbers[decoding].get(kind, {}).get(name, {})
-    return {key: value for key, value in learnt.items() if key in taken}
+    return _learnt(calibration, decoding, kind, strategy)
+
+
+def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> dict[str, Any]:
+    init = strategy.init
+    if isinstance(init, functools.partial):  # numbers that were fixed by hand stay
+        found = _learnt(calibration, decoding, kind, strategy._replace(init=init.func))
+        return {key: value for key, value in found.items() if key not in init.keywords}
+    for inner in _wrapped(strategy, strategy):
+        if inner.init is init:  # a wrapper without numbers of its own, such as at_least
+            return _learnt(calibration, decoding, kind, inner)
+    taken = numbers_of(init)
+    handed_on = _handed_on([_learnt(calibration, decoding, kind, inner) for inner in _wrapped(strategy, [init])], taken)
+    own = _own(calibration, decoding, kind, strategy)
+    return handed_on | {key: value for key, value in own.items() if key in taken}
+
+
+def _handed_on(inner: Sequence[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, Any]:
+    """What wrapped strategies have, under the wrapper's names: a number that two of them have is called ROLE_NAME.
+
+    Whose role is which cannot be seen from here: such a number is handed on where all that have it agree.
+    """
+    found: dict[str, list[Any]] = {}
+    for key, value in (entry for learnt in inner for entry in learnt.items()):
+        for name in [key] if key in taken else [name for name in taken if name.endswith(f"_{key}")]:
+            found.setdefault(name, []).append(value)
+    return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
+
+
+def _own(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> Mapping[str, Any]:
+    """What was learnt for the file that the strategy's `init` stands in, in the strategy's structure."""
+    package, _, name = strategy.init.__module__.rpartition(".")
+    entries = calibration.numbers[decoding].get(kind, {})
+    variants = [
+        variant
+        for variant in calibration.variants.get(decoding, [])
+        if (variant["kind"], variant["name"]) == (kind, name)
+    ]
+    if package != PACKAGES[kind] or not (name in entries or variants):
+        return {}
+    if name in calibration.any_structure.get(kind, []) or built_alike(strategy, _built(kind, name)):
+        return entries.get(name, {})
+    for variant in variants:
+        options = [f"{key}={value}" for key, value in sorted(variant["structure"].items())]
+        if built_alike(strategy, _built(kind, name, *options)):
+            return variant["numbers"]
+    return {}
+
+
+@functools.lru_cache(maxsize=64)
+def _built(kind: str, name: str, *options: str) -> Any:
+    return choose(kind, name, options).strategy
+
+
+def _wrapped(strategy: Any, functions: Iterable[Any]) -> Iterator[Any]:
+    """The strategies of this one's type that some functions close over."""
+    for function in functions:
+        yield from (held for held in _held(function) if isinstance(held, type(strategy)))
+
+
+def _held(function: Any) -> list[Any]:
+    """What a function closes over."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def built_alike(one: Any, other: Any) -> bool:
+    """Whether two strategies, or parts of them, were built alike: the same code, closing over the same values.
+
+    A strategy does not keep what its factory was given, and need not: whatever made a difference, its functions hold.
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(built_alike, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(built_alike(one[key], other[key]) for key in one)
+    if isinstance(one, functools.partial):
+        return built_alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+    if hasattr(one, "__code__"):
+        alike = one.__code__ == other.__code__ and built_alike(one.__defaults__, other.__defaults__)
+        return alike and built_alike(_held(one), _held(other))
+    return bool(np.array_equal(one, other))
 
 
 def _checked(calibration: Calibration, pair: Pair) -> Calibration:

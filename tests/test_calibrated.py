@@ -9,10 +9,10 @@ from tiny_pair import write_pair
 from experiments.calibrate import main, phase_numbers, positions_of
 from experiments.smoke import made_up_traces
 from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, separate, youden
-from specdec_jax.calibrated import calibration_of, fingerprint, numbers_for, read_calibration
+from specdec_jax.calibrated import calibration_of, fingerprint, read_calibration
 from specdec_jax.generation import build_pair, generate, prepare
-from specdec_jax.stopping import adaedl, at_least, phase_length, static, survival
-from specdec_jax.verification import by_phase, easd, lenience
+from specdec_jax.stopping import phase_length
+from specdec_jax.verification import easd
 
 
 def test_the_threshold_is_the_best_of_all():
@@ -118,17 +118,6 @@ def test_every_calibrated_name_takes_its_numbers(calibrated):
         for kind, entries in numbers.items():
             for name, found in entries.items():
                 check_numbers(kind, name, find_factory(kind, name)(), found)
-
-
-def test_a_wrapped_rule_gets_its_numbers(calibrated):
-    calibration = read_calibration(calibrated[2])
-    plain = numbers_for(calibration, "policy", adaedl(), 0.0)
-    assert numbers_for(calibration, "policy", at_least(1, adaedl()), 0.0) == plain
-    assert numbers_for(calibration, "policy", static(), 0.0).keys() <= {"draft_length"}
-    assert "sampled" in numbers_for(calibration, "policy", survival(), 0.5)
-    assert numbers_for(calibration, "verifier", lenience(), 0.0).keys() == {"lenience"}
-    assert numbers_for(calibration, "verifier", by_phase(), 0.0).keys() == {"lenience"}
-    assert numbers_for(calibration, "verifier", by_phase(easd()), 0.0) == {}
 
 
 def test_another_pair_is_refused(calibrated, tmp_path):

@@ -1,0 +1,131 @@
+"""Which learnt numbers a strategy gets: those of its structure, and those of what it wraps."""
+
+import json
+from functools import partial
+
+import pytest
+
+from specdec_jax.calibrated import ANY_STRUCTURE, Calibration, built_alike, numbers_for, read_calibration
+from specdec_jax.choices import find_factory, names
+from specdec_jax.monitors import phases
+from specdec_jax.stopping import (
+    adaedl,
+    at_least,
+    max_confidence,
+    phase_length,
+    policy_bandit,
+    static,
+    survival,
+    update_every,
+)
+from specdec_jax.verification import by_phase, easd, lenience
+
+
+def made_up(**changes):
+    """A calibration of no pair, every number another; `changes` are of its fields."""
+    numbers = {
+        "policy": {
+            "static": {"draft_length": 11},
+            "adaedl": {"threshold": 0.11},
+            "max_confidence": {"threshold": 0.12},
+            "phase_length": {"routine_length": 13, "reasoning_length": 14},
+            "survival": {"greedy": [0.15] * 8, "drafter_cost": 0.16},
+        },
+        "verifier": {
+            "lenience": {"lenience": 0.17},
+            "by_phase": {"lenience": 0.18},
+            "easd": {"drafter_entropy": 1.9, "target_entropy": 2.0},
+        },
+        "monitor": {"phases": {"enter": 2.1, "leave": 2.0}},
+    }
+    fields = {"numbers": {"greedy": numbers, "sampled": {}}, "variants": {}, "any_structure": ANY_STRUCTURE}
+    return Calibration("made up", {}, {}, figures={}, **(fields | changes))
+
+
+def variant(kind, name, structure, numbers):
+    return {"kind": kind, "name": name, "structure": structure, "numbers": numbers}
+
+
+PRIOR = {"greedy": [0.15] * 8, "drafter_cost": 0.16}
+LENGTHS = {"routine_length": 13, "reasoning_length": 14}
+DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "numbers"),
+    [
+        ("policy", adaedl(), {"threshold": 0.11}),
+        ("policy", adaedl(keep_checked_token=True), {}),  # searched for in another structure
+        ("policy", adaedl(raw_entropy=True), {}),
+        ("policy", max_confidence(adaptive=False), {}),
+        ("policy", survival(look_ahead=False), PRIOR),  # the pair's own
+        ("policy", at_least(1, adaedl()), {"threshold": 0.11}),
+        ("policy", at_least(1, adaedl(keep_checked_token=True)), {}),
+        ("policy", update_every(), {"threshold": 0.11}),
+        ("policy", update_every(static()), {"draft_length": 11}),
+        ("policy", update_every(at_least(2, static())), {"draft_length": 11}),
+        ("policy", phase_length(), LENGTHS),
+        ("policy", at_least(1, phase_length()), LENGTHS),
+        ("policy", phase_length(policy=survival()), PRIOR),  # lengths alone are another thing than caps
+        ("policy", phase_length(policy=update_every(adaedl())), {"threshold": 0.11}),
+        ("policy", policy_bandit([survival(), static()]), {}),  # its drafter_cost is its own
+        ("policy", survival()._replace(init=partial(survival().init, drafter_cost=0.5)), {"greedy": [0.15] * 8}),
+        ("verifier", lenience(), {"lenience": 0.17}),
+        ("verifier", by_phase(), {"lenience": 0.18}),
+        ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | DOUBT),
+        ("verifier", by_phase(easd(top_n=2)), DOUBT),
+        ("verifier", by_phase(lenience(), lenience()), {"routine_lenience": 0.17, "reasoning_lenience": 0.17}),
+        ("monitor", phases(), {"enter": 2.1, "leave": 2.0}),
+        ("monitor", phases(raw_entropy=False), {}),  # nats of other laws
+    ],
+)
+def test_numbers_are_those_of_the_structure(kind, strategy, numbers):
+    assert numbers_for(made_up(), kind, strategy, 0.0) == numbers
+    strategy.init(2, **numbers)
+
+
+def test_numbers_of_further_structures_are_found():
+    found = [
+        variant("policy", "adaedl", {"keep_checked_token": True}, {"threshold": 0.3}),
+        variant("policy", "phase_length", {"policy": "survival"}, {"routine_length": 7}),
+        variant("monitor", "phases", {"raw_entropy": False}, {"enter": 1.2}),
+    ]
+    calibration = made_up(variants={"greedy": found})
+    assert numbers_for(calibration, "policy", adaedl(keep_checked_token=True), 0.0) == {"threshold": 0.3}
+    assert numbers_for(calibration, "policy", at_least(1, adaedl(keep_checked_token=True)), 0.0) == {"threshold": 0.3}
+    assert numbers_for(calibration, "policy", adaedl(True, raw_entropy=True), 0.0) == {}
+    assert numbers_for(calibration, "policy", adaedl(), 0.0) == {"threshold": 0.11}
+    assert numbers_for(calibration, "policy", phase_length(survival()), 0.0) == {"routine_length": 7} | PRIOR
+    assert numbers_for(calibration, "policy", phase_length(survival(look_ahead=False)), 0.0) == PRIOR
+    assert numbers_for(calibration, "monitor", phases(raw_entropy=False), 0.0) == {"enter": 1.2}
+    assert numbers_for(calibration, "monitor", phases(raw_entropy=False), 0.7) == {}
+
+
+def test_a_rule_of_ones_own_has_no_numbers_of_its_namesake():
+    def init(batch, draft_length=3):
+        raise NotImplementedError
+
+    init.__module__ = "somewhere.static"
+    assert numbers_for(made_up(), "policy", static()._replace(init=init), 0.0) == {}
+
+
+@pytest.mark.parametrize("kind", ["policy", "verifier", "monitor"])
+def test_the_same_structure_is_known_again(kind):
+    built = {name: [find_factory(kind, name)() for _ in range(2)] for name in names(kind)}
+    for name, (one, other) in built.items():
+        assert built_alike(one, other), name
+        assert not any(built_alike(one, others[0]) for its, others in built.items() if its != name)
+
+
+def test_files_of_before_there_were_variants_are_read(tmp_path):
+    path = tmp_path / "c.json"
+    model = {"name": "m", "parameters": 1, "scale": 1.0}
+    text = {"target": model, "drafter": model, "numbers": made_up().numbers, "figures": {}}
+    path.write_text(json.dumps(text))
+    assert numbers_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == PRIOR
+    path.write_text(json.dumps(text | {"any_structure": {}}))
+    assert numbers_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == {}
+    assert numbers_for(read_calibration(path), "policy", survival(), 0.0) == PRIOR
+    path.write_text(json.dumps(text | {"variants": {"greedy": [{"kind": "policy"}]}}))
+    with pytest.raises(ValueError, match="name of a variant is missing"):
+        read_calibration(path)
