@@ -9,6 +9,7 @@ from specdec_jax.calibrated import check_calibration
 from specdec_jax.choices import Choice, choose, parse_options
 from specdec_jax.generation import stop_strings
 from specdec_jax.loading.load import check_dtype
+from specdec_jax.options import Decoding, Drafting, Models, Rules
 from specdec_jax.pairs import PHASES, Pair, build_pair, check_drafter_options
 from specdec_jax.sampling import make_warp
 
@@ -16,29 +17,11 @@ LONGEST = 64  # most tokens drafted in a round; verification would be wider than
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Decoding, Drafting, Rules, Models):
     """Everything a command can change. A changed session has a changed copy, so what fails changes nothing."""
 
-    target: str = "smollm2"
-    drafter: str = "smollm2-drafter"  # "none": plain decoding; "a,b": several that take turns
-    drafter_options: tuple[str, ...] = ()  # key=value, of a drafter without a model
-    dtype: str = "bfloat16"
-    calibration: str | None = None  # a file, or "built-in"
-    policy: str = "adaedl"
-    policy_options: tuple[str, ...] = ()  # key=value
-    verifier: str = "rejection"
-    verifier_options: tuple[str, ...] = ()
-    max_draft_length: int = 7
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    chat: bool = True
-    phases: bool = False  # watch them, also where no rule reads them
-    system: str | None = None
+    phases: bool = False
+    """Watch them, also where no rule reads them."""
 
 
 def check(settings: Settings) -> tuple[Choice, Choice]:
