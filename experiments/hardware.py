@@ -13,8 +13,8 @@ Look your machine up by its c, which `python -m experiments.step_cost` measures.
 16 drafts in the time of none, as accelerators nearly do for one text; `measured` needs the target's time by width of
 --costs, and only the drafter's step is scaled. Every rule has the setting that was fastest at that c on the other half
 of the prompts, rules that weigh time are told c, and the oracle drafts only what will be accepted. --measured takes run
-folders of experiments.compare and sets their speed-ups beside what a replay of the same rules with the costs of
---costs predicts for the texts of the traces: the same prompts if the traces have them all.
+folders of experiments.compare and sets their speed-ups beside what a replay of the same rules, calibrated as they were,
+with the costs of --costs predicts for the texts of the traces: the same prompts if the traces have them all.
 """
 
 import sys

@@ -1,4 +1,9 @@
-"""Speed-ups that experiments.compare measured, beside what a trace and a cost model predict for the same rules."""
+"""Speed-ups that experiments.compare measured, beside what a trace and a cost model predict for the same rules.
+
+A rule is replayed with the numbers that decoded: those of the config's calibration, under those that its method names,
+which a run folder's manifest tells. Methods that no trace tells of are left out: those with a drafter of their own, and
+those whose verification keeps other tokens than token rejection does.
+"""
 
 import importlib
 import json
@@ -13,13 +18,18 @@ from experiments import studies
 from experiments.run_folder import MANIFEST, read_rows
 from experiments.summary import summarise
 from specdec_jax.analysis.cost_model import CostModel, between
+from specdec_jax.analysis.phase_path import phase_path
 from specdec_jax.analysis.replay import replay
 from specdec_jax.analysis.statistics import Interval, ratio_of_totals
 from specdec_jax.analysis.trace import Trace, select
+from specdec_jax.calibrated import BUILT_IN, FILE, Calibration, numbers_for, read_calibration
 from specdec_jax.decoding import default_widths
+from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.pairs import PHASES
 from specdec_jax.types import StoppingPolicy
 
 NEAR = 0.15  # temperatures further apart are not compared
+ALIKE = {"rejection": float("inf"), "greedy": 0.0, "block": 0.0}  # keep what rejection keeps, up to this temperature
 
 
 class Point(NamedTuple):
@@ -35,32 +45,68 @@ class Point(NamedTuple):
     predicted_acceptance: float
 
 
+class Rule(NamedTuple):
+    """A stopping rule as a method decoded with it."""
+
+    policy: StoppingPolicy
+    numbers: dict[str, Any]  # of its `init`
+    phases: dict[str, Any]  # of the monitor's
+
+
 def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: CostModel) -> list[Point]:
-    """Every speculative method of a run folder at every temperature that a trace is near to.
+    """Every method of a run folder that drafts as the traces do, at every temperature that a trace is near to.
 
     Raises:
-        ValueError: no run folder of experiments.compare, a rule that cannot be built again, or no trace near enough.
+        ValueError: no run folder of experiments.compare, a rule that cannot be built again, a calibration that cannot
+            be read again, or no such method.
+        FileNotFoundError: the run's calibration is gone.
     """
     try:
         config = json.loads((Path(path) / MANIFEST).read_text(encoding="utf-8"))["config"]
         methods = {method["name"]: method for method in config["methods"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{str(path)!r} is no run folder of experiments.compare") from None
-    rows = read_rows(path)
+    rows, calibration = read_rows(path), _calibration(config)
     prompts = dict.fromkeys(str(row["prompt_id"]) for row in rows)
     points = []
     for entry in summarise(rows):
         near = min(traces, key=lambda heat: abs(heat - entry.temperature))
         method = methods[entry.method]
-        if method["policy"] is None or abs(near - entry.temperature) > NEAR:
+        if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature):
+            continue
+        rule = _rule(method, calibration, entry.temperature)
+        if rule.policy.needs_phases and traces[near].raw_target_entropy is None:
             continue
         trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
-        predicted, acceptance = _predict(trace, method, config, costs)
+        predicted, acceptance = _predict(trace, rule, method, config, costs)
         fields = (entry.method, entry.temperature, near, same, entry.speedup_total, entry.draft_acceptance_rate)
         points.append(Point(*fields, predicted, acceptance))
     if not points:
-        raise ValueError(f"{str(path)!r} has no speculative method at a temperature near {sorted(traces)}")
+        raise ValueError(f"{str(path)!r} has no method that traces at {sorted(traces)} tell of")
     return points
+
+
+def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperature: float) -> bool:
+    """Whether its rounds are a trace's: the config's own drafter, and verification that keeps what rejection keeps.
+
+    A manifest of an earlier version names neither; there was one drafter then.
+    """
+    own = method.get("drafter") not in (None, config.get("drafter"))
+    verifier = str(method.get("verifier", "rejection")).rpartition(":")[2]
+    return method["policy"] is not None and not own and temperature <= ALIKE.get(verifier, -1.0)
+
+
+def _calibration(config: Mapping[str, Any]) -> Calibration | None:
+    """What the run was calibrated with. It was checked against the pair's weights then, so its name is enough now."""
+    source = config.get("calibration")
+    if source != BUILT_IN:
+        return None if source is None else read_calibration(source)
+    name = config["drafter"].partition("@")[0]  # what follows is a draft vocabulary
+    if name not in DRAFTERS:
+        raise ValueError(
+            f"the built-in calibration of {config['drafter']!r} is found by no name: {list(DRAFTERS)} have one"
+        )
+    return read_calibration(drafter_file(name).parent / FILE)
 
 
 def _of_prompts(trace: Trace, prompts: Sequence[str]) -> tuple[Trace, bool]:
@@ -81,14 +127,27 @@ def shortened(trace: Trace, most: int) -> Trace:
 
 
 def _predict(
-    trace: Trace, method: Mapping[str, Any], config: Mapping[str, Any], costs: CostModel
+    trace: Trace, rule: Rule, method: Mapping[str, Any], config: Mapping[str, Any], costs: CostModel
 ) -> tuple[Interval, float]:
     """Speed-up and acceptance of a replay with the method's own longest draft and the widths its decoder has."""
     longest = int(method["max_draft_length"] or config["max_draft_length"])
     here = between(costs, config["verification_widths"] or default_widths(longest))
-    found = replay(trace, _policy(method), method["numbers"], max_draft_length=longest)
+    path = phase_path(trace, **rule.phases) if rule.policy.needs_phases else None
+    # A number that is a vector has a row for every setting, or a replay takes its entries for settings.
+    one = {name: np.asarray(value)[None] for name, value in rule.numbers.items()}
+    found = replay(trace, rule.policy, one, max_draft_length=longest, phases=path)
     speedup = ratio_of_totals(trace.length * here.plain_pass, found.seconds(here)[0])
     return speedup, float(found.acceptance_rate[0])
+
+
+def _rule(method: Mapping[str, Any], calibration: Calibration | None, temperature: float) -> Rule:
+    """The rule with its calibrated numbers, those that the method names over them."""
+    policy, phases = _policy(method), {}
+    numbers = {name: value for name, value in method["numbers"].items() if value is not None}
+    if calibration is not None:
+        numbers = numbers_for(calibration, "policy", policy, temperature) | numbers
+        phases = numbers_for(calibration, "monitor", PHASES, temperature)
+    return Rule(policy, numbers, phases)
 
 
 def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
@@ -118,8 +177,9 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
     )
     note = (
         f"Costs: {costs.device or 'unknown device'}, c = {costs.ratio:.3f}; {same}; ± is half of the 95 % interval "
-        "over prompts; in brackets the temperature of the trace where there is none of the run's own. Measured over "
-        f"predicted: median {np.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."
+        "over prompts; in brackets the temperature of the trace where there is none of the run's own; methods whose "
+        "drafter or verification is not the traces' are left out. Measured over predicted: median "
+        f"{np.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."
     )
     return studies.table(head, lines) + "\n\n" + note
 

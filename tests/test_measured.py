@@ -1,0 +1,183 @@
+"""Predictions beside measured runs: a replay has the numbers that decoded, those of the run's calibration included."""
+
+import json
+
+import pytest
+from tiny_pair import write_pair
+
+from experiments import compare, record
+from experiments.measured import measured_points
+from experiments.run_folder import read_rows
+from specdec_jax.analysis.cost_model import flat
+from specdec_jax.analysis.trace import load_trace
+from specdec_jax.calibrated import fingerprint
+from specdec_jax.loading import load_model
+from specdec_jax.loading.builtin import drafter_file
+
+LONGEST = 5
+COSTS = flat(0.1, LONGEST)
+NUMBERS = {
+    "policy": {
+        "static": {"draft_length": 2},
+        "survival": {"greedy": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0], "drafter_cost": 0.02},
+        "phase_length": {"routine_length": 1, "reasoning_length": 4},
+    },
+    "verifier": {},
+    "monitor": {"phases": {"enter": 9.0, "leave": 9.0}},  # the default calls these texts reasoning after eight tokens
+}
+OTHERS = {"policy": {"static": {"draft_length": 4}}, "verifier": {}, "monitor": {}}
+CONFIG = """
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import phase_length, static, survival
+
+times = {{"verification_times": (1.0, 1.0, 1.0, 9.0, 9.0, 9.0)}}
+config = CompareConfig(
+    name="measured",
+    prompts={prompts!r},
+    methods=(
+        Method("plain", policy=None),
+        Method("static", static),
+        Method("static-3", static, numbers={{"draft_length": 3}}),
+        Method("survival", survival, numbers=times),
+        Method("phase-length", phase_length),
+    ),
+    target={target!r},
+    drafter={drafter!r},
+    dtype="float32",
+    temperatures=(0.0,),
+    max_new_tokens=24,
+    max_draft_length=5,
+    verification_widths=(6,),
+    calibration={calibration!r},
+    chat=False,
+)
+"""
+METHODS = ["static", "static-3", "survival", "phase-length"]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """(folder of a calibrated greedy run, traces of the same pair and prompts)."""
+    folder = tmp_path_factory.mktemp("measured")
+    target, drafter = write_pair(folder)
+    lines = [{"id": f"p{row}", "category": "a", "text": text} for row, text in enumerate(("hello", "a b a b", "why?"))]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    models = {
+        name: {"name": name, **fingerprint(load_model(source, dtype="float32").params)}
+        for name, source in (("target", target), ("drafter", drafter))
+    }
+    calibration = {**models, "numbers": {"greedy": NUMBERS, "sampled": OTHERS}, "figures": {}}
+    (folder / "calibration.json").write_text(json.dumps(calibration))
+    sources = {"prompts": str(folder / "prompts.jsonl"), "target": target, "drafter": drafter}
+    (folder / "config.py").write_text(CONFIG.format(calibration=str(folder / "calibration.json"), **sources))
+    assert compare.main([str(folder / "config.py"), "--out", str(folder / "run")]) == 0
+    options = [word for name, value in sources.items() for word in (f"--{name}", value)]
+    options += ["--dtype", "float32", "--no-chat", "--max-new-tokens", "24", "--max-draft-length", str(LONGEST)]
+    assert record.main([*options, "--temperatures", "0", "--out", str(folder / "traces")]) == 0
+    return folder / "run", {0.0: load_trace(folder / "traces" / "trace-0.npz")}
+
+
+def changed(run, folder, methods=None, **entries):
+    """A copy of a run folder whose config, or whose methods by name, say otherwise."""
+    folder.mkdir()
+    (folder / "results.jsonl").write_bytes((run / "results.jsonl").read_bytes())
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"] |= entries
+    for method in manifest["config"]["methods"]:
+        method |= (methods or {}).get(method["name"], {})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def live(run, method):
+    """(accepted over drafted, speed-up by COSTS) of the live rounds, from what every row counted."""
+    rows = [row for row in read_rows(run) if row["method"] == method]
+    total = {name: sum(row[name] for row in rows) for name in rows[0] if name.startswith("num_") or "passes" in name}
+    seconds = total["num_rounds"] * COSTS.plain_pass + total["drafter_passes"] * COSTS.drafter_step
+    rate = total["num_accepted_tokens"] / total["num_draft_tokens"]
+    return rate, total["num_emitted_tokens"] * COSTS.plain_pass / seconds
+
+
+def found(run, traces):
+    return {point.method: point for point in measured_points(run, traces, COSTS)}
+
+
+def test_greedy_predictions_are_the_live_rounds(ran):
+    """Every pass costs the same, so that a prediction is the rounds and the passes that were counted."""
+    run, traces = ran
+    points = found(run, traces)
+    assert list(points) == METHODS
+    for name, point in points.items():
+        rate, speedup = live(run, name)
+        assert (point.acceptance, point.predicted_acceptance) == pytest.approx((rate, rate)), name
+        assert point.predicted.estimate == pytest.approx(speedup) and point.same_prompts, name
+
+
+def test_without_its_calibration_a_prediction_is_of_another_rule(ran, tmp_path):
+    run, traces = ran
+    right, wrong = found(run, traces), found(changed(run, tmp_path / "run", calibration=None), traces)
+    for name in METHODS:
+        same = right[name].predicted.estimate == wrong[name].predicted.estimate
+        assert same == (name == "static-3"), name  # which names its only number itself
+
+
+def test_sampled_runs_have_the_sampled_numbers(ran, tmp_path):
+    """By the run's temperature, not by that of the nearest trace."""
+    run, traces = ran
+    warm = changed(run, tmp_path / "run")
+    lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
+    (warm / "results.jsonl").write_text(lines)
+    cold, points = found(run, traces), found(warm, traces)
+    fixed = changed(run, tmp_path / "fixed", {"static": {"numbers": {"draft_length": 4}}}, calibration=None)
+    assert points["static"].predicted == found(fixed, traces)["static"].predicted != cold["static"].predicted
+
+
+def test_the_built_in_calibration_is_the_drafters(ran, tmp_path):
+    run, traces = ran
+    names = {"calibration": "built-in", "target": "smollm2", "drafter": "smollm2-drafter"}
+    built_in = found(changed(run, tmp_path / "one", **names), traces)
+    path = str(drafter_file("smollm2-drafter").parent / "calibration.json")
+    by_path = found(changed(run, tmp_path / "two", **{**names, "calibration": path}), traces)
+    assert built_in == by_path and built_in["static"].predicted != found(run, traces)["static"].predicted
+    with pytest.raises(ValueError, match="built-in calibration of 'mine'"):
+        measured_points(changed(run, tmp_path / "three", **{**names, "drafter": "mine"}), traces, COSTS)
+    with pytest.raises(FileNotFoundError, match="no calibration at gone.json"):
+        measured_points(changed(run, tmp_path / "four", calibration="gone.json"), traces, COSTS)
+
+
+@pytest.mark.parametrize(
+    ("told", "entries"),
+    [
+        (False, {"drafter": "prompt_lookup"}),
+        (False, {"drafter": ["smollm2-drafter", "prompt_lookup"]}),
+        (False, {"verifier": "specdec_jax.verification.lenience:lenience"}),
+        (False, {"verifier": "my_verifier:mine"}),
+        (True, {"verifier": "specdec_jax.verification.block:block"}),
+        (True, {"drafter": None}),
+    ],
+)
+def test_what_no_trace_tells_of_is_left_out(ran, tmp_path, told, entries):
+    run, traces = ran
+    methods = list(found(changed(run, tmp_path / "run", {"static": entries}), traces))
+    assert methods == METHODS[0 if told else 1 :]
+
+
+def test_block_verification_of_sampled_texts_is_left_out(ran, tmp_path):
+    run, traces = ran
+    block = {"static": {"verifier": "specdec_jax.verification.block:block"}}
+    warm = changed(run, tmp_path / "run", block)
+    lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
+    (warm / "results.jsonl").write_text(lines)
+    assert list(found(warm, traces)) == METHODS[1:]
+
+
+def test_phases_that_a_trace_cannot_tell_are_left_out(ran):
+    run, traces = ran
+    blind = {0.0: traces[0.0]._replace(raw_target_entropy=None)}
+    assert list(found(run, blind)) == METHODS[:-1]
+
+
+def test_the_rounds_are_not_trivial(ran):
+    run, _ = ran
+    rates = {name: round(live(run, name)[0], 6) for name in METHODS}
+    assert min(rates.values()) > 0 and max(rates.values()) < 1 and len(set(rates.values())) >= 3, rates
