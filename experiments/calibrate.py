@@ -25,30 +25,24 @@ import numpy as np
 from rich.console import Console
 
 from experiments import calibrate_report
+from experiments.calibrate_numbers import figures_of, numbers_of, variants_of
 from experiments.calibrate_report import carry_over
 from experiments.prompts import load_prompts
 from experiments.record import Record, record
-from experiments.rules import RULES
 from experiments.run_folder import RunFolder, package_versions
 from experiments.studies import publish, run
-from experiments.traced import costs_or_default, replay_rule
-from specdec_jax.analysis.calibration import fit_prior
+from experiments.traced import costs_or_default
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.deviation import deviations
-from specdec_jax.analysis.phase_path import running_entropy
-from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
-from specdec_jax.analysis.trace import FEATURES, Trace, join, load_trace
-from specdec_jax.calibrated import FILE, FORMAT, KINDS, fingerprint
+from specdec_jax.analysis.trace import Trace, join, load_trace
+from specdec_jax.calibrated import ANY_STRUCTURE, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.generation import build_pair, encode
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.sampling import make_warp
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
 LENIENCES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
-HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
-DOUBTFUL = 90  # percentile of both entropies above which EASD doubts
 TOGETHER = 6  # texts that share a pass when deviations are measured
-PHASE = {"minimum_length": 8, "decay": 0.9}
 
 
 @dataclass(frozen=True)
@@ -103,38 +97,26 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         models = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
-        phases = phase_numbers(traces["greedy"])
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
-        numbers = {
-            kind: numbers_of(kind, trace, phases, lenience[kind]["bound"], costs, config.max_draft_length)
-            for kind, trace in traces.items()
-        }
-        carried = {kind: carry_over(trace, costs, config.max_draft_length) for kind, trace in traces.items()}
-    for kind in KINDS:
-        figures[kind] |= {"lenience": lenience[kind], "carry_over": carried[kind]}
+        longest, numbers, variants = config.max_draft_length, {}, {}
+        for kind, trace in traces.items():
+            numbers[kind] = numbers_of(kind, trace, lenience[kind]["bound"], costs, longest)
+            variants[kind] = variants_of(kind, trace, numbers[kind], costs, longest)
+            figures[kind] |= {"lenience": lenience[kind], "carry_over": carry_over(trace, costs, longest)}
     content = {
         "format": FORMAT,
         "target": _described(models[0]),
         "drafter": _described(models[1]),
         "numbers": numbers,
+        "variants": variants,
+        "any_structure": ANY_STRUCTURE,
         "figures": figures,
-        "about": {
-            "prompts": [Path(source).name for source in config.prompts],
-            "split": config.split,
-            "temperatures": list(config.temperatures),
-            "texts": traces["greedy"].num_texts,
-            "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
-            "drafter_cost": round(costs.ratio, 4),
-            "costs": "those of two x86 cores and the built-in pair"
-            if config.costs is None
-            else Path(config.costs).name,
-            "versions": package_versions(),
-        },
+        "about": _about(config, traces, costs),
     }
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
     folder.write_json(FILE, content)
     with folder.replacing("curves.png") as path:
-        calibrate_report.picture(figures, phases).savefig(path)
+        calibrate_report.picture(content).savefig(path)
     publish(folder, calibrate_report.report(content), console)
     return folder.path / FILE
 
@@ -160,68 +142,22 @@ def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str,
     return {kind: join(found) for kind, found in parts.items()}
 
 
+def _about(config: Calibrate, traces: Mapping[str, Trace], costs: CostModel) -> dict[str, Any]:
+    default = "those of two x86 cores and the built-in pair"
+    return {
+        "prompts": [Path(source).name for source in config.prompts],
+        "split": config.split,
+        "temperatures": list(config.temperatures),
+        "texts": traces["greedy"].num_texts,
+        "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
+        "drafter_cost": round(costs.ratio, 4),
+        "costs": default if config.costs is None else Path(config.costs).name,
+        "versions": package_versions(),
+    }
+
+
 def _described(model: LoadedModel) -> dict[str, Any]:
     return {"name": Path(model.name).name, **fingerprint(model.params)}
-
-
-def positions_of(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones."""
-    running = running_entropy(trace, PHASE["decay"])
-    there = np.isfinite(running)
-    drafter = trace.path[..., FEATURES.index("entropy")]
-    return drafter[there], trace.target_entropy[there], trace.accepted[there], running[there]
-
-
-def figures_of(trace: Trace) -> dict[str, Any]:
-    """What is only looked at: percentiles, separation, the map from entropy to acceptance."""
-    drafter, target, accepted, running = positions_of(trace)
-    return {
-        "acceptance": float(accepted.mean()),
-        "drafter_entropy": percentiles(drafter),
-        "target_entropy": percentiles(target),
-        "running_entropy": percentiles(running),
-        "rejection": separate(drafter, accepted)._asdict(),
-        "rejection_by_running_entropy": separate(running, accepted)._asdict(),
-        "entropy_factor": fitted_entropy_factor(drafter, accepted),
-        "acceptance_by_entropy": acceptance_curve(drafter, accepted)._asdict(),
-        "acceptance_by_running_entropy": acceptance_curve(running, accepted)._asdict(),
-    }
-
-
-def phase_numbers(greedy: Trace) -> dict[str, float]:
-    """enter and leave around the running entropy that best separates rejected tokens, for the monitor `phases`.
-
-    Greedy texts teach it: the entropies of theirs are raw, and those are what the monitor reads at any temperature.
-    """
-    _, _, accepted, running = positions_of(greedy)
-    middle, band = separate(running, accepted).threshold, HYSTERESIS * float(running.std())
-    return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
-
-
-def numbers_of(
-    kind: str, trace: Trace, phases: Mapping[str, float], lenience: float, costs: CostModel, longest: int
-) -> dict[str, Any]:
-    """Numbers of `init` by policy, verifier and monitor."""
-    drafter, target, _, _ = positions_of(trace)
-    policies: dict[str, Any] = {}
-    for entry in RULES:
-        # A sampled trace keeps the entropies of warped laws, and the monitor reads raw ones: other phases.
-        told = kind == "greedy" or not entry.build().needs_phases
-        if told and entry.grid and not entry.structure and entry.costs is None:
-            settings = entry.settings()
-            seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
-            policies[entry.policy.__name__] = settings[int(np.argmin(seconds))]
-    policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
-    doubtful = {"drafter_entropy": drafter, "target_entropy": target}
-    return {
-        "policy": policies,
-        "verifier": {
-            "lenience": {"lenience": lenience},
-            "by_phase": {"lenience": lenience},
-            "easd": {name: float(np.percentile(values, DOUBTFUL)) for name, values in doubtful.items()},
-        },
-        "monitor": {"phases": dict(phases)},
-    }
 
 
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:

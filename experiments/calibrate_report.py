@@ -69,12 +69,10 @@ def report(content: Mapping[str, Any]) -> str:
     parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {heat:g}. Costs: {about['costs']}.")
     parts.append(_percentiles(content["figures"]))
     for kind, figures in content["figures"].items():
-        parts += [f"## {kind.capitalize()}", _sentences(figures), _settings(content["numbers"][kind])]
+        numbers, variants = content["numbers"][kind], content["variants"][kind]
+        parts += [f"## {kind.capitalize()}", _sentences(figures), _phases(numbers["monitor"]["phases"])]
+        parts += [_settings(numbers, variants)]
         parts += [_carried(figures["carry_over"])] if figures["carry_over"] else []
-    phases = content["numbers"]["greedy"]["monitor"]["phases"]
-    parts.append(
-        f"Phases: reasoning above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}."
-    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,7 +83,13 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
         for kind, found in figures.items()
         for name in ("drafter_entropy", "target_entropy", "running_entropy")
     ]
-    return table(["nats, by percentile", *names], lines)
+    note = "Running entropies are of the target's raw laws, whatever the temperature; the others of laws as sampled."
+    return table(["nats, by percentile", *names], lines) + "\n\n" + note
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    bounds = f"above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}"
+    return f"Phases: reasoning {bounds}."
 
 
 def _sentences(figures: Mapping[str, Any]) -> str:
@@ -101,11 +105,14 @@ def _sentences(figures: Mapping[str, Any]) -> str:
     return " ".join(lines)
 
 
-def _settings(numbers: Mapping[str, Any]) -> str:
+def _settings(numbers: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
+    found = [(f"{kind} {name}", own) for kind, entries in numbers.items() for name, own in entries.items()]
+    for variant in variants:
+        built = ", ".join(f"{key}={value}" for key, value in variant["structure"].items())
+        found.append((f"{variant['kind']} {variant['name']}({built})", variant["numbers"]))
     lines = [
-        [f"{kind} {name}", ", ".join(f"{key} {_short(value)}" for key, value in found.items()) or "its own defaults"]
-        for kind, entries in numbers.items()
-        for name, found in entries.items()
+        [name, ", ".join(f"{key} {_short(value)}" for key, value in own.items()) or "its own defaults"]
+        for name, own in found
     ]
     return table(["of", "numbers"], lines).replace("---:", "---")
 
@@ -115,33 +122,42 @@ def _short(value: Any) -> str:
 
 
 def _carried(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ["learnt on", "threshold", "J there", "J elsewhere", "best J elsewhere", *CARRIED]
-    lines = []
-    for row in rows:
-        cut = row["entropy"]
-        scores = [f"{cut[name]:.2f}" for name in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
-        lines.append([row["task"], *scores, *(f"{row[name]['of_best']:.3f}" for name in CARRIED)])
-    return (
-        table(head, lines) + "\n\nLearnt on one task and judged on the others: the entropy threshold by Youden's J; of "
-        "each rule the speed at the setting learnt there, as a share of the best one setting's elsewhere."
+    scores = ["threshold", "J there", "J elsewhere", "best J elsewhere"]
+    by_entropy = [[row["task"], *_scores(row["entropy"])] for row in rows]
+    by_phase = [[row["task"], *_scores(row["running_entropy"])] for row in rows]
+    speeds = [[row["task"], *(f"{row[name]['of_best']:.3f}" for name in CARRIED)] for row in rows]
+    return "\n\n".join(
+        [
+            "Learnt on one task and judged on the others, thresholds by Youden's J. The drafter's entropy:",
+            table(["learnt on", *scores], by_entropy),
+            "The running entropy, by which phases are told:",
+            table(["learnt on", *scores], by_phase),
+            "Rules' speed at the setting learnt there, as a share of the best one setting's elsewhere:",
+            table(["learnt on", *CARRIED], speeds),
+        ]
     )
 
 
-def picture(figures: Mapping[str, Any], phases: Mapping[str, float]) -> Figure:
+def _scores(found: Mapping[str, float]) -> list[str]:
+    return [f"{found[name]:.2f}" for name in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
+
+
+def picture(content: Mapping[str, Any]) -> Figure:
     """Acceptance by the drafter's entropy and by the running entropy, with the thresholds."""
     figure = Figure(figsize=(9.4, 3.8), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colours = {"greedy": "#0072B2", "sampled": "#D55E00"}
-    for kind, found in figures.items():
+    for kind, found in content["figures"].items():
         for axes, name in ((left, "acceptance_by_entropy"), (right, "acceptance_by_running_entropy")):
             curve = found[name]
             axes.plot(curve["value"], curve["acceptance"], "o-", ms=3.5, lw=1.4, color=colours[kind], label=kind)
         left.axvline(found["rejection"]["threshold"], color=colours[kind], lw=1, ls="--")
-    right.axvspan(phases["leave"], phases["enter"], color="#999999", alpha=0.25, lw=0, label="leave to enter")
+        phases = content["numbers"][kind]["monitor"]["phases"]
+        right.axvspan(phases["leave"], phases["enter"], color=colours[kind], alpha=0.15, lw=0)
     plain_axes(left, "by the drafter's entropy")
     plain_axes(right, "by the target's running entropy")
     left.set_xlabel("nats (dashed: best threshold)", fontsize=9)
-    right.set_xlabel("nats", fontsize=9)
+    right.set_xlabel("nats (shaded: from leave to enter)", fontsize=9)
     left.set_ylabel("accepted", fontsize=9)
     left.set_ylim(0, 1)
     right.legend(frameon=False, fontsize=8)

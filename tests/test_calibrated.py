@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from tiny_pair import write_pair
 
-from experiments.calibrate import main, phase_numbers, positions_of
+from experiments.calibrate import main
+from experiments.calibrate_numbers import phase_numbers, positions_of
 from experiments.smoke import made_up_traces
 from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, separate, youden
-from specdec_jax.calibrated import calibration_of, fingerprint, read_calibration
+from specdec_jax.calibrated import ANY_STRUCTURE, calibration_of, fingerprint, numbers_for, read_calibration
+from specdec_jax.choices import choose
 from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.stopping import phase_length
 from specdec_jax.verification import easd
@@ -73,10 +75,10 @@ def calibrated(tmp_path_factory):
 
 def test_the_command_writes_every_part(calibrated):
     found = json.loads(calibrated[2].read_text())
+    table = (calibrated[2].parent / "table.md").read_text()
     assert set(found["numbers"]) == {"greedy", "sampled"}
     for kind, numbers in found["numbers"].items():
-        assert {"static", "adaedl", "survival"} <= set(numbers["policy"])
-        assert ("phase_length" in numbers["policy"]) == (kind == "greedy"), "sampled traces have no raw entropies"
+        assert {"static", "adaedl", "survival", "phase_length"} <= set(numbers["policy"])
         assert kind in numbers["policy"]["survival"] and len(numbers["policy"]["survival"][kind]) == 8
         assert numbers["verifier"].keys() == {"lenience", "by_phase", "easd"}
         assert numbers["monitor"]["phases"]["leave"] <= numbers["monitor"]["phases"]["enter"]
@@ -87,8 +89,14 @@ def test_the_command_writes_every_part(calibrated):
         assert figures["lenience"]["bound"] == min(allowed, default=1.0)
         values = [measured[name] for name in sorted(measured, key=float)]
         assert values == sorted(values, reverse=True), "less lenience deviates less"
-    table = (calibrated[2].parent / "table.md").read_text()
-    assert "Learnt on one task" in table and (calibrated[2].parent / "curves.png").stat().st_size > 10_000
+        for name in ("entropy", "running_entropy"):
+            row = figures["carry_over"][0][name]
+            cells = [f"{row[key]:.2f}" for key in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
+            assert f"| a | {' | '.join(cells)} |" in table, "both thresholds' carry-over is in the tables"
+    assert (
+        "policy adaedl(keep_checked_token=True)" in table
+        and (calibrated[2].parent / "curves.png").stat().st_size > 10_000
+    )
 
 
 def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
@@ -98,7 +106,7 @@ def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
     pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
     for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
         options = prepare(pair, ["one"], temperature=temperature, calibration=path).options
-        assert options["policy_numbers"] == learnt[kind]["policy"].get("phase_length", {})
+        assert options["policy_numbers"] == learnt[kind]["policy"]["phase_length"]
         assert options["verifier_numbers"] == learnt[kind]["verifier"]["easd"]
         assert options["monitor_numbers"] == learnt[kind]["monitor"]["phases"]
     given = prepare(pair, ["one"], calibration=path, policy_numbers={"routine_length": 6}).options["policy_numbers"]
@@ -118,6 +126,30 @@ def test_every_calibrated_name_takes_its_numbers(calibrated):
         for kind, entries in numbers.items():
             for name, found in entries.items():
                 check_numbers(kind, name, find_factory(kind, name)(), found)
+
+
+def test_every_calibrated_variant_gets_its_numbers(calibrated):
+    calibration = read_calibration(calibrated[2])
+    assert calibration.any_structure == ANY_STRUCTURE
+    for decoding, temperature in (("greedy", 0.0), ("sampled", 0.7)):
+        names = [(found["kind"], found["name"]) for found in calibration.variants[decoding]]
+        wanted = {("policy", "adaedl"), ("policy", "max_confidence"), ("policy", "phase_length"), ("monitor", "phases")}
+        assert set(names) == wanted
+        for found in calibration.variants[decoding]:
+            options = [f"{key}={value}" for key, value in found["structure"].items()]
+            strategy = choose(found["kind"], found["name"], options).strategy
+            learnt = numbers_for(calibration, found["kind"], strategy, temperature)
+            assert found["numbers"].items() <= learnt.items()
+            assert (decoding in learnt) == (found["name"] == "phase_length"), "the survival rule inside has its prior"
+
+
+def test_phases_of_sampled_laws_are_learnt_from_those():
+    trace = made_up_traces()[1.0]
+    warped = trace._replace(target_entropy=trace.target_entropy * 0.5)
+    raw, other = phase_numbers(warped), phase_numbers(warped, raw_entropy=False)
+    assert raw == phase_numbers(trace) and other["enter"] == pytest.approx(raw["enter"] / 2, rel=1e-4)
+    with pytest.raises(ValueError, match="record it again"):
+        phase_numbers(trace._replace(raw_target_entropy=None))
 
 
 def test_another_pair_is_refused(calibrated, tmp_path):
