@@ -22,6 +22,7 @@ import numpy as np
 
 from specdec_jax.choices import PACKAGES, choose
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import Pair
 from specdec_jax.types import Params
@@ -47,7 +48,8 @@ class Calibration(NamedTuple):
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
-    """The number of parameters and the mean size of those in the largest array."""
+    """The number of parameters and the mean size of those in the largest array; of a reduced drafter all it has."""
+    params = params.model if isinstance(params, ReducedParams) else params
     leaves = jax.tree.leaves(params)
     largest = max(leaves, key=lambda leaf: leaf.size)
     return {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}

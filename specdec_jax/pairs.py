@@ -16,6 +16,7 @@ from specdec_jax.drafters.nothing import nothing
 from specdec_jax.drafters.several import several
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping.adaedl import adaedl
@@ -55,8 +56,9 @@ def build_pair(
     drafters: each is judged by phase.
 
     Args:
-        drafter: a model, by source or loaded; a file of drafters/ that needs none (`prompt_lookup`, `ngram`) or a .py
-            file of yours, by name; a Drafter; or several of these, joined by `drafters.several`.
+        drafter: a model, by source or loaded (`smollm2-drafter@8192` proposes the 8,192 most frequent tokens only); a
+            file of drafters/ that needs none (`prompt_lookup`, `ngram`) or a .py file of yours, by name; a Drafter; or
+            several of these, joined by `drafters.several`.
         drafter_options: what the factory of a drafter without a model takes, such as {"longest": 4}. Of several
             drafters each gets those that it has.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
@@ -69,6 +71,8 @@ def build_pair(
     if monitor is None and (policy.needs_phases or verifier.needs_phases or together):
         monitor = PHASES
     big = _loaded(target, dtype) if isinstance(target, str) else target
+    if big.model.reduced is not None:
+        raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
     options = dict(drafter_options or {})
     if drafter is None:
         check_drafter_options(None, options)
@@ -190,9 +194,11 @@ def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
 
 
 def _relative_size(params: Params, target: Params) -> float:
-    """What a pass of a drafter costs, in target passes, as far as the bytes of its weights tell."""
+    """What a pass of a drafter costs, in target passes, as far as the bytes of the weights it reads tell."""
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
-    return round(sizes[0] / sizes[1], 3)
+    if isinstance(params, ReducedParams):
+        sizes[0] -= params.unread_bytes
+    return round(sizes[0] / sizes[1], 4)
 
 
 @functools.lru_cache(maxsize=1)

@@ -34,6 +34,22 @@ class ModelSpec(NamedTuple):
     sharding: Any = None  # None, or a pytree of jax.sharding.Sharding for the parameters
 
 
+class Head(NamedTuple):
+    """A model's last product apart: logits are hidden states times the kernel."""
+
+    hidden: Callable[..., tuple[Array, Cache]]
+    # (params, tokens [B, T] i32, cache, positions=None, mask=None) -> (hidden [B, T, D] float32, cache)
+    kernel: Callable[[Params], Array]  # (params) -> [V, D]
+
+
+class ReducedHead(NamedTuple):
+    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py)."""
+
+    apply: Callable[..., tuple[Array, Cache]]  # (params, tokens [B, T] i32, cache) -> (logits [B, T, N] float32, cache)
+    tokens: Callable[[Params], Array]  # (params) -> [N] int32, ascending
+    spread: Callable[[Params, Array], Array]  # (params, values [..., N]) -> [..., V], -inf for tokens not among them
+
+
 class LanguageModel(NamedTuple):
     """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
@@ -43,6 +59,8 @@ class LanguageModel(NamedTuple):
     # Row b's tokens go to slots cache.length[b] ... cache.length[b] + T - 1 and the length grows by T.
     with_length: Callable[[Cache, Array], Cache]  # (cache, length [B]) -> cache; rollback is a smaller length
     spec: ModelSpec
+    head: Head | None = None  # of families that can leave their last product out
+    reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
 
 
 class Warp(NamedTuple):
@@ -103,6 +121,8 @@ class RoundContext(NamedTuple):
     seed: Array  # [B] uint32, the request's own
     warp: Warp
     monitor: MonitorState  # as of the round before
+    price: Array | None = None
+    # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
 
 
 class StoppingPolicy(NamedTuple):

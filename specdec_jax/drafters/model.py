@@ -21,8 +21,10 @@ from specdec_jax.types import (
     Drafter,
     DraftInfo,
     LanguageModel,
+    Law,
     Params,
     PolicyState,
+    ReducedHead,
     RoundContext,
     StoppingPolicy,
 )
@@ -110,8 +112,8 @@ def _start(
     keep_log_q: bool,
 ) -> _Loop:
     batch = tokens.shape[0]
-    logits, _ = jax.eval_shape(language_model.apply, params, tokens[:, :FED], cache)
-    vocab, dtype = logits.shape[-1], logits.dtype
+    vocab = language_model.spec.vocab_size
+    dtype = jax.eval_shape(language_model.apply, params, tokens[:, :FED], cache)[0].dtype
     zeros = jnp.zeros((batch,), jnp.int32)
     unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
     log_q = jnp.full((batch, most, vocab), -jnp.inf, dtype) if keep_log_q else None
@@ -122,20 +124,23 @@ def _draft_one(
     language_model: LanguageModel, policy: StoppingPolicy, params: Params, context: RoundContext, loop: _Loop
 ) -> _Loop:
     """One drafter pass for every row still going: law, check, draw, proceed."""
-    step = loop.pass_index
+    step, reduced = loop.pass_index, language_model.reduced
     end = context.length + loop.drafted  # [B], tokens known; rows that stopped feed their own last tokens again
     with jax.named_scope("draft_pass"):
         start = jnp.maximum(end - FED, 0)
         cache = language_model.with_length(loop.cache, start)
-        logits, cache = language_model.apply(params, _window(loop.tokens, start, FED), cache)
-        last = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V]
+        apply = language_model.apply if reduced is None else reduced.apply
+        logits, cache = apply(params, _window(loop.tokens, start, FED), cache)
+        last = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] if reduced
     with jax.named_scope("draft_law"):
-        next_law = law(last, context.warp)
+        own_law = law(last, context.warp)
+        next_law = own_law if reduced is None else _of_all_tokens(reduced, params, own_law)
     with jax.named_scope("draft_stop"):
         wants, checked_policy = policy.check(loop.policy, next_law, loop.drafted, context)
         checked_policy = select_rows(loop.going, checked_policy, loop.policy)
         drawn = loop.going & wants
-    token = _draw_draft(next_law.log_prob, next_law.top_token, context, step)
+    token = _draw_draft(own_law.log_prob, own_law.top_token, context, step)
+    token = token if reduced is None else reduced.tokens(params)[token]
     tokens = _put(loop.tokens, end, token, drawn)
     drafted = loop.drafted + drawn.astype(jnp.int32)
     with jax.named_scope("draft_stop"):
@@ -154,6 +159,16 @@ def _draft_one(
         log_q=None if loop.log_q is None else keep(loop.log_q, next_law.log_prob),
         entropy=seen(loop.entropy, next_law.entropy),
         max_prob=seen(loop.max_prob, next_law.max_prob),
+    )
+
+
+def _of_all_tokens(reduced: ReducedHead, params: Params, few: Law) -> Law:
+    """A law of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
+    raw = few.raw_log_prob
+    return few._replace(
+        log_prob=reduced.spread(params, few.log_prob),
+        top_token=reduced.tokens(params)[few.top_token],
+        raw_log_prob=None if raw is None else reduced.spread(params, raw),
     )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
+from specdec_jax.loading.draft_vocabulary import read_tokens, split_source, with_draft_vocabulary
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf_file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
@@ -43,12 +44,18 @@ def load_model(
 
     A built-in name (`smollm2`, `smollm2-drafter`, `smollm2-drafter-nano`), a .gguf file, a folder (Hugging Face's with
     config.json, or what `save_orbax` wrote), a hub id (`org/name`, of which `revision` and `cache_dir` are
-    huggingface_hub's).
+    huggingface_hub's). A drafter's source with `@8192` behind it drafts only the 8,192 most frequent tokens, with
+    `@FILE.npy` those of the file (`loading/draft_vocabulary.py`).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
     name, checked = str(source), check_dtype(dtype)
+    whole, vocabulary = split_source(name)
+    if vocabulary:
+        tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
+        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir)
+        return with_draft_vocabulary(loaded._replace(name=name), tokens)
     if revision is not None and not _is_hub_id(name):
         raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
     path = _locate(name, revision, cache_dir)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
+from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params, ReducedHead
 
 Array = jax.Array
 
@@ -112,7 +112,22 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
             return logits[..., :vocab_size], cache
         return lax.pad(logits, jnp.float32(-jnp.inf), ((0, 0, 0), (0, 0, 0), (0, missing, 0))), cache
 
-    return model._replace(apply=apply, spec=model.spec._replace(vocab_size=vocab_size))
+    spec = model.spec._replace(vocab_size=vocab_size)
+    return model._replace(apply=apply, spec=spec, head=None, reduced=_resized(model.reduced, missing))
+
+
+def _resized(reduced: ReducedHead | None, missing: int) -> ReducedHead | None:
+    """A reduced head in a vocabulary of `missing` tokens more; what it proposes must be in both."""
+    if reduced is None:
+        return None
+
+    def spread(params, values):
+        whole = reduced.spread(params, values)
+        if missing < 0:
+            return whole[..., :missing]
+        return jnp.pad(whole, [(0, 0)] * (whole.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
+
+    return reduced._replace(spread=spread)
 
 
 def _refuse(positions: Array | None, mask: Array | None) -> None:

@@ -16,7 +16,7 @@ from specdec_jax.models import layers, weights
 from specdec_jax.models.layers import KVCache
 from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_type, rotation
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import LanguageModel, ModelSpec
+from specdec_jax.types import Head, LanguageModel, ModelSpec
 
 Array = jax.Array
 
@@ -185,8 +185,14 @@ def language_model(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LanguageMo
     def apply(params, tokens, cache, positions=None, mask=None):
         return module.apply({"params": params}, tokens, cache, positions, mask)
 
+    def hidden(params, tokens, cache, positions=None, mask=None):
+        return module.apply({"params": params}, tokens, cache, positions, mask, head=False)
+
+    def kernel(params):
+        return params["embedding" if c.tie_word_embeddings else "head"]
+
     spec = ModelSpec(c.vocab_size, c.max_position_embeddings, c.eos_token_ids)
-    return LanguageModel(init_cache, apply, layers.with_length, spec)
+    return LanguageModel(init_cache, apply, layers.with_length, spec, Head(hidden, kernel))
 
 
 def init_params(config: LlamaConfig, key: Array, dtype: Any = jnp.bfloat16):

@@ -1,0 +1,129 @@
+"""Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.
+
+Command:   python -m experiments.rank_tokens --data runs/distill_smollm2/data --out DRAFTER_FOLDER
+           python -m experiments.rank_tokens --model org/name --texts mine.jsonl --out DRAFTER_FOLDER
+Time:      seconds
+Output:    token_ranking.npy in --out, beside the drafter's weights; prints how much of the text each size covers
+
+`--data` is what `experiments.distill` wrote: the target's answers count, and its other tokens where answers tie;
+`--texts` is a .jsonl with `text` in every line, or a run's results.jsonl. The built-in drafters have theirs from the
+first command. Counts stand for how often a drafter would have to propose a token, so use text like that of serving.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from specdec_jax.distillation.shards import ShardFolder
+from specdec_jax.distillation.writing import BY_ASSISTANT
+from specdec_jax.loading import load_model
+from specdec_jax.loading.draft_vocabulary import RANKING
+from specdec_jax.loading.new_folder import replacing
+
+SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
+
+
+@dataclass(frozen=True)
+class RankTokens:
+    """Rank the tokens of a text by how often they occur."""
+
+    out: Path
+    """Folder of the drafter's weights."""
+    data: Path | None = None
+    """Token shards of experiments.distill."""
+    texts: Path | None = None
+    """A .jsonl file with `text` in every line; needs --model."""
+    model: str = "smollm2"
+    """Whose tokenizer reads the texts."""
+    most: int = 16384
+    """Tokens to keep."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Counts and writes; 2 on bad input."""
+    try:
+        config = tyro.cli(RankTokens, args=arguments, description=__doc__)
+        counts = count(config)
+        ranked = rank(counts)[: config.most]
+        config.out.mkdir(parents=True, exist_ok=True)
+        with replacing(config.out / RANKING) as path:
+            np.save(path, ranked)
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    covered = np.cumsum(counts[ranked, 0]) / counts[:, 0].sum()
+    for size in [size for size in SIZES if size < len(ranked)] + [len(ranked)]:
+        print(f"{size:6,} tokens cover {covered[size - 1]:.1%}")
+    print(f"Written to {config.out / RANKING}")
+    return 0
+
+
+def count(config: RankTokens) -> np.ndarray:
+    """[V, 2]: how often each token counts, and what decides where that is equal.
+
+    Raises:
+        ValueError, FileNotFoundError: bad input.
+    """
+    if config.most < 1:
+        raise ValueError(f"most must be 1 or more, got {config.most}")
+    if (config.data is None) == (config.texts is None):
+        raise ValueError("give either --data or --texts")
+    return _of_shards(config.data) if config.data else _of_texts(config.texts, config.model)
+
+
+def rank(counts: np.ndarray) -> np.ndarray:
+    """Tokens by counts [V, 2], the second column deciding ties of the first; those never seen are left out.
+
+    Raises:
+        ValueError: nothing was counted.
+    """
+    order = np.lexsort((-counts[:, 1], -counts[:, 0]))
+    seen = order[counts[order].sum(axis=1) > 0]
+    if not counts[:, 0].sum():
+        raise ValueError("there are no tokens to count")
+    return seen.astype(np.uint16 if len(counts) <= 2**16 else np.int32)
+
+
+def _of_shards(path: Path) -> np.ndarray:
+    """[V, 2]: how often each token stands in answers, and anywhere."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder of token shards at {path}")
+    pairs = [(shard.tokens, shard.writer == BY_ASSISTANT) for shard in ShardFolder(path)]
+    size = max((int(tokens.max()) + 1 for tokens, _ in pairs if len(tokens)), default=1)
+    counts = np.zeros((size, 2), np.int64)
+    for tokens, answer in pairs:
+        counts[:, 0] += np.bincount(tokens[answer], minlength=size)
+        counts[:, 1] += np.bincount(tokens, minlength=size)
+    return counts
+
+
+def _of_texts(path: Path | None, model: str) -> np.ndarray:
+    """[V, 2]: how often each token stands in the texts, twice."""
+    tokenizer = load_model(model).tokenizer
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for text in _read(Path(str(path))):
+        counts += np.bincount(tokenizer.encode(text), minlength=len(counts))
+    return np.stack([counts, counts], axis=1)
+
+
+def _read(path: Path) -> Iterator[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry["text"], str):
+                    raise TypeError
+                yield entry["text"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path}, line {number}: an object with a text is wanted") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""`smollm2-drafter@8192`: a drafter that proposes only the 8,192 most frequent tokens, and reads no others' rows.
+
+The ranking is a file beside the drafter's weights, token ids in a numpy array, the most frequent first; `@FILE.npy`
+takes all tokens of another one. `python -m experiments.rank_tokens` counts them. Source: FR-Spec (arXiv 2502.14856).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+
+RANKING = "token_ranking.npy"
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """A model's source and the draft vocabulary after its last @, empty if there is none; existing paths are whole."""
+    base, _, vocabulary = source.rpartition("@")
+    named = base and (vocabulary.isdigit() or vocabulary.endswith(".npy"))
+    return (base, vocabulary) if named and not Path(source).expanduser().exists() else (source, "")
+
+
+def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> Any:
+    """The same `LoadedModel`, a drafter that proposes only these tokens.
+
+    Raises:
+        ValueError: as `reduce_params`, or a model whose family does not offer its head.
+    """
+    try:
+        return loaded._replace(
+            model=with_reduced_head(loaded.model), params=reduce_params(loaded.model, loaded.params, tokens)
+        )
+    except ValueError as error:
+        raise ValueError(f"{loaded.name}: {error}") from None
+
+
+def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
+    """The tokens that `@8192` or `@FILE.npy` means for a model whose weights lie at `weights`, a file or folder.
+
+    Raises:
+        FileNotFoundError: no such file, or no ranking beside the weights.
+        ValueError: no array of token ids, or a ranking of fewer tokens.
+    """
+    if not vocabulary.isdigit():
+        return _array(Path(vocabulary).expanduser())
+    path = (weights if weights.is_dir() else weights.parent) / RANKING
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.rank_tokens writes one"
+        )
+    ranked, wanted = _array(path), int(vocabulary)
+    if not 1 <= wanted <= len(ranked):
+        raise ValueError(f"@{wanted} is outside 1 to {len(ranked)}, the tokens ranked in {path}")
+    return ranked[:wanted]
+
+
+def _array(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"no draft vocabulary at {path}; python -m experiments.rank_tokens writes one")
+    try:
+        tokens = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is no numpy array: {error}") from None
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"{path} must hold a list of token ids")
+    return tokens

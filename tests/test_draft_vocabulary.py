@@ -1,0 +1,191 @@
+"""A drafter that proposes the most frequent tokens only: exactly the law it says, in every use of a model."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
+
+from specdec_jax.analysis import losslessness
+from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.calibrated import calibration_of
+from specdec_jax.decoding import build_decoder
+from specdec_jax.drafters import model
+from specdec_jax.generation import build_pair, generate
+from specdec_jax.loading import load_model
+from specdec_jax.loading.builtin import drafter_file
+from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source, with_draft_vocabulary
+from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.pairs import _relative_size
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import make_warp
+from specdec_jax.stopping import adaedl, survival
+from specdec_jax.types import Head
+from specdec_jax.verification import block, rejection
+
+SOME = np.array([40, 3, 17, 58, 0, 22])
+
+
+def tiny(**changes):
+    source, params = model_and_params(variant(**changes))
+    return source, params, with_reduced_head(source), reduce_params(source, params, SOME)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_are_the_models_where_it_has_rows_and_impossible_elsewhere(tied):
+    source, params, reduced, few = tiny(tie_word_embeddings=tied)
+    tokens = random_tokens(2, 5)
+    whole, _ = one_pass(source, params, tokens)
+    logits, cache = one_pass(reduced, few, tokens)
+    np.testing.assert_allclose(logits[..., SOME], whole[..., SOME], rtol=1e-5, atol=1e-5)
+    assert np.all(np.isneginf(np.delete(logits, SOME, axis=-1)))
+    head: Any = reduced.reduced
+    small, _ = jax.jit(head.apply)(few, tokens, reduced.init_cache(few, 2, 32))
+    np.testing.assert_array_equal(small, logits[..., np.sort(SOME)])
+    np.testing.assert_array_equal(head.spread(few, small), logits)
+    np.testing.assert_array_equal(cache.length, [5, 5])
+
+
+@pytest.mark.parametrize("other", [CONFIG.vocab_size + 3, CONFIG.vocab_size - 2])
+def test_a_padded_or_cut_vocabulary_spreads_alike(other):
+    _, _, reduced, few = tiny()
+    resized = with_vocabulary(reduced, other)
+    tokens = random_tokens(1, 4)
+    logits, _ = one_pass(resized, few, tokens)
+    heads: Any = reduced.reduced, resized.reduced
+    small, _ = jax.jit(heads[0].apply)(few, tokens, reduced.init_cache(few, 1, 32))
+    assert logits.shape[-1] == other
+    np.testing.assert_array_equal(heads[1].spread(few, small), logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
+    """The drafter looks at N entries; a twin that looks at all V, -inf for the rest, does the same round by round."""
+    source, params = model_and_params(seed=4)
+    _, _, reduced, few = tiny()
+    states = []
+    for drafting in (reduced, reduced._replace(reduced=None)):
+        decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
+        state = decoder.prefill(
+            ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=temperature, top_k=20),
+            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_numbers={"drafter_cost": 0.01},
+        )  # fmt: skip
+        states.append(jax.tree.map(np.asarray, decoder.run(ModelParams(params, few), state)))
+    np.testing.assert_array_equal(states[0].tokens, states[1].tokens)
+    for field in ("proposed", "drafted", "accepted"):
+        np.testing.assert_array_equal(getattr(states[0].record, field), getattr(states[1].record, field))
+    np.testing.assert_allclose(states[0].record.entropy, states[1].record.entropy, rtol=1e-4, atol=1e-5)
+    drafted = states[0].record.drafted[..., None] > np.arange(4)
+    proposed = states[0].record.proposed[drafted]
+    assert len(set(proposed.tolist())) > 1 and set(proposed.tolist()) <= set(SOME.tolist())
+
+
+def headed_table(vocab):
+    """The toy's table as a model with a head: hidden states are one-hot in the last two tokens."""
+    table = table_model(vocab)
+
+    def hidden(params, tokens, cache, positions=None, mask=None):
+        contexts = jnp.arange(vocab * vocab, dtype=jnp.float32).reshape(vocab, vocab, 1)
+        which, cache = table.apply(jnp.broadcast_to(contexts, (vocab, vocab, vocab)), tokens, cache)
+        return jax.nn.one_hot(which[..., 0].astype(jnp.int32), vocab * vocab), cache
+
+    return table._replace(head=Head(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
+
+
+@pytest.mark.parametrize("verifier", [rejection, block])
+def test_the_text_is_the_targets_in_law(verifier):
+    """A token of the target that the drafter can never propose still comes as often as it should."""
+    tables, small = toy_pair(3, 0), headed_table(3)
+    drafter = model(with_reduced_head(small), 2, catch_up=4)
+    decoder = build_decoder(table_model(3), drafter, adaedl(), verifier(), prefill_chunk=4)
+    params = ModelParams(tables.target, reduce_params(small, tables.drafter, [2, 0]))
+    report = losslessness.test_by_sampling(decoder, params, sequences=16_384, policy_numbers={"threshold": 0.1})
+    assert report.lossless, report
+
+
+def test_the_source_of_a_reduced_drafter(tmp_path, monkeypatch):
+    assert split_source("smollm2-drafter@8192") == ("smollm2-drafter", "8192")
+    assert split_source("org/name@mine.npy") == ("org/name", "mine.npy")
+    assert split_source("org/name@main") == ("org/name@main", "")
+    assert split_source("@8192") == ("@8192", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder@12").mkdir()
+    assert split_source("folder@12") == ("folder@12", ""), "what exists under that name is meant"
+
+
+def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
+    """Same weights, same calibration, a cheaper pass, and greedily the target's text; ids from the file or by rank."""
+    reduced = load_model("smollm2-drafter@2048")
+    assert reduced.name == "smollm2-drafter@2048" and reduced.params.kernel.shape[0] == 2048
+    ranked = np.load(drafter_file("smollm2-drafter").parent / RANKING)
+    np.testing.assert_array_equal(reduced.params.tokens, np.sort(ranked[:2048]))
+    pair = build_pair(smollm2, reduced, policy=survival())
+    assert calibration_of("built-in", pair).drafter["name"] == "smollm2-drafter"
+    assert _relative_size(reduced.params, smollm2.params) < 0.35 * _relative_size(
+        smollm2_drafter.params, smollm2.params
+    )
+    few = generate("List three fruits.", pair=pair, max_new_tokens=24)
+    assert few.text == generate("List three fruits.", target=smollm2, drafter=None, max_new_tokens=24).text
+    assert few.statistics["num_accepted_tokens"] > 4
+
+
+def test_both_built_in_drafters_rank_the_tokens_of_their_target():
+    for name in ("smollm2-drafter", "smollm2-drafter-nano"):
+        ranked = read_tokens("16384", drafter_file(name))
+        assert len(set(ranked.tolist())) == 16384 and ranked.max() < 49152
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("smollm2-drafter@0", "@0 is outside 1 to 16384"),
+        ("smollm2-drafter@20000", "@20000 is outside 1 to 16384"),
+        ("smollm2-drafter@nowhere.npy", "no draft vocabulary at nowhere.npy"),
+        ("smollm2-draft@8192", "did you mean 'smollm2-drafter'"),
+    ],
+)
+def test_sources_that_name_nothing_are_refused(source, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_model(source)
+
+
+def test_a_ranking_must_be_there_and_be_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match="@5 needs a ranking of tokens at .*rank_tokens"):
+        read_tokens("5", tmp_path)
+    for wrong in (np.zeros((2, 2), np.int32), np.zeros(3)):
+        np.save(tmp_path / RANKING, wrong)
+        with pytest.raises(ValueError, match="must hold a list of token ids"):
+            read_tokens("1", tmp_path)
+    (tmp_path / RANKING).write_text("no array")
+    with pytest.raises(ValueError, match="is no numpy array"):
+        read_tokens("1", tmp_path / "weights.gguf")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "a list of token ids"),
+        ([[1, 2]], "a list of token ids"),
+        ([0.5], "a list of token ids"),
+        ([1, 61], "holds tokens 0 to 60, got 61"),
+        ([-1], "holds tokens 0 to 60, got -1"),
+        ([4, 5, 4], "names each token once, 1 are there again"),
+    ],
+)
+def test_draft_vocabularies_that_are_none_are_refused(tokens, message):
+    source, params = model_and_params()
+    with pytest.raises(ValueError, match=message):
+        reduce_params(source, params, tokens)
+
+
+def test_who_cannot_have_one(smollm2):
+    _, _, reduced, _ = tiny()
+    with pytest.raises(ValueError, match="reduced already"):
+        with_reduced_head(reduced)
+    with pytest.raises(ValueError, match="does not offer its head"):
+        with_reduced_head(table_model(3))
+    with pytest.raises(ValueError, match="target 'smollm2' has a draft vocabulary"):
+        build_pair(with_draft_vocabulary(smollm2, [1, 2]), None)
