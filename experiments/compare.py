@@ -19,6 +19,7 @@ import jax
 from rich.console import Console
 
 from configs.base import CompareConfig, Method, load_config
+from experiments.commands import config_words, exit_codes
 from experiments.plots import save_speedups
 from experiments.prompts import Prompt, load_prompts
 from experiments.run_folder import RunFolder
@@ -49,22 +50,12 @@ class Job(NamedTuple):
         return self.temperature, self.prompt.id, self.repeat, self.method.name
 
 
+@exit_codes(interrupted="interrupted")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given and given[0] in ("-h", "--help"):
-        print(f"usage: python -m experiments.compare CONFIG.py [OPTIONS]; CONFIG.py --help lists them\n\n{__doc__}")
-        return 0
-    try:
-        if not given or given[0].startswith("-"):
-            raise ValueError("name a config first: python -m experiments.compare CONFIG.py [OPTIONS]")
-        compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    words = config_words("compare", __doc__, arguments)
+    if words:
+        compare(load_config(words[0], words[1:]), Console(highlight=False, markup=False))
     return 0
 
 

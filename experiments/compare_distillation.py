@@ -24,6 +24,7 @@ from rich.markdown import Markdown
 
 from configs.base import load_config
 from configs.base_distillation import DistillConfig, VariantsConfig
+from experiments.commands import exit_codes
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
 from specdec_jax.analysis.acceptance import MACRO, by_task
@@ -44,17 +45,14 @@ TIMED = 9  # steps whose time decides how many fit
 ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if not given or given[0].startswith("-"):
         print(f"usage: python -m experiments.compare_distillation CONFIG.py [OPTIONS]\n\n{__doc__}")
         return 0 if given else 2
-    try:
-        compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
     return 0
 
 

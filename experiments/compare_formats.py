@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
+from experiments.commands import exit_codes
 from experiments.distill_judge import task_of
 from experiments.prompts import read_prompts
 from specdec_jax.analysis.acceptance import MACRO, by_task
@@ -43,14 +44,11 @@ class Formats:
     """Most tokens of an answer."""
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the comparison; 2 on bad input."""
     config = tyro.cli(Formats, args=arguments, description=__doc__)
-    try:
-        table = compare(config)
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    table = compare(config)
     print(table) if not sys.stdout.isatty() else Console().print(Markdown(table))
     return 0
 

@@ -22,6 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.commands import exit_codes
 from experiments.run_folder import read_rows
 from experiments.run_matching import MISSING, Matched, flatten, identify, match, read_manifest
 
@@ -62,14 +63,10 @@ class Change:
         return relative_change(self.a, self.b)
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; 0 if the results agree, 1 if they differ, 2 on bad input."""
-    config = tyro.cli(Diff, args=arguments, description=__doc__)
-    try:
-        return diff(config, Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    return diff(tyro.cli(Diff, args=arguments, description=__doc__), Console(highlight=False, markup=False))
 
 
 def diff(config: Diff, console: Console) -> int:

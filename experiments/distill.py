@@ -18,6 +18,7 @@ from rich.console import Console
 from configs.base import load_config
 from configs.base_distillation import DistillConfig
 from experiments import distill_judge, distill_train, distill_write
+from experiments.commands import config_words, exit_codes
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
@@ -30,23 +31,13 @@ STAGES: dict[str, Callable[..., None]] = {
 }
 
 
+@exit_codes(FloatingPointError, interrupted="interrupted; the same command goes on")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given and given[0] in ("-h", "--help"):
-        print(f"usage: python -m experiments.distill CONFIG.py [OPTIONS]; CONFIG.py --help lists them\n\n{__doc__}")
-        return 0
-    try:
-        if not given or given[0].startswith("-"):
-            raise ValueError("name a config first: python -m experiments.distill CONFIG.py [OPTIONS]")
-        stages, rest = _stages(given[1:])
-        distill(load_config(given[0], rest), stages, Console(highlight=False, markup=False))
-    except (ValueError, OSError, FloatingPointError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
+    words = config_words("distill", __doc__, arguments)
+    if words:
+        stages, rest = _stages(words[1:])
+        distill(load_config(words[0], rest), stages, Console(highlight=False, markup=False))
     return 0
 
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from configs.base import load_config
+from experiments.commands import exit_codes
 from experiments.distill_train import initial_state
 from experiments.distill_write import DOCUMENTS, read_requests
 from experiments.run_folder import RunFolder
@@ -57,20 +58,17 @@ class Throughput:
     """Run folder; none: runs/distill_throughput-<time>."""
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
     told = tyro.cli(Throughput, args=arguments, description=__doc__)
-    try:
-        wrong = [part for part in told.only if part not in PARTS]
-        if wrong:
-            raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
-        config = load_config(told.config)
-        folder = RunFolder.create("distill_throughput", told, told.out)
-        target = load_model(config.target, dtype=config.dtype)
-        rows = measure(told, config, target)
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    wrong = [part for part in told.only if part not in PARTS]
+    if wrong:
+        raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
+    config = load_config(told.config)
+    folder = RunFolder.create("distill_throughput", told, told.out)
+    target = load_model(config.target, dtype=config.dtype)
+    rows = measure(told, config, target)
     table = report(rows)
     folder.write_text("table.md", table + "\n")
     Console().print(Markdown(table))

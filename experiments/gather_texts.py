@@ -25,6 +25,7 @@ from typing import IO
 
 import tyro
 
+from experiments.commands import exit_codes
 from specdec_jax.loading.new_folder import replacing
 
 DATA = "evals/registry/data/"
@@ -44,22 +45,19 @@ class Gather:
     """Folder to write to."""
 
 
+@exit_codes(zipfile.BadZipFile, tarfile.TarError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes both files; 2 on bad input."""
     config = tyro.cli(Gather, args=arguments, description=__doc__)
-    try:
-        for path in (config.passages, config.german):
-            if not path.is_file():
-                raise FileNotFoundError(f"no such file: {path}")
-        english = sorted(set(passages(config.passages)))
-        german = sorted(set(quotations(config.german)) | set(exam_questions(config.passages)))
-        config.out.mkdir(parents=True, exist_ok=True)
-        for name, texts in (("documents", english), ("german", german)):
-            write_texts(config.out / f"{name}.jsonl", texts)
-            print(f"{len(texts):6,} texts in {config.out / name}.jsonl")
-    except (ValueError, OSError, zipfile.BadZipFile, tarfile.TarError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    for path in (config.passages, config.german):
+        if not path.is_file():
+            raise FileNotFoundError(f"no such file: {path}")
+    english = sorted(set(passages(config.passages)))
+    german = sorted(set(quotations(config.german)) | set(exam_questions(config.passages)))
+    config.out.mkdir(parents=True, exist_ok=True)
+    for name, texts in (("documents", english), ("german", german)):
+        write_texts(config.out / f"{name}.jsonl", texts)
+        print(f"{len(texts):6,} texts in {config.out / name}.jsonl")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments.commands import exit_codes
 from specdec_jax.distillation.exporting import join_folder, split_file
 
 
@@ -42,19 +43,16 @@ class Join:
 Command = Annotated[Split, tyro.conf.subcommand("split")] | Annotated[Join, tyro.conf.subcommand("join")]
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Cuts or joins; 2 on bad input."""
     command = tyro.cli(Command, args=arguments, description=__doc__)  # type: ignore[arg-type]
-    try:
-        if isinstance(command, Split):
-            made = split_file(command.file, command.mib, folder=command.out)
-        else:
-            made = join_folder(command.folder)
-            if not made:
-                raise ValueError(f"{command.folder} holds no list of parts")
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    if isinstance(command, Split):
+        made = split_file(command.file, command.mib, folder=command.out)
+    else:
+        made = join_folder(command.folder)
+        if not made:
+            raise ValueError(f"{command.folder} holds no list of parts")
     print("\n".join(map(str, made)))
     return 0
 

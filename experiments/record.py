@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from experiments.commands import exit_codes
 from experiments.distill_judge import task_of
 from experiments.distill_write import bar
 from experiments.prompts import Prompt, load_prompts
@@ -83,14 +84,10 @@ class Record:
             raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the recording; 2 on bad input."""
-    try:
-        config = tyro.cli(Record, args=arguments, description=__doc__)
-        record(config, Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    record(tyro.cli(Record, args=arguments, description=__doc__), Console(highlight=False, markup=False))
     return 0
 
 

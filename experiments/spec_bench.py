@@ -27,6 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.commands import exit_codes
 from experiments.run_folder import MANIFEST, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
@@ -82,24 +83,21 @@ class SpecBench:
     """Folder with the model's tokenizer.json: count the baseline's tokens in its text, as Spec-Bench does."""
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables or writes the files; 2 on bad input."""
     config = tyro.cli(SpecBench, args=arguments, description=__doc__)
     console = Console(highlight=False, markup=False)
-    try:
-        if len(config.paths) == 1 and config.paths[0].is_dir():
-            for path in export(config.paths[0], config.out):
-                console.print(str(path), soft_wrap=True)
-            return 0
-        if len(config.paths) < 2:
-            raise ValueError(f"give a baseline's and a method's answer file, or a run folder, got {config.paths}")
-        baseline, *methods = map(read_answers, config.paths)
-        count = None if config.retokenise is None else counter(config.retokenise)
-        for path, method in zip(config.paths[1:], methods, strict=True):
-            console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    if len(config.paths) == 1 and config.paths[0].is_dir():
+        for path in export(config.paths[0], config.out):
+            console.print(str(path), soft_wrap=True)
+        return 0
+    if len(config.paths) < 2:
+        raise ValueError(f"give a baseline's and a method's answer file, or a run folder, got {config.paths}")
+    baseline, *methods = map(read_answers, config.paths)
+    count = None if config.retokenise is None else counter(config.retokenise)
+    for path, method in zip(config.paths[1:], methods, strict=True):
+        console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
     return 0
 
 

@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 
+from experiments.commands import exit_codes
 from experiments.plots import COLOURS, INK
 from experiments.run_folder import MANIFEST, RunFolder
 from experiments.smoke import tiny_pair
@@ -89,15 +90,12 @@ class StepCost:
             raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
-    try:
-        config = tyro.cli(StepCost, args=arguments, description=__doc__)
-        config = dataclasses.replace(config, **TINY) if config.smoke else config
-        measure(config, Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    config = tyro.cli(StepCost, args=arguments, description=__doc__)
+    config = dataclasses.replace(config, **TINY) if config.smoke else config
+    measure(config, Console(highlight=False, markup=False))
     return 0
 
 

@@ -3,7 +3,6 @@
 Settings are never chosen on the prompts they are judged on.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +12,7 @@ from matplotlib.axes import Axes
 from rich.console import Console
 from rich.markdown import Markdown
 
+from experiments.commands import exit_codes
 from experiments.plots import INK
 from experiments.rules import RULES, Rule, rule
 from experiments.run_folder import TABLE, RunFolder
@@ -52,13 +52,10 @@ class Cell(NamedTuple):
     settings: tuple[dict[str, Any], ...]
 
 
+@exit_codes()
 def run(config_type: type[Config], study: Callable[[Config, Console], None], doc: str | None, arguments: Any) -> int:
     """Reads the command line and runs the study; 2 and one line on bad input."""
-    try:
-        study(tyro.cli(config_type, args=arguments, description=doc), Console(highlight=False, markup=False))
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    study(tyro.cli(config_type, args=arguments, description=doc), Console(highlight=False, markup=False))
     return 0
 
 
