@@ -19,6 +19,16 @@ KEY_VALUE = re.compile(r"[A-Za-z_][\w-]*=\S*")
 
 
 @dataclass(frozen=True)
+class Beams:
+    beams: Annotated[int | None, tyro.conf.arg(aliases=["--num-beams"], metavar="INT", help_behavior_hint="")] = None
+    """Search for the most probable text with so many beams instead of drafting; a table of all comes after it."""
+    length_penalty: float = 1.0
+    """With --beams: a score is the log-probability over length to this power; above 0 favours long texts."""
+    min_new_tokens: int = 0
+    """With --beams: no end of sequence before so many tokens."""
+
+
+@dataclass(frozen=True)
 class Output:
     json: Switch = False
     """Print text, tokens, statistics and times as one line of JSON instead of streaming."""
@@ -47,6 +57,7 @@ class Generate(Drafting):
       python -m specdec_jax generate "Why is the sky blue?"
       python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-options draft_length=3
       python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
+      python -m specdec_jax generate "Name three rivers." --beams 4 --length-penalty 1.0
       echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
     """
 
@@ -55,6 +66,7 @@ class Generate(Drafting):
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)
+    beams: Beams = field(default_factory=Beams)
     output: Output = field(default_factory=Output)
 
 
@@ -135,7 +147,12 @@ def _parsed(arguments: list[str]) -> Any:
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        return tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        command = tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        if isinstance(command, Generate):
+            from specdec_jax.views.searching import check_beams
+
+            check_beams(command, arguments[1:])
+        return command
     listed = [
         Annotated[kind, tyro.conf.subcommand(name, description=str(kind.__doc__).split("\n")[0])]
         for name, kind in COMMANDS.items()
@@ -161,6 +178,8 @@ def run_generate(command: Generate) -> int:
     prompt = _prompt(command.prompt)
     output = command.output
     settings, policy, verifier = _checked(command)
+    if command.beams.beams is not None:
+        return _run_search(command, prompt)
     from specdec_jax.views.interrupts import interrupts_end_here
     from specdec_jax.views.printing import print_json, print_stream, profiled
     from specdec_jax.views.saving import check_output, save_drawings
@@ -175,6 +194,16 @@ def run_generate(command: Generate) -> int:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
     save_drawings(command, prompt, policy, chunks)
     return 0 if finished else INTERRUPTED
+
+
+def _run_search(command: Generate, prompt: str) -> int:
+    from specdec_jax.views.interrupts import interrupts_end_here
+    from specdec_jax.views.searching import print_beams, search
+
+    with interrupts_end_here():
+        found = search(command, prompt)
+    print_beams(found, command.output.json, command.output.statistics)
+    return 0
 
 
 def run_chat(command: Chat) -> int:

@@ -1,0 +1,128 @@
+"""`generate --beams N`: the search behind a command, its output, and what makes no sense beside it."""
+
+import json
+import re
+
+import pytest
+from rich.console import Console
+from tiny_pair import write_pair
+
+from specdec_jax import cli
+from specdec_jax.beams import Hypothesis, beam_search
+from specdec_jax.loading import load_model
+from specdec_jax.views.searching import table
+
+SHORT = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]
+SEARCH = ["--beams", "3", *SHORT]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("tiny"))[0]
+
+
+def search(target, **options):
+    model = load_model(target, dtype="float32")
+    return beam_search("hello", target=model, chat=False, **{"width": 3, "max_new_tokens": 10, **options})
+
+
+def run(capsys, *arguments):
+    code = cli.main(["generate", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, target):
+    found = search(target)
+    assert len({f"{beam.score:.4f}" for beam in found}) == 3
+    code, out, err = run(capsys, "hello", "--target", target, *SEARCH)
+    assert (code, out) == (0, found[0].text + "\n") and "\x1b" not in err
+    lines = err.splitlines()[2:]
+    for number, (line, beam) in enumerate(zip(lines, found, strict=True), start=1):
+        numbers = rf" +{number} +{beam.score:.4f} +{beam.log_prob:.3f} +{len(beam.tokens)} +{beam.finish_reason}\b"
+        assert re.match(numbers, line), line
+    assert run(capsys, "hello", "--target", target, *SEARCH, "--no-statistics") == (0, out, "")
+
+
+def test_options_arrive(capsys, target):
+    numbers = {"width": 2, "length_penalty": -2.0, "min_new_tokens": 4, "max_new_tokens": 6}
+    found = search(target, **numbers)
+    assert found != search(target, width=2, max_new_tokens=6)
+    arguments = ["--num-beams", "2", "--length-penalty", "-2", "--min-new-tokens", "4", *SHORT, "--json"]
+    code, out, err = run(capsys, "hello", "--target", target, *arguments, "--max-new-tokens", "6")
+    result = json.loads(out)
+    assert code == 0 and out.count("\n") == 1 and not err
+    assert result.pop("beams") == [beam._asdict() for beam in found] and result == found[0]._asdict()
+
+
+def test_one_beam_is_plain_decoding(capsys, target):
+    plain = ["--target", target, "--drafter", "none", *SHORT, "--no-statistics"]
+    assert run(capsys, "hello", *plain, "--beams", "1") == run(capsys, "hello", *plain)
+
+
+def test_what_is_off_may_be_said(capsys, target):
+    off = ["--temperature", "0", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--drafter", "none", "--seed", "3"]
+    first = run(capsys, "hello", "--target", target, *SEARCH)
+    assert run(capsys, "hello", "--target", target, *SEARCH, *off, "--no-rejected") == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "0.7"], "--temperature 0.7 has no use"),
+        (["--top-k", "5"], "--top-k 5 has no use"),
+        (["--top-p", "0.9"], "--top-p 0.9 has no use"),
+        (["--min-p", "0.1"], "--min-p 0.1 has no use"),
+        (["--policy", "static"], "--policy has no use"),
+        (["--policy=adaedl"], "--policy has no use"),  # its default
+        (["--policy-options", "threshold=0.3"], "--policy-options has no use"),
+        (["--verifier", "rejection"], "--verifier has no use"),
+        (["--verifier_options", "a=1"], "--verifier-options has no use"),
+        (["--drafter", "smollm2-drafter"], "--drafter smollm2-drafter has no use"),
+        (["--drafter-options", "longest=3"], "--drafter-options has no use"),
+        (["--calibration", "built-in"], "--calibration has no use"),
+        (["--max-draft-length", "7"], "--max-draft-length has no use"),
+        (["--stop", "x"], "--stop has no use"),
+        (["--record", "--json"], "--record has no use"),
+        (["--page", "a.html"], "--page has no use"),
+        (["--picture", "a.png"], "--picture has no use"),
+        (["--profile", "a"], "--profile has no use"),
+        (["--beams", "0"], "beams must be at least 1, got 0"),
+        (["--beams", "-2"], "beams must be at least 1, got -2"),
+        (["--length-penalty", "9"], "length_penalty must lie in [-8, 8], got 9"),
+        (["--length-penalty", "nan"], "length_penalty must lie in [-8, 8], got nan"),
+        (["--min-new-tokens", "-1"], "min_new_tokens must lie in [0, 10], got -1"),
+        (["--min-new-tokens", "11"], "min_new_tokens must lie in [0, 10], got 11"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["--dtype", "bfloat"], "unknown dtype 'bfloat'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_before_weights_are_read(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "hello", "--target", "nowhere", *SEARCH, *arguments)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    assert message in err, err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--length-penalty=1.0", "--min-new-tokens=0"])
+def test_a_search_s_numbers_need_a_search(capsys, option):
+    code, out, err = run(capsys, "hello", "--target", "nowhere", option)
+    assert (code, out) == (2, "") and f"{option.partition('=')[0]} needs --beams" in err
+
+
+def test_bad_prompts_and_models_are_refused_as_without_beams(capsys, target):
+    assert "the prompt is empty" in run(capsys, " ", "--target", "nowhere", *SEARCH)[2]
+    assert "no model 'nowhere'" in run(capsys, "hello", "--target", "nowhere", *SEARCH)[2]
+    long = run(capsys, "hello", "--target", target, *SEARCH, "--max-new-tokens", "4000")
+    assert long[0] == 2 and "exceed the target's context, 128" in long[2]
+
+
+def test_the_table_shows_texts_from_where_they_part():
+    texts = ["The sky is blue today.", "The sky is \x1b[1mgrey\ntoday."]
+    grid = table([Hypothesis(text, [1], -0.5, -0.5, "stop") for text in texts])
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(grid)
+    assert "… blue today." in captured.get() and "… ␛[1mgrey today." in captured.get()
+    assert "The sky" not in captured.get()
