@@ -8,13 +8,13 @@ import pytest
 from specdec_jax.analysis import losslessness
 from specdec_jax.analysis.toys import table_model, toy_pair
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters import model, ngram, nothing, several
+from specdec_jax.drafters import model, ngram, nothing, prompt_lookup, several
 from specdec_jax.drafters.several import SeveralState, _learnt
 from specdec_jax.monitors import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, static
-from specdec_jax.types import Draft, Drafter, DraftInfo
+from specdec_jax.types import Draft, Drafter, DraftInfo, StoppingPolicy
 from specdec_jax.verification import block, rejection
 
 VOCAB, MOST, NEW = 5, 3, 60
@@ -146,6 +146,36 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
 
     keep = lambda params, state, tokens, length: state  # noqa: E731
     return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), propose, keep, most)
+
+
+def asking_prices():
+    """A policy that stops where a pass is dearer than its number, and says at its end what each row was told."""
+
+    def init(batch, dearest=1.0):
+        zeros = jnp.zeros((batch,), jnp.float32)
+        return zeros + dearest, zeros - 1.0
+
+    def begin(state, context):
+        return jnp.full(context.length.shape, True), (state[0], context.price)
+
+    def check(state, law, drafted, context):
+        return context.price <= state[0], state
+
+    def proceed(state, law, token, drafted, context):
+        return context.price <= state[0], state
+
+    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, verdict: state, lambda state: state[1])
+
+
+def test_rules_are_told_who_drafts_at_what_price():
+    """In passes of the first model: a lookup is free, and a drafter twice as dear costs two."""
+    joined = several([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=9.0)
+    state = decode(joined, (None, BAD, GOOD), policy=asking_prices())
+    rounds = rounds_of(state, 0)
+    who, told, drafted = (getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted"))
+    assert set(who.tolist()) == {0, 1, 2}
+    np.testing.assert_allclose(told, np.array([0.0, 1.0, 2.0])[who])
+    assert np.all(drafted[who == 2] == 0) and np.all(drafted[:-1][who[:-1] == 1] == MOST)
 
 
 def test_who_finds_nothing_hands_over_in_the_same_round():

@@ -16,10 +16,11 @@ K = 6
 LAW = jax.jit(law)  # its branches would be compiled anew by every call
 
 
-def context(rows, temperature=0.0, budget=K):
+def context(rows, temperature=0.0, budget=K, price=None):
     zeros = jnp.zeros(rows, jnp.int32)
     warp = make_warp(rows, temperature)
-    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, ())
+    price = None if price is None else jnp.asarray(price, jnp.float32)
+    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), price)
 
 
 def laws(rows, seed=0, temperature=0.0, vocab=30):
@@ -67,12 +68,12 @@ class Twin:
             brought, reach = 0.0, self.survival * first
             for _ in range(count):
                 brought, reach = brought + reach, reach * later
-            time = (count - paid) * self.c + self.verify(drafted + count) - self.verify(drafted)
+            time = (count - paid) * self.price * self.c + self.verify(drafted + count) - self.verify(drafted)
             best = max(best, brought - max(self.tokens / self.time, 1 / self.times[0]) * time)
         return best
 
-    def begin(self, room):
-        self.survival, self.passes, self.told = 1.0, 0, []
+    def begin(self, room, price):
+        self.survival, self.passes, self.told, self.price = 1.0, 0, [], price
         mean = self.chance(self.prior.next_bias)
         return self.gain(mean, mean, 0, room, 0)
 
@@ -83,7 +84,7 @@ class Twin:
         self.logit = p.bias + p.heat * self.heat + slope * math.sqrt(entropy)
         self.logit += p.confidence * math.log(largest / (1 - largest))
         self.told.append(self.chance(self.logit))
-        self.passes += 1
+        self.passes += self.price
         return self.gain(self.told[-1], self.chance(p.next_bias), drafted, room - drafted, 1)
 
     def proceed(self, surprise, drafted, room):
@@ -111,7 +112,8 @@ TIMES = (1.0, 1.0, 1.05, 1.3, 1.3, 1.32, 1.6)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("look_ahead", [True, False])
 def test_rounds_line_by_line(temperature, look_ahead):
-    """30 rounds of 40 rows: whenever the twin's gain is not within rounding of 0, both say the same."""
+    """30 rounds of 40 rows: whenever the twin's gain is not within rounding of 0, both say the same. In some rounds
+    another drafter takes its turn, at a price of its own."""
     rows, rng, decided = 40, np.random.default_rng(3), set()
     policy = compiled(survival(look_ahead=look_ahead))
     costs = rng.uniform(0.02, 0.5, rows)
@@ -121,9 +123,11 @@ def test_rounds_line_by_line(temperature, look_ahead):
     twins = [Twin(prior, cost, TIMES, look_ahead, heat) for cost in costs]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
-        now = context(rows, temperature, room)
+        price = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
+        now = context(rows, temperature, room, price)
         says, state = policy.begin(state, now)
-        gains = [twin.begin(room) for twin in twins]
+        prices = np.ones(rows) if price is None else price
+        gains = [twin.begin(room, one) for twin, one in zip(twins, prices, strict=True)]
         decided |= agree("begin", says, gains)
         length = int(rng.integers(1, room + 1))
         for drafted in range(length):

@@ -48,6 +48,7 @@ def walk(
 ) -> tuple[Draft, DraftInfo, PolicyState]:
     """One round's draft of at most `most` (K) tokens. It costs no pass of any model, so `info.passes` is 0."""
     batch = context.length.shape[0]
+    context = context._replace(price=jnp.zeros((batch,), jnp.float32))
     begins, begun = policy.begin(policy_state, context)
     unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
     start = _Walk(

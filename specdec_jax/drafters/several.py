@@ -71,7 +71,7 @@ def several(
         prior: tokens a target pass that every drafter is believed to bring at first, and again after sitting out long;
             above what is usual, so that all are tried.
 
-    Rules that weigh costs are told one price, whoever drafts: of a lookup's free tokens they draft too few.
+    Rules that weigh costs (`survival`) are told who drafts at what price: their own number is the first model's.
 
     Raises:
         ValueError: no drafters, lengths that differ, or a number out of range.
@@ -80,6 +80,8 @@ def several(
     price = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     free = [index for index, part in enumerate(parts) if part.model is None]
     paid = [index for index, part in enumerate(parts) if part.model is not None]
+    first = price[paid[0]] if paid and price[paid[0]] > 0 else 1.0
+    unit_prices = [one / first for one in price]
 
     def init(params: Sequence[Params], batch: int, slots: int) -> SeveralState:
         if len(params) != len(parts):
@@ -134,7 +136,8 @@ def several(
         def drafts() -> tuple[DrafterState, Array, _Proposal]:
             length = jnp.where(own, context.length, state.known[index])
             caught_up = parts[index].commit(params[index], state.states[index], tokens, length)
-            masked = context._replace(alive=own, budget=jnp.where(own, context.budget, 0))
+            own_price = jnp.full(own.shape, unit_prices[index], jnp.float32)
+            masked = context._replace(alive=own, budget=jnp.where(own, context.budget, 0), price=own_price)
             draft, info, after, learnt = parts[index].propose(
                 params[index], caught_up, tokens, masked, policy, made.policy, keep_log_q
             )

@@ -53,7 +53,7 @@ class SurvivalState(NamedTuple):
     survival: Array  # [B] float32, S
     logit: Array  # [B] float32, of the last law, without the offset
     predicted: Array  # [B, P] float32, chances told before the draws of this round
-    passes: Array  # [B] float32, of this round
+    passes: Array  # [B] float32, of this round, in units of drafter_cost
     offset: Array  # [B] float32, logits
     precision: Array  # [B] float32, of the offset
     tokens: Array  # [B] float32, decayed sums: tokens emitted ...
@@ -129,7 +129,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
         state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
         mean = _chance(state, _prior(state, context).next_bias)
-        gain = _gain(state, mean, mean, jnp.zeros_like(context.budget), context.budget, 0.0, horizon)
+        gain = _gain(state, mean, mean, jnp.zeros_like(context.budget), context, 0.0, horizon)
         return gain > 0, state
 
     def check(state: SurvivalState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, SurvivalState]:
@@ -141,10 +141,10 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
-            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + 1.0
+            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + _price(context)
         )
         later = _chance(state, prior.next_bias)
-        return _gain(state, chance, later, drafted, context.budget - drafted, 1.0, horizon) > 0, state
+        return _gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
 
     def proceed(
         state: SurvivalState, law: Law, token: Array, drafted: Array, context: RoundContext
@@ -156,7 +156,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))
         first = _chance(state, prior.next_bias + prior.next_slope * state.logit)
         later = _chance(state, prior.next_bias)
-        return _gain(state, first, later, drafted, context.budget - drafted, 0.0, horizon) > 0, state
+        return _gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
 
     def update(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
         return _learn_rate(_learn_offset(state, draft, verdict, positions), draft, verdict)
@@ -193,26 +193,38 @@ def _rate(state: SurvivalState) -> Array:
     return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
 
 
+def _price(context: RoundContext) -> Array:
+    """What a pass of this round's drafter costs in units of `drafter_cost`, [B] float32."""
+    return jnp.ones(context.length.shape, jnp.float32) if context.price is None else context.price
+
+
 def _time_of(state: SurvivalState, drafts: Array) -> Array:
     """V at [B, N] draft lengths."""
     return jnp.take_along_axis(state.verification, jnp.clip(drafts, 0, state.verification.shape[1] - 1), axis=1)
 
 
 def _gain(
-    state: SurvivalState, first: Array, later: Array, drafted: Array, room: Array, paid: float, horizon: int
+    state: SurvivalState,
+    first: Array,
+    later: Array,
+    drafted: Array,
+    context: RoundContext,
+    paid: float,
+    horizon: int,
 ) -> Array:
     """The most that 1 to `horizon` further tokens bring beyond the worth of their time, [B] float32 in tokens.
 
     The next has the chance `first`, those after it `later` each; `paid` passes of them are paid for already. Rows
-    without `room` get minus infinity.
+    without room get minus infinity.
     """
     count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
     share = jnp.minimum(later, 0.999)[:, None]
     series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
     wider = _time_of(state, drafted[:, None] + count) - _time_of(state, drafted[:, None])
-    time = (count.astype(jnp.float32) - paid) * state.drafter_cost[:, None] + wider
+    cost = state.drafter_cost * _price(context)
+    time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
-    return jnp.max(jnp.where(count <= room[:, None], net, -jnp.inf), axis=1)
+    return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, positions: int) -> SurvivalState:
