@@ -36,6 +36,8 @@ class Output:
     """Put every round into the JSON: drafted, accepted, lambda, entropies."""
     rejected: Switch = True
     """Hide rejected drafts on a terminal."""
+    phases: Switch = False
+    """Watch routine and reasoning phases, also where no rule reads them; page and picture shade the latter."""
     statistics: Switch = True
     """Print no statistics to standard error at the end."""
     profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
@@ -263,5 +265,6 @@ def _checked(command: Generate | Chat) -> tuple[Any, Any, Any]:
     if command.models.drafter == "none" and (options := command.rules.policy_options):
         raise ValueError(f"--drafter none drafts nothing: --policy-options {options[0]} has no use")
     given = vars(command.models) | vars(command.rules) | vars(command.decoding)
-    settings = Settings(**given, max_draft_length=command.max_draft_length)
+    phases = isinstance(command, Generate) and command.output.phases
+    settings = Settings(**given, max_draft_length=command.max_draft_length, phases=phases)
     return settings, *check(settings)

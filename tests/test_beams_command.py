@@ -10,7 +10,7 @@ from tiny_pair import write_pair
 from specdec_jax import cli
 from specdec_jax.beams import Hypothesis, beam_search
 from specdec_jax.loading import load_model
-from specdec_jax.views.searching import table
+from specdec_jax.views.searching import print_beams, table
 
 SHORT = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]
 SEARCH = ["--beams", "3", *SHORT]
@@ -84,6 +84,7 @@ def test_what_is_off_may_be_said(capsys, target):
         (["--max-draft-length", "7"], "--max-draft-length has no use"),
         (["--stop", "x"], "--stop has no use"),
         (["--record", "--json"], "--record has no use"),
+        (["--phases"], "--phases has no use"),
         (["--page", "a.html"], "--page has no use"),
         (["--picture", "a.png"], "--picture has no use"),
         (["--profile", "a"], "--profile has no use"),
@@ -126,3 +127,10 @@ def test_the_table_shows_texts_from_where_they_part():
         console.print(grid)
     assert "… blue today." in captured.get() and "… ␛[1mgrey today." in captured.get()
     assert "The sky" not in captured.get()
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [("1", "␛[2Jred"), ("0", "\x1b[2Jred")])
+def test_a_terminal_obeys_no_escape_code_of_the_model_s(capsys, monkeypatch, terminal, shown):
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)
+    print_beams([Hypothesis("\x1b[2Jred", [1], -0.5, -0.5, "stop")], statistics=False)
+    assert capsys.readouterr().out == shown + "\n"

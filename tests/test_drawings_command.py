@@ -1,10 +1,14 @@
 """`generate --page FILE --picture FILE`: what is written, what is refused, and that the text stays the same."""
 
+import json
+
 import pytest
 from tiny_pair import write_pair
 
 from specdec_jax import cli
+from specdec_jax.calibrated import fingerprint
 from specdec_jax.choices import choose
+from specdec_jax.loading import load_model
 from specdec_jax.views.saving import entropy_factor
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
@@ -50,3 +54,27 @@ def test_adaedls_bound_is_drawn_for_adaedl_alone():
     assert entropy_factor(choose("policy", "adaedl", ["entropy_factor=0.4"])) == 0.4
     assert entropy_factor(choose("policy", "adaedl")) == 0.2
     assert entropy_factor(choose("policy", "static")) is None
+
+
+def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
+    """The tiny target doubts everything: at the default thresholds it reasons after eight tokens, at its own never."""
+    names = {"target": models[1], "drafter": models[3]}
+    told = {
+        name: {"name": name, **fingerprint(load_model(path, dtype="float32").params)} for name, path in names.items()
+    }
+    numbers = {"policy": {}, "verifier": {}, "monitor": {"phases": {"enter": 50.0, "leave": 50.0}}}
+    calibration = {**told, "numbers": {"greedy": numbers, "sampled": numbers}, "figures": {}}
+    (tmp_path / "calibration.json").write_text(json.dumps(calibration))
+
+    def reasoning(*more):
+        page = tmp_path / "a.html"
+        assert cli.main(["generate", "hello", *models, *SHORT, "--json", "--page", str(page), *more]) == 0
+        result = json.loads(capsys.readouterr().out)
+        shaded = page.read_text(encoding="utf-8").count(' reasoning"')
+        return result["statistics"]["num_reasoning_tokens"], shaded, result["tokens"]
+
+    unwatched, watched = reasoning(), reasoning("--phases")
+    calibrated = reasoning("--phases", "--calibration", str(tmp_path / "calibration.json"))
+    assert watched[0] == 4 and watched[1] > 0
+    assert unwatched[:2] == calibrated[:2] == (0, 0)
+    assert unwatched[2] == watched[2] == calibrated[2]

@@ -16,7 +16,7 @@ from specdec_jax.views.printing import plain, status
 # What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
 NO_USE = (
     *("--drafter-options", "--calibration", "--policy", "--policy-options", "--verifier", "--verifier-options"),
-    *("--max-draft-length", "--stop", "--record", "--profile", "--page", "--picture"),
+    *("--max-draft-length", "--stop", "--record", "--phases", "--profile", "--page", "--picture"),
 )
 DRAWING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # of no use but where they are off
 
@@ -76,7 +76,8 @@ def print_beams(found: Sequence[Hypothesis], as_json: bool = False, statistics: 
         fields = {**found[0]._asdict(), "beams": [beam._asdict() for beam in found]}
         print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
         return
-    print(found[0].text, flush=True)
+    best = found[0].text
+    print(visible(best) if Console().is_terminal else best, flush=True)
     if statistics:
         Console(stderr=True, highlight=False).print(table(found))
 
@@ -88,9 +89,14 @@ def table(found: Sequence[Hypothesis]) -> Table:
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("end", no_wrap=True)
     grid.add_column("text")  # the one that gives way where lines are short
-    texts = [" ".join(beam.text.replace("\x1b", "␛").split()) for beam in found]
+    texts = [" ".join(visible(beam.text).split()) for beam in found]
     same = os.path.commonprefix(texts).rpartition(" ")[0] if len(found) > 1 else ""
     for number, (beam, text) in enumerate(zip(found, texts, strict=True), start=1):
         cells = [str(number), f"{beam.score:.4f}", f"{beam.log_prob:.3f}", str(len(beam.tokens)), beam.finish_reason]
         grid.add_row(*cells, Text("…" * bool(same) + text[len(same) :], no_wrap=True, overflow="ellipsis"))
     return grid
+
+
+def visible(text: str) -> str:
+    """The text with escape codes that the model wrote shown, not obeyed."""
+    return text.replace("\x1b", "␛")
