@@ -12,6 +12,7 @@ import numpy as np
 from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, numbers_for
 from specdec_jax.choices import nearest
 from specdec_jax.loading import LoadedModel
+from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import Pair as Pair
 from specdec_jax.pairs import build_pair as build_pair
 from specdec_jax.requests import slots_for
@@ -19,6 +20,7 @@ from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.types import DecodeState
 
+COST = "drafter_cost"  # the number by which rules know what a drafter pass costs, in target passes
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
@@ -129,14 +131,27 @@ def prepare(
 
 
 def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
-    """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none."""
+    """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none.
+
+    A rule that weighs costs is told what the drafter reads of the target's bytes, unless a price was measured: a
+    calibration's is that of the whole head.
+    """
     learnt: dict[str, Any] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
         check_calibration(calibration)
     elif calibration is not None:
         found = calibration_of(calibration, pair)
         learnt = {kind: numbers_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given}
+    policy = learnt.get("policy", {})
+    if _weighs_costs(pair) and (pair.has_draft_vocabulary or COST not in policy):
+        learnt["policy"] = policy | {COST: pair.drafter_cost}
     return {f"{kind}_numbers": {**learnt.get(kind, {}), **(numbers or {})} for kind, numbers in given.items()}
+
+
+def _weighs_costs(pair: Pair) -> bool:
+    """Whether the policy wants to know what a pass costs: its drafter has a model, and nobody fixed the number."""
+    init = pair.decoder.parts.policy.init
+    return pair.drafter_cost > 0 and COST in numbers_of(init) and COST not in getattr(init, "keywords", ())
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:

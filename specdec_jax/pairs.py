@@ -35,6 +35,12 @@ class Pair(NamedTuple):
     target: LoadedModel
     decoder: Decoder
     params: ModelParams
+    drafter_cost: float = 0.0  # what a pass of its (first) model drafter reads, over what a target pass reads
+
+    @property
+    def has_draft_vocabulary(self) -> bool:
+        """Whether its (first) model drafter reads a part of its head only."""
+        return isinstance(_first_model(self.params.drafter), ReducedParams)
 
 
 def build_pair(
@@ -91,7 +97,7 @@ def build_pair(
         params = tuple(pair[1] for pair in pairs)
         built = _joined(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
     decoder = _decoder(big.model, built, policy, verifier, monitor, verification_widths)
-    return Pair(big, decoder, ModelParams(big.params, params))
+    return Pair(big, decoder, ModelParams(big.params, params), _relative_size(_first_model(params), big.params))
 
 
 def without_model(drafter: Any) -> bool:
@@ -191,6 +197,13 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
 @functools.lru_cache(maxsize=16)
 def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
     return several(drafters, costs)
+
+
+def _first_model(params: Params) -> Params:
+    """The parameters of the drafter, or of the first with any among several."""
+    if type(params) is not tuple:
+        return params
+    return next((own for own in params if jax.tree.leaves(own)), None)
 
 
 def _relative_size(params: Params, target: Params) -> float:

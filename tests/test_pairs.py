@@ -1,12 +1,15 @@
 """Drafters as people name them, on the built-in models: several that take turns, and what they cost."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from specdec_jax.calibrated import calibration_of, numbers_for
-from specdec_jax.generation import build_pair, generate
+from specdec_jax.generation import build_pair, generate, prepare
+from specdec_jax.loading import load_model
 from specdec_jax.pairs import _relative_size
-from specdec_jax.stopping import static
+from specdec_jax.stopping import static, survival
 
 TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
@@ -43,3 +46,24 @@ def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
     assert numbers_for(found, "policy", pair.decoder.parts.policy, 0.0) == {"draft_length": 3}
     together = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static())
     assert calibration_of("built-in", together).source == found.source
+
+
+def cost_told(pair, **options):
+    return prepare(pair, ["Hello"], **options).options["policy_numbers"].get("drafter_cost")
+
+
+def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_drafter):
+    """Their own number first, then a calibration's, then the share of bytes; of a reduced head no calibration's."""
+    few = load_model("smollm2-drafter@8192")
+    whole, reduced = (build_pair(smollm2, drafter, policy=survival()) for drafter in (smollm2_drafter, few))
+    assert cost_told(whole) == pytest.approx(0.102, abs=0.002)
+    assert cost_told(reduced) == pytest.approx(0.035, abs=0.002)
+    measured = calibration_of("built-in", whole).numbers["greedy"]["policy"]["survival"]["drafter_cost"]
+    assert cost_told(whole, calibration="built-in") == measured
+    assert cost_told(reduced, calibration="built-in") == cost_told(reduced)
+    assert cost_told(whole, policy_numbers={"drafter_cost": 0.3}, calibration="built-in") == 0.3
+    together = build_pair(smollm2, ("prompt_lookup", few, smollm2_drafter), policy=survival())
+    assert cost_told(together) == cost_told(reduced), "the first model's"
+    fixed = survival()._replace(init=functools.partial(survival().init, drafter_cost=0.5))
+    for drafter, policy in (("prompt_lookup", survival()), (smollm2_drafter, static()), (smollm2_drafter, fixed)):
+        assert cost_told(build_pair(smollm2, drafter, policy=policy)) is None

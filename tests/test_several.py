@@ -58,7 +58,7 @@ def test_one_drafter_among_several_is_that_drafter(verifier):
 
 def test_the_better_drafter_is_chosen_and_the_other_is_tried_again():
     state = decode(
-        several([table(), table()], drift=0.05, prior=8.0), (BAD, GOOD), max_new_tokens=90, record_rounds=90, slots=128
+        several([table(), table()], drift=0.15, prior=8.0), (BAD, GOOD), max_new_tokens=90, record_rounds=90, slots=128
     )
     for row in range(2):
         rounds = rounds_of(state, row)
@@ -242,18 +242,17 @@ def test_estimates_are_the_written_down_sums():
             drafter=as_array(who), phase=as_array(phase), passes=as_array(passes), length=as_array(length)
         )
         length = length + emitted
-        state = _learnt(state, as_array(length), jnp.asarray(price, jnp.float32), 0.7, 0.1, 2.0)
+        state = _learnt(state, as_array(length), jnp.asarray(price, jnp.float32), 0.7, 0.1)
         for row in range(2):
             if who[row] == 3 or emitted[row] == 0:
                 continue
-            for n in range(3):
-                at = row, phase[row], n
-                if n == who[row]:
-                    tokens[at] = 0.7 * tokens[at] + emitted[row]
-                    time[at] = 0.7 * time[at] + 1 + price[n] * passes[row]
-                else:
-                    tokens[at] += 0.1 * (2.0 - tokens[at])
-                    time[at] += 0.1 * (1.0 - time[at])
+            at = row, phase[row], who[row]
+            tokens[at] = 0.7 * tokens[at] + emitted[row]
+            time[at] = 0.7 * time[at] + 1 + price[who[row]] * passes[row]
+            leader = tokens[at] / time[at]
+            for at in [(row, phase[row], n) for n in range(3) if n != who[row]]:
+                tokens[at] += 0.1 * (1.1 * leader - tokens[at])
+                time[at] += 0.1 * (1.0 - time[at])
     np.testing.assert_allclose(state.tokens, tokens, rtol=1e-5)
     np.testing.assert_allclose(state.time, time, rtol=1e-5)
 

@@ -3,7 +3,7 @@
 A text quotes, calculates and narrates by turns: a lookup in its own words is free and often right in the first, a model
 is better in the last, and which size of model pays depends on how hard the next words are. Per row, each drafter has a
 running estimate of the tokens it brings per unit of time, one for each phase; the best estimate drafts. Estimates of
-drafters that sit out drift back to where they began: each is tried again, unless the leader brings more than that.
+drafters that sit out drift to a little above that of who drafts: each is tried again.
 
 A drafter without a model that finds nothing (no match) hands its row to the best of those with one, in the same round:
 looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch 1 that is a switch) and rows that did
@@ -35,6 +35,7 @@ from specdec_jax.types import (
 )
 
 PHASES = 2
+HOPE = 1.1  # what those who sit out drift to, times what the drafter at work brings: in the end they are tried again
 
 
 class SeveralState(NamedTuple):
@@ -59,7 +60,7 @@ def several(
     costs: Sequence[float] | None = None,
     decay: float = 0.8,
     drift: float = 0.02,
-    prior: float = 2.0,
+    prior: float = 4.0,
 ) -> Drafter:
     """Join drafters; parameters are a tuple, one entry a drafter, in their order.
 
@@ -67,9 +68,10 @@ def several(
         drafters: of one `max_draft_length`. Give those expected to be better first: they win ties.
         costs: a pass of each in target passes (`experiments.step_cost`); None: 0 without a model, 0.1 with one.
         decay: of the running sums, in [0, 1); 0.8 remembers about five rounds.
-        drift: share of the way back to the prior that the sums of a drafter sitting out go each round, in [0, 1].
-        prior: tokens a target pass that every drafter is believed to bring at first, and again after sitting out long;
-            above what is usual, so that all are tried.
+        drift: how fast drafters that sit out are given another chance, in [0, 1]: the share of the way that their sums
+            go each round to a tenth more than what the drafter at work brings.
+        prior: tokens a target pass that every drafter is believed to bring at first; above what is usual, so that all
+            are tried.
 
     Rules that weigh costs (`survival`) are told who drafts at what price: their own number is the first model's.
 
@@ -148,7 +150,7 @@ def several(
         return state._replace(states=states, known=state.known.at[index].set(known)), made
 
     def commit(params: Sequence[Params], state: SeveralState, tokens: Array, length: Array) -> SeveralState:
-        state = _learnt(state, length, jnp.array(price, jnp.float32), decay, drift, prior)
+        state = _learnt(state, length, jnp.array(price, jnp.float32), decay, drift)
         states, known = list(state.states), state.known
         for index, part in enumerate(parts):
             # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
@@ -182,27 +184,31 @@ def _checked(
     return lengths.pop()
 
 
+def _in_phase(sums: Array, phase: Array) -> Array:
+    """[B, 2, N] sums of the phase [B] each row is in, [B, N]."""
+    return jnp.take_along_axis(sums, phase[:, None, None], axis=1)[:, 0]
+
+
 def _worth(state: SeveralState, phase: Array) -> Array:
     """Tokens per target pass that each drafter is believed to bring in its row's phase, [B, N] float32."""
-    now = phase[:, None, None]
-    tokens = jnp.take_along_axis(state.tokens, now, axis=1)[:, 0]
-    return tokens / jnp.take_along_axis(state.time, now, axis=1)[:, 0]
+    return _in_phase(state.tokens, phase) / _in_phase(state.time, phase)
 
 
-def _learnt(state: SeveralState, length: Array, price: Array, decay: float, drift: float, prior: float) -> SeveralState:
+def _learnt(state: SeveralState, length: Array, price: Array, decay: float, drift: float) -> SeveralState:
     """The sums after a round that took the text to `length`; of the round's phase only."""
     count = price.shape[0]
     drafted = jnp.arange(count, dtype=jnp.int32)[None, :] == state.drafter[:, None]  # [B, N]
     moved = (state.drafter < count) & (length > state.length)
     here = (jnp.arange(PHASES, dtype=jnp.int32)[None, :] == state.phase[:, None]) & moved[:, None]  # [B, 2]
-    emitted = (length - state.length).astype(jnp.float32)[:, None, None]
+    emitted = (length - state.length).astype(jnp.float32)[:, None]
     paid = 1.0 + state.passes.astype(jnp.float32)[:, None] * price[None, :]  # [B, N]
-
-    def after(sums: Array, new: Array, home: float) -> Array:
-        changed = jnp.where(drafted[:, None, :], decay * sums + new, sums + drift * (home - sums))
-        return jnp.where(here[:, :, None], changed, sums)
-
-    return state._replace(tokens=after(state.tokens, emitted, prior), time=after(state.time, paid[:, None, :], 1.0))
+    tokens, time = _in_phase(state.tokens, state.phase), _in_phase(state.time, state.phase)
+    worked = decay * tokens + emitted, decay * time + paid
+    rate = jnp.sum(jnp.where(drafted, worked[0] / worked[1], 0.0), axis=1, keepdims=True)  # [B, 1]
+    tokens = jnp.where(drafted, worked[0], tokens + drift * (HOPE * rate - tokens))
+    time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
+    put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
+    return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
 
 
 def _told(part: Drafter, params: Params, state: DrafterState, tokens: Array, upto: Array, known: Array) -> DrafterState:
