@@ -169,7 +169,7 @@ def asking_prices():
 
 def test_rules_are_told_who_drafts_at_what_price():
     """In passes of the first model: a lookup is free, and a drafter twice as dear costs two."""
-    joined = several([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=9.0)
+    joined = several([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
     state = decode(joined, (None, BAD, GOOD), policy=asking_prices())
     rounds = rounds_of(state, 0)
     who, told, drafted = (getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted"))

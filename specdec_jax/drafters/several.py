@@ -55,6 +55,16 @@ class _Proposal(NamedTuple):
     policy: PolicyState
 
 
+class _Round(NamedTuple):
+    """What whoever drafts is given."""
+
+    params: Sequence[Params]
+    tokens: Array
+    context: RoundContext
+    policy: StoppingPolicy
+    keep_log_q: bool
+
+
 def several(
     drafters: Sequence[Drafter] = (),
     costs: Sequence[float] | None = None,
@@ -108,46 +118,19 @@ def several(
         idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
         choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
         made = _nothing(parts, tokens, most, policy_state, keep_log_q)
+        asked = _Round(params, tokens, context, policy, keep_log_q)
         for index in free:
-            state, made = ask(index, params, state, tokens, context, policy, choice, made, keep_log_q)
+            state, made = _ask(parts[index], index, unit_prices[index], asked, choice, state, made)
         if free and paid:
             empty = made.draft.length == 0
             passed_on = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
             choice = jnp.where(jnp.isin(choice, jnp.array(free)) & empty, passed_on, choice)
             made = made._replace(policy=select_rows(empty, policy_state, made.policy))
         for index in paid:
-            state, made = ask(index, params, state, tokens, context, policy, choice, made, keep_log_q)
+            state, made = _ask(parts[index], index, unit_prices[index], asked, choice, state, made)
         info = made.info._replace(drafter_id=jnp.where(idle, 0, choice))
         state = state._replace(drafter=choice, passes=info.passes, phase=phase, length=context.length)
         return made.draft, info, state, made.policy
-
-    def ask(
-        index: int,
-        params: Sequence[Params],
-        state: SeveralState,
-        tokens: Array,
-        context: RoundContext,
-        policy: StoppingPolicy,
-        choice: Array,
-        made: _Proposal,
-        keep_log_q: bool,
-    ) -> tuple[SeveralState, _Proposal]:
-        """Drafter `index` for the rows that chose it; what was made for others stays."""
-        own = choice == index
-
-        def drafts() -> tuple[DrafterState, Array, _Proposal]:
-            length = jnp.where(own, context.length, state.known[index])
-            caught_up = parts[index].commit(params[index], state.states[index], tokens, length)
-            own_price = jnp.full(own.shape, unit_prices[index], jnp.float32)
-            masked = context._replace(alive=own, budget=jnp.where(own, context.budget, 0), price=own_price)
-            draft, info, after, learnt = parts[index].propose(
-                params[index], caught_up, tokens, masked, policy, made.policy, keep_log_q
-            )
-            return after, length, _merged(own, _Proposal(draft, info, learnt), made)
-
-        after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[index], made))
-        states = (*state.states[:index], after, *state.states[index + 1 :])
-        return state._replace(states=states, known=state.known.at[index].set(known)), made
 
     def commit(params: Sequence[Params], state: SeveralState, tokens: Array, length: Array) -> SeveralState:
         state = _learnt(state, length, jnp.array(price, jnp.float32), decay, drift)
@@ -182,6 +165,28 @@ def _checked(
     if len(vocabularies) > 1:
         raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
     return lengths.pop()
+
+
+def _ask(
+    part: Drafter, index: int, price: float, asked: _Round, choice: Array, state: SeveralState, made: _Proposal
+) -> tuple[SeveralState, _Proposal]:
+    """Drafter `index` for the rows that chose it; what was made for others stays."""
+    own, context, params = choice == index, asked.context, asked.params[index]
+
+    def drafts() -> tuple[DrafterState, Array, _Proposal]:
+        length = jnp.where(own, context.length, state.known[index])
+        caught_up = part.commit(params, state.states[index], asked.tokens, length)
+        masked = context._replace(
+            alive=own, budget=jnp.where(own, context.budget, 0), price=jnp.full(own.shape, price, jnp.float32)
+        )
+        draft, info, after, learnt = part.propose(
+            params, caught_up, asked.tokens, masked, asked.policy, made.policy, asked.keep_log_q
+        )
+        return after, length, _merged(own, _Proposal(draft, info, learnt), made)
+
+    after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[index], made))
+    states = (*state.states[:index], after, *state.states[index + 1 :])
+    return state._replace(states=states, known=state.known.at[index].set(known)), made
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:
