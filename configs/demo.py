@@ -8,7 +8,7 @@ Expected:  2 cores: plain 64 and 65 tokens/s; total speed-up greedy 1.63, 1.35, 
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
 grid. `adaedl-keep` is our variant, in which the law that fails the check still gives its token; `survival` is our rule,
-at its defaults. The twelve prompts are frozen: change a copy.
+at its defaults; `survival-8192` drafts from the 8,192 most frequent tokens only (docs/drafters.md). The twelve prompts are frozen: change a copy.
 The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
 """
 
@@ -25,6 +25,7 @@ config = CompareConfig(
         Method("adaedl", adaedl, numbers={"threshold": 0.3}),
         Method("adaedl-keep", adaedl, numbers={"threshold": 0.3}, structure={"keep_checked_token": True}),
         Method("survival", survival),
+        Method("survival-8192", survival, drafter="smollm2-drafter@8192"),
     ),
     temperatures=(0.0, 0.8),
     max_new_tokens=64,

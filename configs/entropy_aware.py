@@ -1,15 +1,15 @@
-"""What do entropy-aware drafting's ingredients bring over standard speculative decoding: length, drafter, lookup?
+"""What do entropy-aware drafting's ingredients bring over standard speculative decoding: length, drafter, lookup, head?
 
 Command:   python -m experiments.compare configs/entropy_aware.py --prompts configs/prompts/math.jsonl
            (and code.jsonl, mixed.jsonl); greedy, so every output must be the target's
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
-Time:      5 minutes a file; interrupted, the same command with --out goes on
-Expected:  over static: all 1.07 on mathematics, 1.09 on code, 1.25 on mixed; without length 1.02, 1.02, 1.14; without
-           lookup 1.04, 1.04, 1.05; with nano 1.10, 1.07, 1.21; by phase 1.00, 1.00, 0.98; lookup alone 0.88, 0.97, 1.34
+Time:      6 minutes a file; interrupted, the same command with --out goes on
+Expected:  @EXPECTED@
 
 Only prompts of the judging half; every number is one that the calibrating half chose (`experiments.calibrate`, and for
-the lookup's least match a few tries on it). Standard speculative decoding is `static`. `all` is survival's lengths with
-the built-in drafter and prompt lookup taking turns; the methods after it leave one ingredient out or put nano in.
+the lookup's least match and the size of the draft vocabulary a few tries on it). `static` is standard speculative
+decoding. `all` is survival's lengths, with the built-in drafter's 8,192 most frequent tokens and prompt lookup taking
+turns; the methods after it leave one ingredient out, put nano in, or have a single ingredient.
 """
 
 from configs.base import CompareConfig, Method
@@ -17,14 +17,19 @@ from specdec_jax.analysis.cost_model import load_cost_model
 from specdec_jax.stopping import phase_length, static, survival
 
 LONGEST = 7
-costs = load_cost_model("configs/costs/cpu.json")
-weighed = {
-    "drafter_cost": costs.ratio,
-    "verification_times": tuple(float(time) for time in costs.pass_times(LONGEST) / costs.plain_pass),
-}
-BOTH = ("smollm2-drafter", "prompt_lookup")
-THREE = ("smollm2-drafter", "smollm2-drafter-nano", "prompt_lookup")
+WHOLE, FEW, NANO = "smollm2-drafter", "smollm2-drafter@8192", "smollm2-drafter-nano@8192"
+
+
+def weighed(file: str) -> dict[str, object]:
+    """What survival is told of measured costs."""
+    costs = load_cost_model(file)
+    times = costs.pass_times(LONGEST) / costs.plain_pass
+    return {"drafter_cost": costs.ratio, "verification_times": tuple(float(time) for time in times)}
+
+
+whole, few = weighed("configs/costs/cpu.json"), weighed("configs/costs/cpu-8192.json")
 lookup = {"shortest": 4, "longest": 6}
+by_turns = {"drafter": (FEW, "prompt_lookup"), "drafter_options": lookup}
 
 config = CompareConfig(
     name="entropy-aware",
@@ -33,10 +38,12 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("static", static),
-        Method("all", survival, weighed, drafter=BOTH, drafter_options=lookup),
-        Method("without-length", static, drafter=BOTH, drafter_options=lookup),
-        Method("without-lookup", survival, weighed),
-        Method("with-nano", survival, weighed, drafter=THREE, drafter_options=lookup),
+        Method("all", survival, few, **by_turns),
+        Method("without-length", static, **by_turns),
+        Method("without-lookup", survival, few, drafter=FEW),
+        Method("without-draft-vocabulary", survival, whole, drafter=(WHOLE, "prompt_lookup"), drafter_options=lookup),
+        Method("with-nano", survival, few, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup),
+        Method("static-8192", static, drafter=FEW),
         Method("phase-length", phase_length),
         Method("lookup-only", static, drafter="prompt_lookup"),
     ),

@@ -1,0 +1,31 @@
+"""How many tokens should a drafter propose from: what do fewer rows of its head save, and what acceptance do they cost?
+
+Command:   python -m experiments.compare configs/draft_vocabulary.py
+Hardware:  2 x86 cores, 4 GB of memory, nothing else running
+Time:      5 minutes; interrupted, the same command with --out goes on
+Expected:  @EXPECTED@
+
+The calibrating half: it is what the size in configs/entropy_aware.py was chosen on. Survival is told what each drafter
+reads of the target's bytes.
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import survival
+
+SIZES = (2048, 4096, 8192, 12288, 16384)
+
+config = CompareConfig(
+    name="draft-vocabulary",
+    prompts="configs/prompts/math.jsonl",
+    split="calibrate",
+    methods=(
+        Method("plain", policy=None),
+        Method("whole", survival),
+        *(Method(f"{size}", survival, drafter=f"smollm2-drafter@{size}") for size in SIZES),
+        Method("nano", survival, drafter="smollm2-drafter-nano"),
+        Method("nano-8192", survival, drafter="smollm2-drafter-nano@8192"),
+    ),
+    temperatures=(0.0,),
+    calibration="built-in",
+    max_new_tokens=128,
+)
