@@ -132,6 +132,7 @@ def _draft_one(
         apply = language_model.apply if reduced is None else reduced.apply
         logits, cache = apply(params, _window(loop.tokens, start, FED), cache)
         last = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] if reduced
+        last = lax.optimization_barrier(last)  # fused into each of the law's sums, XLA's CPU code makes them anew
     with jax.named_scope("draft_law"):
         own_law = law(last, context.warp)
         next_law = own_law if reduced is None else _of_all_tokens(reduced, params, own_law)
