@@ -8,7 +8,8 @@ Expected:  2 cores: plain 64 and 65 tokens/s; total speed-up greedy 1.63, 1.35, 
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
 grid. `adaedl-keep` is our variant, in which the law that fails the check still gives its token; `survival` is our rule,
-at its defaults; `survival-8192` drafts from the 8,192 most frequent tokens only (docs/drafters.md). The twelve prompts are frozen: change a copy.
+at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens only. The twelve
+prompts are frozen: change a copy.
 The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
 """
 

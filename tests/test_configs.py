@@ -50,6 +50,7 @@ def test_the_demo_is_what_it_says():
         "adaedl",
         "adaedl-keep",
         "survival",
+        "survival-8192",
     ]
     assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
     assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
@@ -72,7 +73,7 @@ def test_overrides():
     config = load_config("configs/demo.py", arguments)
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
-    assert len(config.methods) == 6 and load_config("configs/demo.py").max_new_tokens == 64
+    assert len(config.methods) == 7 and load_config("configs/demo.py").max_new_tokens == 64
 
 
 @pytest.mark.parametrize("argument", ["--max-new-token", "--max_new_token=32", "--max-new-tokns"])
