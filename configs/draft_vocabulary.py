@@ -5,8 +5,8 @@ Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      5 minutes; interrupted, the same command with --out goes on
 Expected:  @EXPECTED@
 
-The calibrating half: it is what the size in configs/entropy_aware.py was chosen on. Survival is told what each drafter
-reads of the target's bytes.
+The calibrating half: it is what the size in configs/entropy_aware.py was chosen on. Survival is told the measured price
+of the whole drafters (their calibrations have it), and of the others what a pass reads of the target's bytes.
 """
 
 from configs.base import CompareConfig, Method

@@ -28,6 +28,7 @@ def weighed(file: str) -> dict[str, object]:
 
 
 whole, few = weighed("configs/costs/cpu.json"), weighed("configs/costs/cpu-8192.json")
+structure = {"positions": LONGEST}
 lookup = {"shortest": 4, "longest": 6}
 by_turns = {"drafter": (FEW, "prompt_lookup"), "drafter_options": lookup}
 
@@ -38,11 +39,18 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("static", static),
-        Method("all", survival, few, **by_turns),
+        Method("all", survival, few, structure, **by_turns),
         Method("without-length", static, **by_turns),
-        Method("without-lookup", survival, few, drafter=FEW),
-        Method("without-draft-vocabulary", survival, whole, drafter=(WHOLE, "prompt_lookup"), drafter_options=lookup),
-        Method("with-nano", survival, few, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup),
+        Method("without-lookup", survival, few, structure, drafter=FEW),
+        Method(
+            "without-draft-vocabulary",
+            survival,
+            whole,
+            structure,
+            drafter=(WHOLE, "prompt_lookup"),
+            drafter_options=lookup,
+        ),
+        Method("with-nano", survival, few, structure, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup),
         Method("static-8192", static, drafter=FEW),
         Method("phase-length", phase_length),
         Method("lookup-only", static, drafter="prompt_lookup"),

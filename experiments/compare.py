@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from configs.base import CompareConfig, Method, load_config
@@ -193,7 +194,8 @@ def _measure(
     config: CompareConfig, job: Job, pair: Pair, request: dict[str, Any], known: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
     """One row: a timed generation and, under greedy, whether it equals plain decoding."""
-    (result,), state = play(pair, _prepare(pair, job.method, request))
+    asked = _prepare(pair, job.method, request)
+    (result,), state = play(pair, asked)
     counts = {
         name: result.statistics[name]
         for name in result.statistics
@@ -213,9 +215,15 @@ def _measure(
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
         **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
+        "policy_numbers": _plain_numbers(asked.options["policy_numbers"]),
         "tokens": result.tokens,
         "text": result.text,
     }
+
+
+def _plain_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON has them; None is a number's own way to say that its rule decides."""
+    return {name: np.asarray(value).tolist() for name, value in numbers.items() if value is not None}
 
 
 def _equality(

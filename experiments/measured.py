@@ -1,8 +1,9 @@
 """Speed-ups that experiments.compare measured, beside what a trace and a cost model predict for the same rules.
 
-A rule is replayed with the numbers that decoded: those of the config's calibration, under those that its method names,
-which a run folder's manifest tells. Methods that no trace tells of are left out: those with a drafter of their own, and
-those whose verification keeps other tokens than token rejection does.
+A rule is replayed with the numbers that decoded, which a run folder's rows tell; folders of an earlier version have
+them in the manifest, those of the config's calibration under those that its method names. Methods that no trace tells
+of are left out: those with another drafter than the traces', and those whose verification keeps other tokens than token
+rejection does.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments import studies
 from experiments.run_folder import MANIFEST, read_rows
-from experiments.summary import summarise
+from experiments.summary import MethodSummary, summarise
 from specdec_jax.analysis.cost_model import CostModel, between
 from specdec_jax.analysis.phase_path import phase_path
 from specdec_jax.analysis.replay import replay
@@ -74,7 +75,10 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
         method = methods[entry.method]
         if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature):
             continue
-        rule = _rule(method, calibration, entry.temperature)
+        if traces[near].about.get("drafter") not in (None, config.get("drafter")):
+            continue
+        told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_numbers")
+        rule = _rule(method, calibration, entry.temperature, told)
         if rule.policy.needs_phases and traces[near].raw_target_entropy is None:
             continue
         trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
@@ -140,13 +144,20 @@ def _predict(
     return speedup, float(found.acceptance_rate[0])
 
 
-def _rule(method: Mapping[str, Any], calibration: Calibration | None, temperature: float) -> Rule:
-    """The rule with its calibrated numbers, those that the method names over them."""
+def _is_of(row: Mapping[str, Any], entry: MethodSummary) -> bool:
+    return (row["method"], row["temperature"]) == (entry.method, entry.temperature)
+
+
+def _rule(
+    method: Mapping[str, Any], calibration: Calibration | None, temperature: float, told: Mapping[str, Any] | None
+) -> Rule:
+    """The rule with the numbers that its rows tell, or else the calibrated ones under those that the method names."""
     policy, phases = _policy(method), {}
     numbers = {name: value for name, value in method["numbers"].items() if value is not None}
     if calibration is not None:
         numbers = numbers_for(calibration, "policy", policy, temperature) | numbers
         phases = numbers_for(calibration, "monitor", PHASES, temperature)
+    numbers = dict(told) if told is not None else numbers
     return Rule(policy, numbers, phases)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from experiments.commands import exit_codes
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
@@ -39,23 +40,20 @@ class RankTokens:
     texts: Path | None = None
     """A .jsonl file with `text` in every line; needs --model."""
     model: str = "smollm2"
-    """Whose tokenizer reads the texts."""
+    """Whose tokenizer reads the texts; --data are tokens already."""
     most: int = 16384
     """Tokens to keep."""
 
 
+@exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Counts and writes; 2 on bad input."""
-    try:
-        config = tyro.cli(RankTokens, args=arguments, description=__doc__)
-        counts = count(config)
-        ranked = rank(counts)[: config.most]
-        config.out.mkdir(parents=True, exist_ok=True)
-        with replacing(config.out / RANKING) as path:
-            np.save(path, ranked)
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    config = tyro.cli(RankTokens, args=arguments, description=__doc__)
+    counts = count(config)
+    ranked = rank(counts)[: config.most]
+    config.out.mkdir(parents=True, exist_ok=True)
+    with replacing(config.out / RANKING) as path:
+        np.save(path, ranked)
     covered = np.cumsum(counts[ranked, 0]) / counts[:, 0].sum()
     for size in [size for size in SIZES if size < len(ranked)] + [len(ranked)]:
         print(f"{size:6,} tokens cover {covered[size - 1]:.1%}")
@@ -103,11 +101,11 @@ def _of_shards(path: Path) -> np.ndarray:
 
 
 def _of_texts(path: Path | None, model: str) -> np.ndarray:
-    """[V, 2]: how often each token stands in the texts, twice."""
+    """[V, 2]: how often each token stands in the texts, twice. Every text ends with the tokens that end an answer."""
     tokenizer = load_model(model).tokenizer
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for text in _read(Path(str(path))):
-        counts += np.bincount(tokenizer.encode(text), minlength=len(counts))
+        counts += np.bincount([*tokenizer.encode(text), *tokenizer.eos_ids], minlength=len(counts))
     return np.stack([counts, counts], axis=1)
 
 

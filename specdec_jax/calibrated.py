@@ -31,6 +31,7 @@ FORMAT = 1
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
+PHASE_NAMES = ("routine", "reasoning")  # before a number that a wrapper takes for each phase
 ANY_STRUCTURE = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
 SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
 
@@ -48,11 +49,15 @@ class Calibration(NamedTuple):
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
-    """The number of parameters and the mean size of those in the largest array; of a reduced drafter all it has."""
-    params = params.model if isinstance(params, ReducedParams) else params
-    leaves = jax.tree.leaves(params)
+    """The number of parameters and the mean size of those in the largest array.
+
+    A draft vocabulary leaves both as they are, and is named beside them.
+    """
+    reduced = isinstance(params, ReducedParams)
+    leaves = jax.tree.leaves(params.model if reduced else params)
     largest = max(leaves, key=lambda leaf: leaf.size)
-    return {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+    found = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+    return found | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
 _scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
@@ -120,6 +125,12 @@ def check_calibration(source: str | Path | Calibration) -> None:
         read_calibration(source)
 
 
+def same_pass(calibration: Calibration, params: Params) -> bool:
+    """Whether what was measured of the calibrated drafter's pass holds for these weights: all of it, one vocabulary."""
+    size = fingerprint(params).get("draft_vocabulary")
+    return not _unlike(calibration.drafter, params) and calibration.drafter.get("draft_vocabulary") == size
+
+
 def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
     """The learnt numbers of a policy, verifier or monitor; none if it was not calibrated.
 
@@ -146,13 +157,13 @@ def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Any) -
 
 
 def _handed_on(inner: Sequence[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, Any]:
-    """What wrapped strategies have, under the wrapper's names: a number that two of them have is called ROLE_NAME.
+    """What wrapped strategies have, under the wrapper's names: a number that both phases have is called PHASE_NAME.
 
     Whose role is which cannot be seen from here: such a number is handed on where all that have it agree.
     """
     found: dict[str, list[Any]] = {}
     for key, value in (entry for learnt in inner for entry in learnt.items()):
-        for name in [key] if key in taken else [name for name in taken if name.endswith(f"_{key}")]:
+        for name in [key] if key in taken else [f"{phase}_{key}" for phase in PHASE_NAMES if f"{phase}_{key}" in taken]:
             found.setdefault(name, []).append(value)
     return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
 
@@ -209,7 +220,8 @@ def built_alike(one: Any, other: Any) -> bool:
     if isinstance(one, functools.partial):
         return built_alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
     if hasattr(one, "__code__"):
-        alike = one.__code__ == other.__code__ and built_alike(one.__defaults__, other.__defaults__)
+        defaults = [(function.__defaults__, function.__kwdefaults__) for function in (one, other)]
+        alike = one.__code__ == other.__code__ and built_alike(*defaults)
         return alike and built_alike(_held(one), _held(other))
     return bool(np.array_equal(one, other))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, numbers_for
+from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, numbers_for, same_pass
 from specdec_jax.choices import nearest
 from specdec_jax.loading import LoadedModel
 from specdec_jax.numbers import numbers_of
@@ -110,7 +110,8 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    numbers learnt for the pair, but for those given here.
+    numbers learnt for the pair, but for those given here. A rule with a `drafter_cost` is told one in any case: without
+    a measured one, the share of the target's bytes that the (first) drafter model reads in a pass.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer = pair.target.tokenizer
@@ -133,25 +134,26 @@ def prepare(
 def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
     """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none.
 
-    A rule that weighs costs is told what the drafter reads of the target's bytes, unless a price was measured: a
-    calibration's is that of the whole head.
+    A rule that weighs costs is told a drafter pass's: measured by a calibration of this very drafter, or else what it
+    reads of the target's bytes.
     """
     learnt: dict[str, Any] = {}
+    measured = False
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
         check_calibration(calibration)
     elif calibration is not None:
         found = calibration_of(calibration, pair)
         learnt = {kind: numbers_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given}
-    policy = learnt.get("policy", {})
-    if _weighs_costs(pair) and (pair.has_draft_vocabulary or COST not in policy):
-        learnt["policy"] = policy | {COST: pair.drafter_cost}
+        measured = COST in learnt["policy"] and same_pass(found, pair.priced)
+    if _weighs_costs(pair) and not measured:
+        learnt["policy"] = learnt.get("policy", {}) | {COST: pair.drafter_cost}
     return {f"{kind}_numbers": {**learnt.get(kind, {}), **(numbers or {})} for kind, numbers in given.items()}
 
 
 def _weighs_costs(pair: Pair) -> bool:
     """Whether the policy wants to know what a pass costs: its drafter has a model, and nobody fixed the number."""
     init = pair.decoder.parts.policy.init
-    return pair.drafter_cost > 0 and COST in numbers_of(init) and COST not in getattr(init, "keywords", ())
+    return pair.priced is not None and COST in numbers_of(init) and COST not in getattr(init, "keywords", ())
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:

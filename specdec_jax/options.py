@@ -21,7 +21,8 @@ class Models:
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
     drafter: str = "smollm2-drafter"
     """Given like the target, whose vocabulary it must share; or prompt_lookup, ngram or a path to your own .py, which
-    need no model; several as a,b take turns. none: plain decoding."""
+    need no model; several as a,b take turns. NAME@8192 drafts its 8,192 most frequent tokens only. none: plain
+    decoding."""
     drafter_options: Annotated[Many[str], KeyValue] = ()
     """Of a drafter without a model. prompt_lookup: longest=4; ngram: order=3 fill=1."""
     dtype: str = "bfloat16"

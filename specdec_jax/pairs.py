@@ -35,12 +35,12 @@ class Pair(NamedTuple):
     target: LoadedModel
     decoder: Decoder
     params: ModelParams
-    drafter_cost: float = 0.0  # what a pass of its (first) model drafter reads, over what a target pass reads
+    priced: Params = None  # of the first drafter with a model, whose pass is what rules that weigh costs are told of
 
     @property
-    def has_draft_vocabulary(self) -> bool:
-        """Whether its (first) model drafter reads a part of its head only."""
-        return isinstance(_first_model(self.params.drafter), ReducedParams)
+    def drafter_cost(self) -> float | None:
+        """A pass of that drafter in target passes, as far as the bytes that both read tell; None without one."""
+        return None if self.priced is None else _relative_size(self.priced, self.params.target)
 
 
 def build_pair(
@@ -86,6 +86,7 @@ def build_pair(
         return Pair(big, decoder, ModelParams(big.params))
     if _one(drafter):
         built, params = _drafter(big, drafter, options, drafter_params, max_draft_length, dtype)
+        pairs = [(built, params)]
     else:
         check_drafter_options(drafter, options)
         each: list[Any] = list(drafter)
@@ -97,7 +98,8 @@ def build_pair(
         params = tuple(pair[1] for pair in pairs)
         built = _joined(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
     decoder = _decoder(big.model, built, policy, verifier, monitor, verification_widths)
-    return Pair(big, decoder, ModelParams(big.params, params), _relative_size(_first_model(params), big.params))
+    priced = next((own for one, own in pairs if one.model is not None), None)
+    return Pair(big, decoder, ModelParams(big.params, params), priced)
 
 
 def without_model(drafter: Any) -> bool:
@@ -154,6 +156,7 @@ def _drafter(
         return drafter, params
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_same_vocabulary(big, small)
+    _check_draft_vocabulary(big, small)
     return _model_drafter(small.model, big.model.spec.vocab_size, most), small.params
 
 
@@ -199,11 +202,12 @@ def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
     return several(drafters, costs)
 
 
-def _first_model(params: Params) -> Params:
-    """The parameters of the drafter, or of the first with any among several."""
-    if type(params) is not tuple:
-        return params
-    return next((own for own in params if jax.tree.leaves(own)), None)
+def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
+    """Refuses one with tokens that the target lacks: rows that only pad the drafter's embedding."""
+    if drafter.model.reduced is not None:
+        last, size = int(drafter.model.reduced.tokens(drafter.params)[-1]), target.model.spec.vocab_size
+        if last >= size:
+            raise ValueError(f"drafter {drafter.name!r} would propose token {last}, and the target has {size}")
 
 
 def _relative_size(params: Params, target: Params) -> float:
@@ -211,7 +215,7 @@ def _relative_size(params: Params, target: Params) -> float:
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
     if isinstance(params, ReducedParams):
         sizes[0] -= params.unread_bytes
-    return round(sizes[0] / sizes[1], 4)
+    return sizes[0] / sizes[1]
 
 
 @functools.lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ class Head(NamedTuple):
 
     hidden: Callable[..., tuple[Array, Cache]]
     # (params, tokens [B, T] i32, cache, positions=None, mask=None) -> (hidden [B, T, D] float32, cache)
-    kernel: Callable[[Params], Array]  # (params) -> [V, D]
+    kernel: Callable[[Params], Array]  # (params) -> [V, D], of the dtype that the product is taken in
 
 
 class ReducedHead(NamedTuple):

@@ -110,10 +110,7 @@ def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
         assert options["verifier_numbers"] == learnt[kind]["verifier"]["easd"]
         assert options["monitor_numbers"] == learnt[kind]["monitor"]["phases"]
     given = prepare(pair, ["one"], calibration=path, policy_numbers={"routine_length": 6}).options["policy_numbers"]
-    assert given["routine_length"] == 6 and "reasoning_length" in {
-        **learnt["greedy"]["policy"]["phase_length"],
-        **given,
-    }
+    assert given == learnt["greedy"]["policy"]["phase_length"] | {"routine_length": 6}
     assert prepare(pair, ["one"]).options["policy_numbers"] == {}
     result = generate("one", pair=pair, calibration=path, max_new_tokens=8, record=True)
     assert len(result.tokens) == 8

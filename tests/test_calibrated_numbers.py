@@ -117,6 +117,16 @@ def test_the_same_structure_is_known_again(kind):
         assert not any(built_alike(one, others[0]) for its, others in built.items() if its != name)
 
 
+def test_keyword_only_defaults_are_structure_too():
+    def made(keep):
+        def check(state, *, keep=keep):
+            return keep
+
+        return check
+
+    assert built_alike(made(1), made(1)) and not built_alike(made(1), made(2))
+
+
 def test_files_of_before_there_were_variants_are_read(tmp_path):
     path = tmp_path / "c.json"
     model = {"name": "m", "parameters": 1, "scale": 1.0}

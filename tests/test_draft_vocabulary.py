@@ -14,9 +14,9 @@ from specdec_jax.calibrated import calibration_of
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.generation import build_pair, generate
-from specdec_jax.loading import load_model
+from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax, with_draft_vocabulary
 from specdec_jax.loading.builtin import drafter_file
-from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source, with_draft_vocabulary
+from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.pairs import _relative_size
@@ -110,6 +110,9 @@ def test_the_source_of_a_reduced_drafter(tmp_path, monkeypatch):
     assert split_source("smollm2-drafter@8192") == ("smollm2-drafter", "8192")
     assert split_source("org/name@mine.npy") == ("org/name", "mine.npy")
     assert split_source("org/name@main") == ("org/name@main", "")
+    for wrong in ("smollm2-drafter@8k", "smollm2-drafter@\u00b2", "smollm2-drafter@"):
+        with pytest.raises(ValueError, match="after @ comes a number of tokens or a .npy file"):
+            split_source(wrong)
     assert split_source("@8192") == ("@8192", "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder@12").mkdir()
@@ -159,9 +162,10 @@ def test_a_ranking_must_be_there_and_be_one(tmp_path):
         np.save(tmp_path / RANKING, wrong)
         with pytest.raises(ValueError, match="must hold a list of token ids"):
             read_tokens("1", tmp_path)
-    (tmp_path / RANKING).write_text("no array")
-    with pytest.raises(ValueError, match="is no numpy array"):
-        read_tokens("1", tmp_path / "weights.gguf")
+    for text in ("no array", "", "PK\x03\x04"):
+        (tmp_path / RANKING).write_text(text)
+        with pytest.raises(ValueError, match="is no numpy array"):
+            read_tokens("1", tmp_path / "weights.gguf")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,33 @@ def test_draft_vocabularies_that_are_none_are_refused(tokens, message):
     source, params = model_and_params()
     with pytest.raises(ValueError, match=message):
         reduce_params(source, params, tokens)
+
+
+@pytest.mark.parametrize("save", [save_hf_folder, save_gguf, save_orbax])
+def test_a_draft_vocabulary_is_not_saved(save, tmp_path, smollm2_drafter):
+    few = with_draft_vocabulary(smollm2_drafter, [1, 2])
+    with pytest.raises(ValueError, match="no part of saved weights: save `params.model`"):
+        save(tmp_path / "saved", few.config, few.params, few.tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tokens_that_the_target_lacks_are_refused(smollm2, smollm2_drafter):
+    """Rows that only pad the drafter's embedding: spread over the target's tokens their law would not sum to one."""
+    few = with_draft_vocabulary(smollm2_drafter, [1, 49151])
+    shorter = smollm2._replace(model=with_vocabulary(smollm2.model, 49151))
+    with pytest.raises(ValueError, match="would propose token 49151, and the target has 49151|has 49151 embeddings"):
+        build_pair(shorter, few)
+
+
+def test_float32_weights_are_read_in_the_models_own_dtype():
+    source, params = model_and_params(dtype=jnp.bfloat16)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    few = reduce_params(source, params, SOME)
+    assert few.kernel.dtype == jnp.bfloat16
+    tokens = random_tokens(1, 4)
+    whole, _ = one_pass(source, params, tokens)
+    logits, _ = one_pass(with_reduced_head(source), few, tokens)
+    np.testing.assert_allclose(logits[..., SOME], whole[..., SOME], rtol=1e-5, atol=1e-5)
 
 
 def test_who_cannot_have_one(smollm2):

@@ -62,8 +62,17 @@ def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_draf
     assert cost_told(whole, calibration="built-in") == measured
     assert cost_told(reduced, calibration="built-in") == cost_told(reduced)
     assert cost_told(whole, policy_numbers={"drafter_cost": 0.3}, calibration="built-in") == 0.3
-    together = build_pair(smollm2, ("prompt_lookup", few, smollm2_drafter), policy=survival())
+    table = {"any": np.zeros(1_000_000)}
+    together = build_pair(
+        smollm2, ("ngram", few, smollm2_drafter), policy=survival(), drafter_params=(table, None, None)
+    )
     assert cost_told(together) == cost_told(reduced), "the first model's"
+    assert cost_told(together, calibration="built-in") == cost_told(reduced), "and no other drafter's, measured or not"
+    told = calibration_of("built-in", whole)
+    of_few = told._replace(drafter=told.drafter | {"draft_vocabulary": 8192})
+    assert cost_told(reduced, calibration=of_few) == measured
+    assert cost_told(whole, calibration=of_few) == cost_told(whole)
     fixed = survival()._replace(init=functools.partial(survival().init, drafter_cost=0.5))
-    for drafter, policy in (("prompt_lookup", survival()), (smollm2_drafter, static()), (smollm2_drafter, fixed)):
+    pairs = ("prompt_lookup", survival()), ("ngram", survival()), (smollm2_drafter, static()), (smollm2_drafter, fixed)
+    for drafter, policy in pairs:
         assert cost_told(build_pair(smollm2, drafter, policy=policy)) is None

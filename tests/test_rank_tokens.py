@@ -38,7 +38,8 @@ def test_texts_of_a_file(tmp_path):
     texts.write_text("".join(json.dumps({"text": text}) + "\n\n" for text in ("to be or not to be", " to")))
     assert main(["--texts", str(texts), "--out", str(tmp_path)]) == 0
     tokenizer = load_model("smollm2").tokenizer
-    ids = [i for text in ("to be or not to be", " to") for i in tokenizer.encode(text)]
+    ids = [i for text in ("to be or not to be", " to") for i in [*tokenizer.encode(text), *tokenizer.eos_ids]]
+    assert len(tokenizer.eos_ids) == 1, "the end of an answer can be proposed"
     counts = sorted((-ids.count(i), i) for i in set(ids))
     np.testing.assert_array_equal(np.load(tmp_path / RANKING), [i for _, i in counts])
 

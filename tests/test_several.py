@@ -178,6 +178,12 @@ def test_rules_are_told_who_drafts_at_what_price():
     assert np.all(drafted[who == 2] == 0) and np.all(drafted[:-1][who[:-1] == 1] == MOST)
 
 
+def test_a_lookup_alone_is_free_too():
+    state = decode(prompt_lookup(MOST), None, policy=asking_prices(), policy_numbers={"dearest": 0.0})
+    rounds = rounds_of(state, 0)
+    assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
+
+
 def test_who_finds_nothing_hands_over_in_the_same_round():
     joined = several([repeats_last(only_after=2), table()], prior=1e4, drift=1.0)
     state = decode(joined, (None, GOOD))

@@ -221,3 +221,14 @@ def test_thompsons_choice_is_the_rows_own():
     np.testing.assert_array_equal(policy.begin(state, turned)[1].arms.arm, arms[::-1])
     later = now._replace(emitted=now.emitted + 1)
     assert (np.asarray(policy.begin(state, later)[1].arms.arm) != arms).any()
+
+
+def test_goodput_pays_for_passes_what_this_rounds_drafter_costs():
+    """A price of 0 is a drafter cost of 0, of 3 one three times as high: [0.1, 0.0, 0.3] at price [1, 0, 3]."""
+    policy, told = goodput(most=K), context(3)
+    told = told._replace(price=jnp.array([1.0, 0.0, 3.0]))
+    _, state = policy.begin(policy.init(3, drafter_cost=0.1, verification_cost=0.05), told)
+    costs = policy.init(3, drafter_cost=[0.1, 0.0, 0.3], verification_cost=0.05)
+    _, expected = policy.begin(costs, context(3))
+    np.testing.assert_array_equal(state.draft_length, expected.draft_length)
+    assert len(set(np.asarray(state.draft_length).tolist())) == 3

@@ -30,7 +30,7 @@ def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
     if trace.raw_target_entropy is None:
         raise ValueError(
             "this sampled trace keeps no raw entropies of the target, which phases are told from: it was recorded by "
-            "an earlier version; record it again (python -m experiments.record)"
+            "an earlier version; record it again, into another folder (python -m experiments.record)"
         )
     return trace.raw_target_entropy
 

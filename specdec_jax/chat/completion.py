@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from specdec_jax.chat.commands import COMMANDS
 from specdec_jax.choices import choose, find_factory, names
-from specdec_jax.loading.builtin import BUILTIN
+from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import NEED_MODELS
 
@@ -59,6 +59,7 @@ def _drafters(words: list[str]) -> Iterator[str]:
     if len(words) == 1:
         yield from [
             *BUILTIN,
+            *(f"{name}@8192" for name in DRAFTERS),
             "none",
             *(name for name in names("drafter") if name not in NEED_MODELS),
         ]

@@ -35,7 +35,7 @@ from specdec_jax.types import (
 )
 
 PHASES = 2
-HOPE = 1.1  # what those who sit out drift to, times what the drafter at work brings: in the end they are tried again
+HOPE = 1.1  # who sits out is believed, in the end, to bring a tenth more than who drafts, and is tried again
 
 
 class SeveralState(NamedTuple):
@@ -83,7 +83,8 @@ def several(
         prior: tokens a target pass that every drafter is believed to bring at first; above what is usual, so that all
             are tried.
 
-    Rules that weigh costs (`survival`) are told who drafts at what price: their own number is the first model's.
+    `survival` and `goodput` are told who drafts at what price, in passes of the first model, whose cost is their own
+    number.
 
     Raises:
         ValueError: no drafters, lengths that differ, or a number out of range.

@@ -1,5 +1,6 @@
 """From a name to a model with its weights and its tokenizer, and back to a folder."""
 
+from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
 from specdec_jax.loading.gguf_writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import LoadedModel, load_model
@@ -17,4 +18,5 @@ __all__ = [
     "save_gguf",
     "save_hf_folder",
     "save_orbax",
+    "with_draft_vocabulary",
 ]

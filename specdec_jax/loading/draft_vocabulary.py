@@ -7,19 +7,30 @@ takes all tokens of another one. `python -m experiments.rank_tokens` counts them
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
+from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 
 RANKING = "token_ranking.npy"
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """A model's source and the draft vocabulary after its last @, empty if there is none; existing paths are whole."""
+    """A model's source and the draft vocabulary after its last @, empty if there is none; existing paths are whole.
+
+    Raises:
+        ValueError: a model, and behind it something else than a draft vocabulary.
+    """
     base, _, vocabulary = source.rpartition("@")
-    named = base and (vocabulary.isdigit() or vocabulary.endswith(".npy"))
-    return (base, vocabulary) if named and not Path(source).expanduser().exists() else (source, "")
+    if not base or Path(source).expanduser().exists():
+        return source, ""
+    if vocabulary.isdecimal() or vocabulary.endswith(".npy"):
+        return base, vocabulary
+    if base in BUILTIN or Path(base).expanduser().exists():
+        raise ValueError(f"after @ comes a number of tokens or a .npy file of them, got {source!r}")
+    return source, ""
 
 
 def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> Any:
@@ -43,12 +54,13 @@ def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
         FileNotFoundError: no such file, or no ranking beside the weights.
         ValueError: no array of token ids, or a ranking of fewer tokens.
     """
-    if not vocabulary.isdigit():
+    if not vocabulary.isdecimal():
         return _array(Path(vocabulary).expanduser())
     path = (weights if weights.is_dir() else weights.parent) / RANKING
     if not path.is_file():
         raise FileNotFoundError(
-            f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.rank_tokens writes one"
+            f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.rank_tokens writes one, and "
+            "@FILE.npy takes it from elsewhere"
         )
     ranked, wanted = _array(path), int(vocabulary)
     if not 1 <= wanted <= len(ranked):
@@ -61,7 +73,7 @@ def _array(path: Path) -> np.ndarray:
         raise FileNotFoundError(f"no draft vocabulary at {path}; python -m experiments.rank_tokens writes one")
     try:
         tokens = np.load(path, allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError, BadZipFile) as error:
         raise ValueError(f"{path} is no numpy array: {error}") from None
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(f"{path} must hold a list of token ids")

@@ -19,6 +19,7 @@ from specdec_jax.loading.gguf_tokenizer_writer import tokenizer_metadata
 from specdec_jax.loading.suggest import nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.llama import LlamaConfig, named_from_params
+from specdec_jax.models.reduced_head import check_whole
 from specdec_jax.models.rope import inverse_frequencies, rope_type
 
 FILE_TYPES = {
@@ -52,6 +53,7 @@ def save_gguf(
     Raises FileExistsError unless `overwrite` (and always for a folder), ValueError for an unknown kind, a config of
     another family, parameters that do not fit it, and a rope scaling or tokenizer that GGUF cannot state.
     """
+    check_whole(params)
     if kind not in FILE_TYPES:
         raise ValueError(
             f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}"

@@ -13,6 +13,7 @@ from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
+from specdec_jax.models.reduced_head import check_whole
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 
@@ -74,6 +75,7 @@ def save_hf_folder(
     `config` is a family's config, `params` its parameter tree. Raises FileExistsError unless `overwrite`, ValueError
     when the parameters do not fit the config.
     """
+    check_whole(params)
     module = family_of(config)
     named = module.named_from_params(config, params)
     written = config.to_hf() | {"dtype": str(next(iter(named.values())).dtype)}

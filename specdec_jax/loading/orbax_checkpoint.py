@@ -15,6 +15,7 @@ import jax
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
+from specdec_jax.models.reduced_head import check_whole
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 1
@@ -30,7 +31,11 @@ class Restored(NamedTuple):
 
 
 def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, overwrite: bool = False) -> None:
-    """Writes a checkpoint, complete or not at all. Raises FileExistsError unless `overwrite`."""
+    """Writes a checkpoint, complete or not at all.
+
+    Raises FileExistsError unless `overwrite`, ValueError for a drafter with a draft vocabulary.
+    """
+    check_whole(params)
     import orbax.checkpoint as ocp  # here, because it takes over a second that other formats need not wait for
 
     marker = {"format": FORMAT, "model_type": family_of(config).__name__.rpartition(".")[2], "config": config.to_hf()}

@@ -189,7 +189,7 @@ def language_model(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LanguageMo
         return module.apply({"params": params}, tokens, cache, positions, mask, head=False)
 
     def kernel(params):
-        return params["embedding" if c.tie_word_embeddings else "head"]
+        return jnp.asarray(params["embedding" if c.tie_word_embeddings else "head"]).astype(dtype)
 
     spec = ModelSpec(c.vocab_size, c.max_position_embeddings, c.eos_token_ids)
     return LanguageModel(init_cache, apply, layers.with_length, spec, Head(hidden, kernel))

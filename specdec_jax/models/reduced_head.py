@@ -28,8 +28,8 @@ class ReducedParams(NamedTuple):
 
     @property
     def unread_bytes(self) -> int:
-        """Of `model`'s weights: the whole head. Where it is the embedding too, a pass reads single rows of it."""
-        return self.place.size * self.kernel.shape[1] * self.kernel.dtype.itemsize
+        """What a pass leaves unread: the whole head, which may be the embedding too, and all but N places."""
+        return self.place.size * self.kernel.shape[1] * self.kernel.dtype.itemsize + self.place.nbytes
 
 
 @functools.lru_cache(maxsize=16)
@@ -43,9 +43,7 @@ def with_reduced_head(model: LanguageModel) -> LanguageModel:
     """
     head = model.head
     if head is None or model.reduced is not None:
-        raise ValueError(
-            "this model's head is reduced already" if model.reduced else "this model does not offer its head apart"
-        )
+        raise ValueError("its head is reduced already" if model.reduced else "this model does not offer its head apart")
 
     def few(params, tokens, cache, positions=None, mask=None):
         hidden, cache = head.hidden(params.model, tokens, cache, positions, mask)
@@ -89,6 +87,12 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
     place[chosen] = np.arange(chosen.size)
     kernel = jnp.asarray(model.head.kernel(params))[chosen]
     return ReducedParams(params, kernel, jnp.asarray(chosen), jnp.asarray(place))
+
+
+def check_whole(params: Params) -> None:
+    """For those who save weights. Raises ValueError for those of a drafter with a draft vocabulary."""
+    if isinstance(params, ReducedParams):
+        raise ValueError("a draft vocabulary is no part of saved weights: save `params.model`, and load it with @N")
 
 
 def _short(given: np.ndarray) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from specdec_jax.numbers import per_row
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.stopping._price import price
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
 
 
@@ -70,8 +71,7 @@ def goodput(most: int = 16) -> StoppingPolicy:
         )
 
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
-        del context
-        state = state._replace(draft_length=_best_length(state, most))
+        state = state._replace(draft_length=_best_length(state, price(context), most))
         return state.draft_length > 0, state
 
     return StoppingPolicy(init, begin, always_draw, proceed_to_length, _update, show_length)
@@ -83,12 +83,12 @@ def acceptance(state: GoodputState) -> Array:
     return (prior + state.accepted) / (state.prior_weight + state.reached)
 
 
-def _best_length(state: GoodputState, most: int) -> Array:
-    """The first k in least..most with the largest E(k) / T(k), [B] int32."""
+def _best_length(state: GoodputState, passes: Array, most: int) -> Array:
+    """The first k in least..most with the largest E(k) / T(k), [B] int32, a pass costing `passes` [B] usual ones."""
     k = jnp.arange(most + 1, dtype=jnp.float32)[None, :]
     # Summed rather than (1 - a^(k+1)) / (1 - a), which is 0/0 at a = 1.
     tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
-    cost = (state.drafter_cost + state.verification_cost)[:, None]
+    cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
     value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / (1.0 + cost * k), -jnp.inf)
     return jnp.argmax(value, axis=1).astype(jnp.int32)
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.numbers import per_row, vector_per_row
+from specdec_jax.stopping._price import price
 from specdec_jax.stopping._reached import reached, remember
 from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
 
@@ -76,12 +77,12 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
 
-    Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1: measure it with
-    `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the pass that verifies k drafts over one of
-    plain decoding, the last holding for longer drafts; 1 + 0.02 k unless given), greedy and sampled (a Prior each),
-    prior_precision (6: how many judged tokens' worth the prior is, roughly times four), decay (0.95, of what was
-    learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R before anything is seen), rate_weight
-    (5 passes that it counts for), rate_decay (0.98 per round).
+    Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate` gives what
+    it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the
+    pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k unless
+    given), greedy and sampled (a Prior each), prior_precision (6: how many judged tokens' worth the prior is, roughly
+    times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R
+    before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
 
     Raises:
         ValueError: positions below 1.
@@ -141,7 +142,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
-            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + _price(context)
+            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + price(context)
         )
         later = _chance(state, prior.next_bias)
         return _gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
@@ -193,11 +194,6 @@ def _rate(state: SurvivalState) -> Array:
     return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
 
 
-def _price(context: RoundContext) -> Array:
-    """What a pass of this round's drafter costs in units of `drafter_cost`, [B] float32."""
-    return jnp.ones(context.length.shape, jnp.float32) if context.price is None else context.price
-
-
 def _time_of(state: SurvivalState, drafts: Array) -> Array:
     """V at [B, N] draft lengths."""
     return jnp.take_along_axis(state.verification, jnp.clip(drafts, 0, state.verification.shape[1] - 1), axis=1)
@@ -221,7 +217,7 @@ def _gain(
     share = jnp.minimum(later, 0.999)[:, None]
     series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
     wider = _time_of(state, drafted[:, None] + count) - _time_of(state, drafted[:, None])
-    cost = state.drafter_cost * _price(context)
+    cost = state.drafter_cost * price(context)
     time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
