@@ -77,10 +77,14 @@ def ran(tmp_path_factory):
     return folder / "run", {0.0: load_trace(folder / "traces" / "trace-0.npz")}
 
 
-def changed(run, folder, methods=None, **entries):
-    """A copy of a run folder whose config, or whose methods by name, say otherwise."""
+def changed(run, folder, methods=None, told=False, **entries):
+    """A copy of a run folder whose config, or whose methods by name, say otherwise.
+
+    Its rows tell no numbers, as in an earlier version, or those they were decoded with.
+    """
     folder.mkdir()
-    (folder / "results.jsonl").write_bytes((run / "results.jsonl").read_bytes())
+    rows = [row if told else {key: row[key] for key in row if key != "policy_numbers"} for row in read_rows(run)]
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["config"] |= entries
     for method in manifest["config"]["methods"]:
@@ -111,6 +115,17 @@ def test_greedy_predictions_are_the_live_rounds(ran):
         rate, speedup = live(run, name)
         assert (point.acceptance, point.predicted_acceptance) == pytest.approx((rate, rate)), name
         assert point.predicted.estimate == pytest.approx(speedup) and point.same_prompts, name
+
+
+def test_rows_tell_the_numbers_that_decoded(ran, tmp_path):
+    """Whatever became of the calibration; and a drafter that no trace is of is left out."""
+    run, traces = ran
+    right, told = found(run, traces), found(changed(run, tmp_path / "run", told=True, calibration=None), traces)
+    for name in ("static", "static-3", "survival"):  # phase-length reads the monitor's numbers too
+        assert right[name].predicted == told[name].predicted, name
+    other = traces[0.0]._replace(about=traces[0.0].about | {"drafter": "another"})
+    with pytest.raises(ValueError, match="has no method that traces"):
+        measured_points(run, {0.0: other}, COSTS)
 
 
 def test_without_its_calibration_a_prediction_is_of_another_rule(ran, tmp_path):
