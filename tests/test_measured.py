@@ -150,9 +150,10 @@ def test_sampled_runs_have_the_sampled_numbers(ran, tmp_path):
 def test_the_built_in_calibration_is_the_drafters(ran, tmp_path):
     run, traces = ran
     names = {"calibration": "built-in", "target": "smollm2", "drafter": "smollm2-drafter"}
-    built_in = found(changed(run, tmp_path / "one", **names), traces)
+    of_it = {0.0: traces[0.0]._replace(about={**traces[0.0].about, "drafter": "smollm2-drafter"})}
+    built_in = found(changed(run, tmp_path / "one", **names), of_it)
     path = str(drafter_file("smollm2-drafter").parent / "calibration.json")
-    by_path = found(changed(run, tmp_path / "two", **{**names, "calibration": path}), traces)
+    by_path = found(changed(run, tmp_path / "two", **{**names, "calibration": path}), of_it)
     assert built_in == by_path and built_in["static"].predicted != found(run, traces)["static"].predicted
     with pytest.raises(ValueError, match="built-in calibration of 'mine'"):
         measured_points(changed(run, tmp_path / "three", **{**names, "drafter": "mine"}), traces, COSTS)
