@@ -26,6 +26,7 @@ from specdec_jax.analysis.trace import Trace, select
 from specdec_jax.calibrated import BUILT_IN, FILE, Calibration, numbers_for, read_calibration
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.loading.draft_vocabulary import split_source
 from specdec_jax.pairs import PHASES
 from specdec_jax.types import StoppingPolicy
 
@@ -105,7 +106,7 @@ def _calibration(config: Mapping[str, Any]) -> Calibration | None:
     source = config.get("calibration")
     if source != BUILT_IN:
         return None if source is None else read_calibration(source)
-    name = config["drafter"].partition("@")[0]  # what follows is a draft vocabulary
+    name, _ = split_source(config["drafter"])
     if name not in DRAFTERS:
         raise ValueError(
             f"the built-in calibration of {config['drafter']!r} is found by no name: {list(DRAFTERS)} have one"
@@ -152,13 +153,12 @@ def _rule(
     method: Mapping[str, Any], calibration: Calibration | None, temperature: float, told: Mapping[str, Any] | None
 ) -> Rule:
     """The rule with the numbers that its rows tell, or else the calibrated ones under those that the method names."""
-    policy, phases = _policy(method), {}
-    numbers = {name: value for name, value in method["numbers"].items() if value is not None}
+    policy, learnt, phases = _policy(method), {}, {}
     if calibration is not None:
-        numbers = numbers_for(calibration, "policy", policy, temperature) | numbers
+        learnt = numbers_for(calibration, "policy", policy, temperature)
         phases = numbers_for(calibration, "monitor", PHASES, temperature)
-    numbers = dict(told) if told is not None else numbers
-    return Rule(policy, numbers, phases)
+    named = {name: value for name, value in method["numbers"].items() if value is not None}
+    return Rule(policy, learnt | named if told is None else dict(told), phases)
 
 
 def _policy(method: Mapping[str, Any]) -> StoppingPolicy:

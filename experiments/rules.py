@@ -62,13 +62,13 @@ def _build(policy: Callable[..., StoppingPolicy], structure: tuple[tuple[str, An
 
 def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
     """c, and the mean cost of one more token in a verification, in passes of plain decoding."""
-    times = costs.pass_times(longest) / costs.plain_pass
+    times = costs.verification_times(longest)
     return {"drafter_cost": costs.ratio, "verification_cost": float((times[-1] - times[0]) / longest)}
 
 
 def _measured_costs(costs: CostModel, longest: int) -> dict[str, Any]:
     """c, and the verification of every draft length, in passes of plain decoding."""
-    return {"drafter_cost": costs.ratio, "verification_times": (costs.pass_times(longest) / costs.plain_pass)[None, :]}
+    return {"drafter_cost": costs.ratio, "verification_times": costs.verification_times(longest)[None, :]}
 
 
 RULES: tuple[Rule, ...] = (

@@ -32,7 +32,7 @@ def knows_the_overlap(trace: Trace, costs: CostModel, max_draft_length: int | No
     tails[trace.tail_of[texts, at], 0, column] = known[texts, at]
     numbers = {
         "drafter_cost": costs.ratio,
-        "verification_times": (costs.pass_times(most) / costs.plain_pass)[None, :],
+        "verification_times": costs.verification_times(most)[None, :],
         "greedy": np.array([TOLD]),
         "sampled": np.array([TOLD]),
         "prior_precision": 1e4,  # what it is told needs no correction

@@ -38,6 +38,10 @@ class CostModel(NamedTuple):
         chosen = np.searchsorted(self.widths, np.arange(max_draft_length + 1) + 1)
         return np.asarray(self.target_pass, np.float64)[chosen]
 
+    def verification_times(self, max_draft_length: int) -> np.ndarray:
+        """[K+1] float64: `pass_times` in passes of plain decoding, as rules are told them. Raises as `pass_times`."""
+        return self.pass_times(max_draft_length) / self.plain_pass
+
 
 def cost_model(
     drafter_step: float,

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
-from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params, ReducedHead
+from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
 
 Array = jax.Array
 
@@ -102,32 +101,29 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
-    missing = vocab_size - model.spec.vocab_size
-    if not missing:
+    if vocab_size == model.spec.vocab_size:
         return model
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = model.apply(params, tokens, cache, positions, mask)
-        if missing < 0:
-            return logits[..., :vocab_size], cache
-        return lax.pad(logits, jnp.float32(-jnp.inf), ((0, 0, 0), (0, 0, 0), (0, missing, 0))), cache
+        return _resized(logits, vocab_size), cache
 
-    spec = model.spec._replace(vocab_size=vocab_size)
-    return model._replace(apply=apply, spec=spec, head=None, reduced=_resized(model.reduced, missing))
-
-
-def _resized(reduced: ReducedHead | None, missing: int) -> ReducedHead | None:
-    """A reduced head in a vocabulary of `missing` tokens more; what it proposes must be in both."""
-    if reduced is None:
-        return None
+    reduced: Any = model.reduced  # what it proposes must be in both vocabularies
 
     def spread(params, values):
-        whole = reduced.spread(params, values)
-        if missing < 0:
-            return whole[..., :missing]
-        return jnp.pad(whole, [(0, 0)] * (whole.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
+        return _resized(reduced.spread(params, values), vocab_size)
 
-    return reduced._replace(spread=spread)
+    spec = model.spec._replace(vocab_size=vocab_size)
+    few = None if reduced is None else reduced._replace(spread=spread)
+    return model._replace(apply=apply, spec=spec, head=None, reduced=few)
+
+
+def _resized(values: Array, size: int) -> Array:
+    """[..., V] values as [..., size]: cut, or -inf for the tokens there were not."""
+    missing = size - values.shape[-1]
+    if missing < 0:
+        return values[..., :size]
+    return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
 
 
 def _refuse(positions: Array | None, mask: Array | None) -> None:
