@@ -33,11 +33,11 @@ from experiments.run_folder import RunFolder, package_versions
 from experiments.studies import publish, run
 from experiments.traced import costs_or_default
 from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.deviation import deviations
 from specdec_jax.analysis.trace import Trace, join, load_trace
 from specdec_jax.calibrated import ANY_STRUCTURE, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.generation import build_pair, encode
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.lossless.deviation import deviations
 from specdec_jax.sampling import make_warp
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))

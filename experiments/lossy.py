@@ -13,7 +13,7 @@ Output:    runs/lossy-<time>/ with manifest.json, results.jsonl (a line a prompt
 
 Variants alternate inside every prompt, so that a slow minute hits all of them. Quality is read off the text afterwards,
 by both models' passes over it: the log-likelihood of its tokens under the target at temperature 1 without truncation,
-and at every position how far the law of a token drafted there would be from the target's (analysis/deviation.py; not
+and at every position how far the law of a token drafted there would be from the target's (lossless/deviation.py; not
 known for by_phase).
 """
 
@@ -33,11 +33,11 @@ from experiments.prompts import Prompt, load_prompts
 from experiments.run_folder import RunFolder
 from experiments.smoke import tiny_pair
 from experiments.traced import costs_or_default
-from specdec_jax.analysis.deviation import LAWS, deviations
 from specdec_jax.choices import Choice, choose
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.lossless.deviation import LAWS, deviations
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
 

@@ -14,7 +14,7 @@ import tyro
 from specdec_jax.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 from specdec_jax.views.warned import warned_in_a_line
 
-FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+FAILED, BAD_INPUT, NOT_SHOWN, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 KEY_VALUE = re.compile(r"[A-Za-z_][\w-]*=\S*")
 
 
@@ -91,16 +91,19 @@ class Chat(Drafting):
 
 @dataclass(frozen=True)
 class VerifyLossless:
-    """Prove that a policy and a verifier leave the target's law unchanged.
+    """Prove that a policy and a verifier leave the target's distribution unchanged.
 
-    Exact enumeration of the output law on toy models, then a chi-square test of what the whole decoder draws, on a toy
-    and, with a target and a drafter, on that pair. Exit code 1: not lossless.
+    Exact enumeration on toy models, all rounds of short drafts and every round of long ones, then chi-square tests of
+    what the whole decoder draws, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless; 3:
+    not shown, because the rule was never seen to say no to some draft, or some draft never occurred.
 
       python -m specdec_jax verify-lossless --policy adaedl --policy-options keep_checked_token=true --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
     """
 
     rules: Rules = field(default_factory=Rules)
+    max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """The longest draft that is put to the test; 5 on toys and 7 on a pair unless given, at most 10."""
     sequences: int = 40960
     """Sequences of the sampled test on a toy."""
     target: Annotated[str | None, Maybe] = None
@@ -112,7 +115,7 @@ class VerifyLossless:
     temperature: float = 1.0
     """Its temperature."""
     pair_sequences: int = 512
-    """Its sequences; 512 take some minutes on two CPU cores."""
+    """Its sequences; 512 take some minutes on two CPU cores, and Ctrl-C stops with what there is."""
     json: Switch = False
     """Print the report as one line of JSON."""
 
@@ -122,7 +125,7 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (not lossless), 2 (bad input), 130 (Ctrl-C), 141 (broken pipe).
+    """Run one command; returns the exit code: 0, 1 (not lossless), 2 (bad input), 3 (not shown), 130 (Ctrl-C), 141.
 
     What cannot be parsed, and --help, end the program as argparse does it (2 and 0).
     """
@@ -218,12 +221,11 @@ def run_chat(command: Chat) -> int:
 
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
-    from specdec_jax.views.interrupts import interrupts_end_here
-    from specdec_jax.views.proof import verify
+    from specdec_jax.views.proof import LOSSLESS, NOT_LOSSLESS, verify
 
     options = {name: value for name, value in vars(command).items() if name != "rules"}
-    with interrupts_end_here():
-        return 0 if verify(**asdict(command.rules), **options) else FAILED
+    verdict = verify(**asdict(command.rules), **options)
+    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verdict, NOT_SHOWN)
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:

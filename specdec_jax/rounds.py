@@ -9,7 +9,7 @@ from jax import lax
 
 from specdec_jax.numbers import select_rows
 from specdec_jax.phase import recorded_phase
-from specdec_jax.sampling import ACCEPT, NEXT, draw, laws, uniforms
+from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, draw, laws, policy_seeds, uniforms
 from specdec_jax.statistics import count_round, record_round
 from specdec_jax.types import (
     Array,
@@ -61,7 +61,14 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
     context = _context(parts, state)
     with jax.named_scope("draft"):
         draft, info, drafter, policy = parts.drafter.propose(
-            params.drafter, state.drafter, state.tokens, context, parts.policy, state.policy, parts.verifier.needs_log_q
+            params.drafter,
+            state.drafter,
+            state.tokens,
+            context,
+            drafting_uniforms(state.seed, context),
+            parts.policy,
+            state.policy,
+            parts.verifier.needs_log_q,
         )
     with jax.named_scope("verify"):
         choice = _narrowest(parts.widths, draft.length)
@@ -104,7 +111,7 @@ def _context(parts: Parts, state: DecodeState) -> RoundContext:
         emitted=state.length - state.prompt_length,
         budget=jnp.where(alive, jnp.maximum(room, 0), 0),
         alive=alive,
-        seed=state.seed,
+        policy_seed=policy_seeds(state.seed),
         warp=state.warp,
         monitor=state.monitor,
     )
@@ -136,8 +143,8 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
             logits, cache = parts.target.apply(params, fed, cache)
         target = laws(logits[:, : held + 1], state.warp)
         log_length, next_law, verifier = parts.verifier.law(state.verifier, draft, target, target.log_prob, context)
-        accepted = draw_length(log_length, context)
-        token = draw_next(next_law(accepted), context, accepted)
+        accepted = draw_length(log_length, state.seed, context)
+        token = draw_next(next_law(accepted), state.seed, context, accepted)
         verdict = _verdict(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
         monitor = parts.monitor.observe(state.monitor, logits, verdict, context)
@@ -156,15 +163,24 @@ def _observed(drafter: Drafter, target: Law, draft: Draft, verdict: Verdict, con
     return jax.tree.map(pad, drafter.observer.read(target, draft, verdict, context))
 
 
-def draw_length(log_length: Array, context: RoundContext) -> Array:
+def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], Array]:
+    """What a drafter draws with: (step []) -> [B] float32, the uniform of draft `step` of this round."""
+
+    def uniform(step: Array) -> Array:
+        return uniforms(seed, context.emitted, step, DRAFT)
+
+    return uniform
+
+
+def draw_length(log_length: Array, seed: Array, context: RoundContext) -> Array:
     """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
-    uniform = uniforms(context.seed, context.emitted, jnp.int32(0), ACCEPT)
+    uniform = uniforms(seed, context.emitted, jnp.int32(0), ACCEPT)
     return draw(jnp.exp(log_length), uniform)
 
 
-def draw_next(weights: Array, context: RoundContext, accepted: Array) -> Array:
+def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:
     """The recovered or bonus token [B] int32 from the next law's weights [B, V]."""
-    return draw(weights, uniforms(context.seed, context.emitted, accepted, NEXT))
+    return draw(weights, uniforms(seed, context.emitted, accepted, NEXT))
 
 
 def _verdict(drafts: Array, accepted: Array, token: Array, most: int) -> Verdict:

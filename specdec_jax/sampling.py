@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Law, Warp
+from specdec_jax.types import Array, Law, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform
+POLICY = 2**32 - 1  # what seeds of policies are derived with: no count of emitted tokens comes to it
 _BLOCK = 128  # entries of a block when drawing; sums over blocks first keep the cumulative sums short
 
 
@@ -88,6 +89,13 @@ def raw_entropy(logits: Array) -> Array:
     return entropy(_normalised(logits))
 
 
+def log_prob_of(distribution: Law, token: Array) -> Array:
+    """The log-probability [B] of the drawn `token` [B] as sampled: all that a replay knows of `log_prob`."""
+    if distribution.token_log_prob is not None:
+        return distribution.token_log_prob
+    return jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]
+
+
 def total_variation(log_p: Array, log_q: Array) -> Array:
     """Half the L1 distance of two [..., V] laws; one minus it is the expected acceptance of token rejection."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
@@ -137,6 +145,26 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, position * 3 + role))
 
     return one(seed, emitted, jnp.broadcast_to(position, seed.shape).astype(jnp.int32))
+
+
+def policy_seeds(seed: Array) -> Array:
+    """Seeds [B] uint32 for the chance of policies: from the request's, of which they tell nothing."""
+
+    @jax.vmap
+    def one(seed: Array) -> Array:
+        return jax.random.bits(jax.random.fold_in(jax.random.key(seed), np.uint32(POLICY)), dtype=jnp.uint32)
+
+    return one(seed)
+
+
+def policy_uniforms(context: RoundContext, count: int) -> Array:
+    """`count` float32 uniforms in [0, 1) a row, [B, count], for a policy, verifier or monitor that needs chance.
+
+    A function of the request and the tokens emitted when the round began, whoever the row's neighbours are; the same
+    ones all through a round.
+    """
+    columns = [uniforms(context.policy_seed, context.emitted, jnp.int32(index), 0) for index in range(count)]
+    return jnp.stack(columns, axis=1)
 
 
 def _sum(values: Array) -> Array:

@@ -82,7 +82,8 @@ class Law(NamedTuple):
     margin: Array  # [B] float32, largest minus second largest probability
     raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
     raw_max_prob: Array  # [B] float32
-    raw_log_prob: Array | None = None  # [B, V] float32; None where only statistics are known, as in a replay
+    raw_log_prob: Array | None = None  # [B, V] float32; None where only statistics are known
+    token_log_prob: Array | None = None  # [B] float32, of the drawn token, where log_prob is not known: in a replay
 
 
 class Draft(NamedTuple):
@@ -112,17 +113,27 @@ class Verdict(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """What a round knows before it drafts. Policies, drafters and verifiers read it; nobody writes it."""
+    """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; nobody writes it.
+
+    No uniform that drafts or verifies follows from it: a rule that knew them could refuse tokens before they are drawn.
+    """
 
     length: Array  # [B] int32, tokens known
     emitted: Array  # [B] int32, tokens emitted when the round began
     budget: Array  # [B] int32, most drafts this round: min(K, tokens left - 1), 0 for finished rows
     alive: Array  # [B] bool, False for finished rows
-    seed: Array  # [B] uint32, the request's own
+    policy_seed: Array  # [B] uint32, for rules that need chance (sampling.policy_uniforms)
     warp: Warp
     monitor: MonitorState  # as of the round before
     price: Array | None = None
     # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
+
+    @property
+    def seed(self) -> Array:
+        """Not there: who knows the drafting and verifying uniforms can bias the output."""
+        raise ValueError(
+            "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
+        )
 
 
 class StoppingPolicy(NamedTuple):
@@ -169,7 +180,8 @@ class Drafter(NamedTuple):
 
     init: Callable[[Params, int, int], DrafterState]  # (params, batch, slots) -> state
     propose: Callable[..., tuple[Draft, DraftInfo, DrafterState, PolicyState]]
-    # (params, state, tokens [B, S], context, policy, policy_state, keep_log_q) -> (draft, info, state, policy_state)
+    # (params, state, tokens [B, S], context, uniform, policy, policy_state, keep_log_q)
+    # -> (draft, info, state, policy_state); uniform(step []) -> [B] float32 in [0, 1) draws draft `step`: one read each
     commit: Callable[[Params, DrafterState, Array, Array], DrafterState]
     # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
     max_draft_length: int  # K

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.analysis import losslessness
+from specdec_jax import lossless
 from specdec_jax.choices import find_factory, names
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model as model_drafter
@@ -33,7 +33,7 @@ def context():
         emitted=rows,
         budget=jnp.full((BATCH,), MOST, jnp.int32),
         alive=jnp.array([True, True, False]),
-        seed=rows.astype(jnp.uint32),
+        policy_seed=rows.astype(jnp.uint32),
         warp=jax.tree.map(jnp.asarray, make_warp(BATCH, 0.8)),
         monitor=(),
     )
@@ -147,7 +147,7 @@ JUDGED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLES
 @pytest.mark.parametrize(("policy", "verifier"), JUDGED)
 def test_what_calls_itself_lossless_is(policy, verifier):
     judge = find_factory("verifier", verifier)()
-    report = losslessness.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
+    report = lossless.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
     assert report.lossless == judge.lossless, f"total variation {report.total_variation}"
 
 

@@ -9,9 +9,9 @@ import pytest
 from rules import FAST, counting
 
 from specdec_jax import sampling
-from specdec_jax.analysis.toys import table_model, toy_pair
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model, nothing
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import summarise

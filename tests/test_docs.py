@@ -13,8 +13,8 @@ import pytest
 from tiny_weights import write_tokenizer
 
 from specdec_jax import cli, models
-from specdec_jax.analysis.losslessness import prove_exactly
 from specdec_jax.choices import choose
+from specdec_jax.lossless import prove_exactly
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
 
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import lossless
 from specdec_jax.calibrated import calibration_of
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
@@ -17,6 +16,7 @@ from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax, with_draft_vocabulary
 from specdec_jax.loading.builtin import drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.pairs import _relative_size
@@ -102,7 +102,7 @@ def test_the_text_is_the_targets_in_law(verifier):
     drafter = model(with_reduced_head(small), 2, catch_up=4)
     decoder = build_decoder(table_model(3), drafter, adaedl(), verifier(), prefill_chunk=4)
     params = ModelParams(tables.target, reduce_params(small, tables.drafter, [2, 0]))
-    report = losslessness.test_by_sampling(decoder, params, sequences=16_384, policy_numbers={"threshold": 0.1})
+    report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_numbers={"threshold": 0.1})
     assert report.lossless, report
 
 

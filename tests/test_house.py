@@ -35,6 +35,7 @@ CORE = {
     "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
 }
 ABOVE = [
+    "lossless",
     "options",
     "choices",
     "pairs",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rules import FAST, restless
 
-from specdec_jax import sampling
-from specdec_jax.analysis import enumeration, losslessness, toys
+from specdec_jax import lossless, sampling
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
+from specdec_jax.lossless import enumeration, toys
 from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping import (
     adaedl,
@@ -47,7 +47,7 @@ VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 @pytest.mark.parametrize("policy", POLICIES)
 def test_output_law_is_exactly_the_targets(policy, verifier):
     rule, numbers = POLICIES[policy]
-    report = losslessness.prove_exactly(rule, VERIFIERS[verifier], policy_numbers=numbers)
+    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_numbers=numbers)
     assert report.total_variation < 1e-6 and report.lossless
     assert {case.batch for case in report.cases} == {1, 3}
     if verifier != "greedy":  # at temperature 0 a toy has one text, and a rule may never draft two tokens on it
@@ -56,7 +56,7 @@ def test_output_law_is_exactly_the_targets(policy, verifier):
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_output_law_with_longer_drafts_and_more_rounds(verifier):
-    report = losslessness.prove_exactly(
+    report = lossless.prove_exactly(
         adaedl(keep_checked_token=True),
         VERIFIERS[verifier],
         policy_numbers=FAST,
@@ -73,7 +73,7 @@ def test_output_law_with_longer_drafts_and_more_rounds(verifier):
 
 def test_a_greedy_verifier_needs_a_greedy_warp():
     with pytest.raises(ValueError, match="temperature 0 only"):
-        losslessness.prove_exactly(static(), greedy(), warps=({"temperature": 1.0},))
+        lossless.prove_exactly(static(), greedy(), warps=({"temperature": 1.0},))
 
 
 def test_a_users_own_file_is_proven(tmp_path):
@@ -86,7 +86,7 @@ def test_a_users_own_file_is_proven(tmp_path):
         "    return static()._replace(check=check)\n"
     )
     rule = choose("policy", str(file))
-    report = losslessness.prove_exactly(rule.strategy, rejection(), policy_numbers=rule.numbers)
+    report = lossless.prove_exactly(rule.strategy, rejection(), policy_numbers=rule.numbers)
     assert report.lossless and report.draft_lengths == (0, 1, 2)
 
 
@@ -122,14 +122,14 @@ def dropping(draft_tree):
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_dropping_a_drawn_token_fails(monkeypatch, verifier):
     monkeypatch.setattr(enumeration, "draft_tree", dropping(enumeration.draft_tree))
-    report = losslessness.prove_exactly(static(), VERIFIERS[verifier], batches=(1,), chosen=(False,))
+    report = lossless.prove_exactly(static(), VERIFIERS[verifier], batches=(1,), chosen=(False,))
     assert report.total_variation > 0.01 and not report.lossless
 
 
 def test_a_residual_without_the_clamp_fails(monkeypatch):
     module = importlib.import_module("specdec_jax.verification.rejection")
     monkeypatch.setattr(module, "residual", lambda log_p, log_q: jnp.exp(log_p) - jnp.exp(log_q))
-    report = losslessness.prove_exactly(static(), rejection(), batches=(1,), chosen=(False,))
+    report = lossless.prove_exactly(static(), rejection(), batches=(1,), chosen=(False,))
     assert report.total_variation > 0.01 and not report.lossless
 
 
@@ -145,7 +145,7 @@ def at_another_temperature(verifier, temperature=1.25):
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_q_of_another_temperature_fails(verifier):
     wrong = at_another_temperature(VERIFIERS[verifier])
-    report = losslessness.prove_exactly(static(), wrong, batches=(1,), chosen=(False,), warps=({"temperature": 1.0},))
+    report = lossless.prove_exactly(static(), wrong, batches=(1,), chosen=(False,), warps=({"temperature": 1.0},))
     assert report.total_variation > 0.001 and not report.lossless
 
 
@@ -161,8 +161,8 @@ SAMPLED = {
 
 
 def sampled(policy, verifier, numbers, warp, **options):
-    decoder, params = losslessness.toy_decoder(policy, verifier, max_draft_length=3, toy=1)
-    return losslessness.test_by_sampling(decoder, params, warp=warp, policy_numbers=numbers, **options)
+    decoder, params = lossless.toy_decoder(policy, verifier, max_draft_length=3, toy=1)
+    return lossless.test_by_sampling(decoder, params, warp=warp, policy_numbers=numbers, **options)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -177,8 +177,7 @@ def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
     def by_position(seed, emitted, position, role):
         return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
 
-    for module in ("specdec_jax.rounds", "specdec_jax.drafters.model"):
-        monkeypatch.setattr(importlib.import_module(module), "uniforms", by_position)
+    monkeypatch.setattr("specdec_jax.rounds.uniforms", by_position)
     report = sampled(*SAMPLED[name])
     assert report.statistic > 2 * report.degrees and report.p_value < 1e-12 and not report.lossless
 
@@ -197,18 +196,18 @@ def test_a_drafter_that_drops_a_drawn_token_fails():
 
     decoder = build_decoder(table, inner._replace(propose=propose), static(), rejection(), prefill_chunk=4)
     pair = toys.toy_pair(3, 1)
-    report = losslessness.test_by_sampling(decoder, ModelParams(*pair), sequences=20_480)
+    report = lossless.test_by_sampling(decoder, ModelParams(*pair), sequences=20_480)
     assert report.p_value < 1e-12
 
 
 def test_the_sampled_test_bins_what_it_cannot_list():
     """A vocabulary larger than the tree's branching: prefixes and the rest of each, still a partition."""
-    decoder, params = losslessness.toy_decoder(static(), rejection(), vocab_size=12)
-    report = losslessness.test_by_sampling(decoder, params, tokens=2, sequences=8192, branching=3)
+    decoder, params = lossless.toy_decoder(static(), rejection(), vocab_size=12)
+    report = lossless.test_by_sampling(decoder, params, tokens=2, sequences=8192, branching=3)
     assert report.cells == 3 * 3 + 3 + 1 and report.lossless
     other = ModelParams(params.target * 1.2, params.drafter)
     wrong = decoder._replace(
         prefill=lambda params, *prompts, **options: decoder.prefill(other, *prompts, **options),
         run=lambda params, state: decoder.run(other, state),
     )
-    assert not losslessness.test_by_sampling(wrong, params, tokens=2, sequences=8192, branching=3).lossless
+    assert not lossless.test_by_sampling(wrong, params, tokens=2, sequences=8192, branching=3).lossless

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from lossy_oracles import tables
 
-from specdec_jax import decoding
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import decoding, lossless
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.numbers import numbers_of
 from specdec_jax.sampling import laws, make_warp
 from specdec_jax.stopping import static
@@ -59,8 +58,8 @@ def oracle(judge, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKE
     return plain.joint_law(judge, target, drafter, numbers=used, **shape)
 
 
-def enumerated(verifier, numbers, toys=losslessness.TOYS[:2], warps=WARPS, **options):
-    return losslessness.prove_exactly(
+def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options):
+    return lossless.prove_exactly(
         static(),
         verifier,
         policy_numbers={"draft_length": DRAFTS},
@@ -79,7 +78,7 @@ def enumerated(verifier, numbers, toys=losslessness.TOYS[:2], warps=WARPS, **opt
 def test_the_enumerated_law_is_that_of_the_paths(name):
     verifier, judge, numbers = CASES[name]
     for case in enumerated(verifier, numbers).cases:
-        expected = oracle(plain.VERIFIERS[judge], losslessness.TOYS[case.toy], case.warp, numbers)
+        expected = oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, numbers)
         np.testing.assert_allclose(case.law, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
         np.testing.assert_allclose(expected.sum(), 1.0)
 
@@ -92,7 +91,7 @@ def test_another_number_is_another_law(name):
     wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
     cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
     apart = [
-        np.abs(case.law - oracle(plain.VERIFIERS[judge], losslessness.TOYS[case.toy], case.warp, wrong)).sum()
+        np.abs(case.law - oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, wrong)).sum()
         for case in cases
     ]
     assert max(apart) > 1e-3
@@ -176,9 +175,9 @@ def test_by_phase_judges_each_round_by_its_phase():
     numbers = {"lenience": 0.4}
     for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
         judges = [plain.lenience, plain.rejection]
-        expected = oracle(judges, losslessness.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        expected = oracle(judges, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
         np.testing.assert_allclose(case.law, expected, atol=1e-6)
-        turned = oracle(judges[::-1], losslessness.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        turned = oracle(judges[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
         assert np.abs(turned - expected).sum() > 1e-3
 
 
@@ -247,11 +246,11 @@ def test_the_whole_decoder_draws_from_that_law_and_not_the_targets(name):
     if name == "by_phase":
         rules, phases = [plain.lenience, plain.rejection], last_is_odd
     expected = oracle(rules, toy, WARPS[0], numbers, limit, phases)
-    decoder, params = losslessness.toy_decoder(static(), verifier, DRAFTS)
+    decoder, params = lossless.toy_decoder(static(), verifier, DRAFTS)
     options = {"verifier_numbers": traced(numbers), "policy_numbers": {"draft_length": DRAFTS}, "tokens": TOKENS}
-    drawn = losslessness.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
+    drawn = lossless.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
     assert drawn.p_value > 1e-3 and drawn.degrees >= 15
-    assert losslessness.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12
+    assert lossless.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12
 
 
 # What is said

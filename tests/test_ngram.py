@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_prompt_lookup import context_of
 
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import _table
 from specdec_jax.drafters.ngram import ngram, table_of
 from specdec_jax.drafters.nothing import nothing
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import summarise
@@ -94,7 +94,7 @@ def rows_of(texts, slots):
 def drafts_of(drafter, state, texts, slots=96, **numbers):
     policy, (tokens, lengths) = static(), rows_of(texts, slots)
     now = context_of(lengths, [drafter.max_draft_length] * len(texts))
-    draft, info, *_ = drafter.propose(None, state, tokens, now, policy, policy.init(len(texts), **numbers), True)
+    draft, info, *_ = drafter.propose(None, state, tokens, now, None, policy, policy.init(len(texts), **numbers), True)
     return draft, info
 
 
@@ -252,7 +252,7 @@ def test_the_whole_decoder_is_lossless(verifier):
     policy = accepted_length_ema()
     decoder = build_decoder(table_model(3), ngram(3, 3, slots=32, fill=2), policy, verifier, prefill_chunk=4)
     params, prompt = ModelParams(toy_pair(3, 0).target), [0, 1, 2, 0, 1]
-    report = losslessness.test_by_sampling(decoder, params, prompt, sequences=16_384)
+    report = lossless.test_by_sampling(decoder, params, prompt, sequences=16_384)
     assert report.lossless and report.cells > 40, report
     state = decoder.prefill(params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0))
     assert np.asarray(decoder.run(params, state).statistics.num_draft_tokens).sum() > 64

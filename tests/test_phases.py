@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tiny_pair import write_pair
 
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.generation import build_pair
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.monitors import phases
 from specdec_jax.monitors.phases import observe_token
 from specdec_jax.numbers import numbers_of
@@ -154,8 +154,8 @@ def test_the_rule_inside_may_stop_sooner_and_is_taught():
 
 
 def test_drafting_by_phase_is_lossless_in_the_whole_decoder():
-    decoder, params = losslessness.toy_decoder(phase_length(), rejection(), monitor=phases())
-    report = losslessness.test_by_sampling(
+    decoder, params = lossless.toy_decoder(phase_length(), rejection(), monitor=phases())
+    report = lossless.test_by_sampling(
         decoder,
         params,
         policy_numbers={"routine_length": 2, "reasoning_length": 1},

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters._walk import right_or_wrong
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
 from specdec_jax.generation import build_pair, generate
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import recorded_rounds, summarise
@@ -39,7 +39,7 @@ def context_of(lengths, budgets, temperature=0.0):
         emitted=jnp.zeros((batch,), jnp.int32),
         budget=jnp.array(budgets, jnp.int32),
         alive=jnp.ones((batch,), bool),
-        seed=jnp.zeros((batch,), jnp.uint32),
+        policy_seed=jnp.zeros((batch,), jnp.uint32),
         warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
         monitor=(),
     )
@@ -52,7 +52,7 @@ def proposed(drafter, texts, budgets, slots=40, policy=None, **numbers):
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **numbers)
-    draft, info, *_ = drafter.propose(None, (), jnp.array(tokens), now, policy, state, True)
+    draft, info, *_ = drafter.propose(None, (), jnp.array(tokens), now, None, policy, state, True)
     return draft, info
 
 
@@ -95,7 +95,7 @@ def test_budget_policy_and_finished_rows_bound_a_draft():
     draft, _ = proposed(drafter, texts, [4] * 4, draft_length=[1, 2, 3, 4])
     assert draft.length.tolist() == [1, 2, 3, 4]
     now = context_of([4], [4])._replace(alive=jnp.array([False]))
-    args = (None, (), jnp.ones((1, 8), jnp.int32), now, static(), static().init(1), False)
+    args = (None, (), jnp.ones((1, 8), jnp.int32), now, None, static(), static().init(1), False)
     assert drafter.propose(*args)[0].length.tolist() == [0]
 
 
@@ -168,7 +168,7 @@ def test_the_whole_decoder_is_lossless(verifier):
     decoder = build_decoder(table_model(3), prompt_lookup(3, vocab_size=3), policy, verifier, prefill_chunk=4)
     params, prompt = ModelParams(toy_pair(3, 0).target), [0, 1, 2, 0, 1]
     numbers = {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}
-    report = losslessness.test_by_sampling(decoder, params, prompt, sequences=16_384, policy_numbers=numbers)
+    report = lossless.test_by_sampling(decoder, params, prompt, sequences=16_384, policy_numbers=numbers)
     assert report.lossless and report.cells > 40, report
     state = decoder.prefill(params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0), policy_numbers=numbers)
     drafted = np.asarray(decoder.run(params, state).statistics.num_draft_tokens)

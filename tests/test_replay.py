@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from rules import FAST
 
-from specdec_jax.analysis import toys
 from specdec_jax.analysis.cost_model import cost_model, flat
 from specdec_jax.analysis.long_replay import long_replay
 from specdec_jax.analysis.phase_path import phase_path
@@ -15,6 +14,7 @@ from specdec_jax.choices import find_factory, names
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.drafters.nothing import nothing
+from specdec_jax.lossless import toys
 from specdec_jax.monitors import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
@@ -251,3 +251,71 @@ def test_time_is_counted_by_width():
     assert found.speedup(costs)[0, 0] == 20 * 8 / (74 + 7.5) == found.total_speedup(costs)[0]
     with pytest.raises(ValueError, match="widest pass is 7.*7 drafts"):
         costs.pass_times(7)
+
+
+# What a trace does not hold
+
+
+def reading(**answers):
+    """A static rule with some of its questions answered otherwise."""
+    return static()._replace(**answers)
+
+
+def by_token(state, law, token, drafted, context):
+    return token != 3, state
+
+
+UNREADABLE = {
+    "the probabilities of all tokens": reading(
+        check=lambda state, law, drafted, context: (jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state)
+    ),
+    "the probabilities of all tokens (log_prob; ": reading(
+        check=lambda state, law, drafted, context: (law.log_prob[:, 0] < -1, state)
+    ),
+    "the raw probabilities of all tokens": reading(
+        check=lambda state, law, drafted, context: (jnp.exp(law.raw_log_prob).max(axis=-1) > 0.2, state)
+    ),
+    "which token is the most probable": reading(
+        check=lambda state, law, drafted, context: (jnp.where(law.top_token == 2, True, False), state)
+    ),
+    "which token was drawn": reading(proceed=by_token),
+    "the drafted tokens": reading(update=lambda state, draft, verdict: state._replace(draft_length=draft.tokens[:, 0])),
+    "the emitted tokens": reading(
+        update=lambda state, draft, verdict: state._replace(draft_length=jnp.max(verdict.tokens, axis=1))
+    ),
+    "the distributions that drafts were drawn from": reading(
+        update=lambda state, draft, verdict: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
+    ),
+    "the monitor's entropy": reading(begin=lambda state, context: (context.monitor.entropy > 1, state)),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_rule_that_reads_more_than_a_trace_holds_is_refused(what, greedy_trace):
+    with pytest.raises(ValueError, match="this rule reads .*, which a trace does not hold") as refused:
+        replay(greedy_trace, UNREADABLE[what])
+    assert what in str(refused.value)
+
+
+def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsys):
+    from experiments import replay as command
+    from specdec_jax.analysis.trace import save_trace
+
+    save_trace(tmp_path / "greedy.npz", greedy_trace)
+    (tmp_path / "collision.py").write_text(
+        "import jax.numpy as jnp\nfrom specdec_jax.stopping import static\n"
+        "def collision():\n"
+        "    def check(state, law, drafted, context):\n"
+        "        return jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state\n"
+        "    return static()._replace(check=check)\n"
+    )
+    arguments = [
+        str(tmp_path / "greedy.npz"),
+        "--rules",
+        str(tmp_path / "collision.py"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert command.main([*arguments, "--max-draft-length", str(MOST)]) == 2
+    said = capsys.readouterr().err
+    assert "this rule reads the probabilities of all tokens" in said and "Traceback" not in said

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tiny_llama
 
-from specdec_jax.analysis.toys import table_model, toy_pair
 from specdec_jax.decoding import build_decoder, default_widths
 from specdec_jax.drafters import model, nothing
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.models import llama
 from specdec_jax.requests import STOP_IDS
 from specdec_jax.rounds import ModelParams

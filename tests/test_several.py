@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model, ngram, nothing, prompt_lookup, several
 from specdec_jax.drafters.several import SeveralState, _learnt
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.monitors import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
@@ -136,7 +136,7 @@ def test_rows_choose_for_themselves():
 def repeats_last(most=MOST, only_after=None) -> Drafter:
     """Drafts the row's last token again and again, without a model; nothing unless that token is `only_after`."""
 
-    def propose(params, state, tokens, context, policy, policy_state, keep_log_q):
+    def propose(params, state, tokens, context, uniform, policy, policy_state, keep_log_q):
         last = jnp.take_along_axis(tokens, context.length[:, None] - 1, axis=1)
         found = context.alive & (True if only_after is None else last[:, 0] == only_after)
         length = jnp.where(found, context.budget, 0)
@@ -223,7 +223,7 @@ def test_the_text_is_the_targets_in_law(verifier):
     drafter = several([repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3)
     decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
-    report = losslessness.test_by_sampling(
+    report = lossless.test_by_sampling(
         decoder,
         params,
         sequences=24_576,

@@ -15,7 +15,6 @@ import stopping_oracles as twins
 from stopping_cases import MOST, ROUNDS, ROWS, play_rows, play_twin, story
 
 from specdec_jax import sampling, stopping
-from specdec_jax.stopping.policy_bandit import FIRST_POSITION
 
 LIVELY = {"step": 0.3, "threshold_decay": 0.5, "target_acceptance": 0.6}
 LED = {"epsilon": 0.3, "beta2": 0.5, "alpha": 0.6}
@@ -35,8 +34,9 @@ class Static(twins.Length):
 @functools.cache
 def thompsons_uniforms(count):
     seeds, emitted = (grid.ravel() for grid in np.meshgrid(np.arange(ROWS), np.arange(ROUNDS), indexing="ij"))
-    draw = functools.partial(sampling.uniforms, jnp.asarray(seeds, jnp.uint32), jnp.asarray(emitted, jnp.int32))
-    columns = [draw(jnp.int32(FIRST_POSITION + arm), sampling.DRAFT) for arm in range(count)]
+    own = jnp.asarray(seeds, jnp.uint32)  # the cases give row numbers as the seeds of policies
+    draw = functools.partial(sampling.uniforms, own, jnp.asarray(emitted, jnp.int32))
+    columns = [draw(jnp.int32(arm), 0) for arm in range(count)]
     return np.stack(columns, axis=1, dtype=np.float64).reshape(ROWS, ROUNDS, count).tolist()
 
 

@@ -145,7 +145,7 @@ def test_what_is_no_trace_is_named(tmp_path):
     ],
 )
 def test_texts_that_cannot_be_traced_are_named(texts, options, words):
-    from specdec_jax.analysis.toys import table_model
+    from specdec_jax.lossless.toys import table_model
 
     toy = table_model(4)
     with pytest.raises(ValueError, match=words):

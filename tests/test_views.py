@@ -2,16 +2,21 @@
 
 import io
 import json
+import os
+import signal
 
+import numpy as np
 import pytest
 from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 
-from specdec_jax import cli
-from specdec_jax.analysis.losslessness import Case, LosslessReport, SampledReport
+from specdec_jax import cli, lossless
 from specdec_jax.generation import Generation, generate
+from specdec_jax.lossless import Case, Coverage, LosslessReport, RoundsCase, RoundsReport, SampledReport
+from specdec_jax.stopping import static
 from specdec_jax.streaming import Piece
+from specdec_jax.verification import rejection
 from specdec_jax.views import live, proof, terminal
 from specdec_jax.views.printing import plain, summary
 
@@ -132,37 +137,86 @@ def verify(capsys, *arguments):
 def test_a_proof_that_succeeds(capsys):
     code, out = verify(capsys, "--policy-options", "threshold=0.5", "keep_checked_token=true")
     assert code == 0 and out.endswith("Lossless.\n")
-    assert out.count("e-1") >= 24 and "2048 sequences of 4 tokens" in out.replace("\n", " ")
+    assert out.count("e-1") >= 24 and "2048 sequences of 6 tokens" in out.replace("\n", " ")
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_rule_that_never_says_no_is_not_shown(capsys):
+    code, out = verify(capsys, "--policy", "static", "--policy-options", "draft_length=3", "--max-draft-length", "3")
+    assert code == 3 and "Not shown beyond draft 0: the rule never said no to drafts 1, 2, 3." in out.replace("\n", " ")
+
+
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SampledReport(3.0, 4, 0.5, 100, 4, 5, True))
+    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SAMPLED)
     (tmp_path / "generous.py").write_text(BIASED)
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)
-    assert code == 1 and report["lossless"] is False and report["drafted"] is True
+    assert code == 1 and report["lossless"] is False and report["verdict"] == "not lossless"
     assert report["exact"]["total_variation"] > 0.01 and len(report["exact"]["cases"]) == 60
+    assert report["rounds"]["error"] > 0.01
+    assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
 
 
-def verdict(distance=0.0, lengths=(0, 2), p_value=0.5, pair=None):
-    """What the table says of such findings, and its text."""
-    case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, lengths)
-    sampled = SampledReport(3.0, 4, p_value, 100, 4, 5, p_value > 1e-4)
-    found = proof.Proof(LosslessReport(distance, distance < 1e-6, lengths, (case,)), sampled, pair and sampled)
-    console = Console(file=io.StringIO(), width=80)
+SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20, 3))
+WHOLE = Coverage(*map(np.array, ([9, 8, 7], [1, 0, 1], [1, 1, 1, 6], [2, 2, 2, 3])))
+COLD = {"temperature": 0.0}
+
+
+def rounds_of(coverage=WHOLE, error=0.0, alone=True, elsewhere=WHOLE):
+    cases = RoundsCase({"temperature": 0.5}, error, 7, coverage), RoundsCase(COLD, error, 7, elsewhere)
+    return RoundsReport(error, error < 1e-6 and alone, cases, alone)
+
+
+def verdict(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None):
+    """What the table says of such findings: the verdict's line, all text, and the verdict."""
+    case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, (0, 2))
+    sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4)
+    exact = LosslessReport(distance, distance < 1e-6, (0, 2), (case,))
+    found = proof.Proof(exact, rounds or rounds_of(), to_the_end or rounds_of(), sampled, sampled, pair and sampled)
+    console = Console(file=io.StringIO(), width=300)
     proof.show(found, console, "mine")
     text = console.file.getvalue()
-    return text.splitlines()[-1], text.replace("\n", " ")
+    return text.splitlines()[-1], text, found.verdict
 
 
-def test_the_verdict_needs_every_proof_and_a_draft():
-    assert verdict()[0] == "Lossless."
+def test_the_verdict_needs_every_proof():
+    assert verdict()[0] == "Lossless." and verdict(pair=True)[2] == proof.LOSSLESS
     assert verdict(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in verdict(distance=1e-3)[1]
     assert verdict(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in verdict(p_value=1e-9)[1]
-    assert verdict(p_value=1e-9, pair=True)[1].count("1e-09") == 2
-    assert "never drafted" in verdict(lengths=(0,))[0]
-    assert "temperature 0.5, top-k 2" in verdict()[1]
+    assert verdict(p_value=1e-9, pair=True)[1].count("1e-09") == 3
+    assert verdict(rounds=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
+    assert verdict(to_the_end=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
+    assert "depend on the rows beside" in verdict(rounds=rounds_of(alone=False))[1]
+    assert verdict(rounds=rounds_of(alone=False))[2] == proof.NOT_LOSSLESS
+    assert "temperature 0.5, top-k 2" in verdict()[1] and "1/9" in verdict()[1]
+
+
+def covered(asked=WHOLE.asked, refused=WHOLE.refused, accepted=WHOLE.accepted):
+    return WHOLE._replace(asked=np.array(asked), refused=np.array(refused), accepted=np.array(accepted))
+
+
+@pytest.mark.parametrize(
+    ("found", "beyond", "says"),
+    [
+        ({"rounds": rounds_of(covered(refused=[1, 3, 0]))}, 2, "never said no to draft 3 (at temperature 0.5)"),
+        ({"rounds": rounds_of(covered(refused=[0, 0, 0]))}, 0, "never said no to drafts 1, 2, 3 (at temperature 0.5)"),
+        ({"rounds": rounds_of(elsewhere=covered([9, 9, 0], [0, 9, 0]))}, 2, "draft 3 never came up (at temperature 0)"),
+        ({"to_the_end": rounds_of(covered(accepted=[5, 5, 5, 0]))}, 2, "it never happened that 3 drafts were accepted"),
+    ],
+)
+def test_what_was_not_tried_is_named(found, beyond, says):
+    _, text, what = verdict(**found)
+    assert what == proof.NOT_SHOWN and f"Not shown beyond draft {beyond}: " in text and says in text
+    assert "Lossless" not in text and "--max-draft-length" in text
+
+
+def test_drafts_that_never_occurred_on_the_pair_are_named():
+    found = proof.Proof(
+        LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED,
+        SAMPLED._replace(drafted=(9, 1, 0)),
+    )  # fmt: skip
+    assert found.verdict == proof.NOT_SHOWN and found.shown == 2
+    assert found.gaps == ("on the pair drafts of 3 tokens never occurred",)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +235,8 @@ def test_bad_input_of_the_proof_is_one_line(capsys, arguments, message):
 
 
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "prove_exactly", lambda *args, **options: LosslessReport(0.0, True, (0, 2), ()))
-    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SampledReport(3.0, 4, 0.5, 100, 4, 5, True))
+    found = LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED
+    monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
     models = [
         "--target",
@@ -200,3 +254,19 @@ def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     report = json.loads(out)
     assert code == 0 and report["pair"]["lossless"] and report["pair"]["sequences"] == 300
     assert report["pair"]["degrees"] > 3
+    assert report["pair"]["tokens"] == 8 == len(report["pair"]["by_position"])  # drafts of 7, the length in use
+    assert report["pair"]["drafted"][-1] > 0
+
+
+def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
+    with proof.stoppable(512) as progress:
+        assert progress(64, 0.0) and progress(128, 2.0)
+        assert "128 of 512 sequences on the pair, about 12 s left" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not progress(192, 4.0)
+    assert "stopping after this batch" in capsys.readouterr().err
+    decoder, params = lossless.toy_decoder(static(), rejection())
+    stopped = lossless.test_by_sampling(
+        decoder, params, sequences=4096, batch=1024, progress=lambda done, _: done < 2048
+    )
+    assert stopped.sequences == 2048 and stopped.lossless

@@ -4,7 +4,7 @@ What is exact: with token rejection (and under greedy decoding) a replay's round
 the rule, because a rule sees only the drafter's laws and its own verdicts; under greedy decoding they are the live
 rounds themselves, up to ties in the numerics of the two programs. What is not: block and lossy verifiers accept other
 tokens; a rule that reads more of a law than its statistics and the probability of the drafted token cannot be replayed
-(it would see a law of one token); drafts longer than the trace's tails cannot be followed; a clock is the cost model's.
+and says so (unrecorded.py); drafts longer than the trace's tails cannot be followed; a clock is the cost model's.
 """
 
 import functools
@@ -84,8 +84,8 @@ def replay(
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
-        ValueError: a policy that reads phases without any, a K the trace cannot follow, arrays of different lengths, or
-            numbers `init` refuses.
+        ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
+            arrays of different lengths, or numbers `init` refuses.
     """
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")

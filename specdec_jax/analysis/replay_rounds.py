@@ -1,14 +1,16 @@
 """The machine of a replay: every row is a text under a setting, every step one drafter pass of all rows."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.analysis.trace import FEATURES, Trace
+from specdec_jax.analysis.unrecorded import Unrecorded
 from specdec_jax.numbers import select_rows
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict, Warp
+from specdec_jax.sampling import policy_seeds
+from specdec_jax.types import Array, Draft, Law, Phases, PolicyState, RoundContext, StoppingPolicy, Verdict, Warp
 
 
 class Rows(NamedTuple):
@@ -68,12 +70,6 @@ def as_settings(numbers: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]
     return {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}, settings
 
 
-class Watched(NamedTuple):
-    """What a replayed policy sees of the monitor."""
-
-    phase: Array  # [R] int32
-
-
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
     fields = {name: jnp.asarray(getattr(trace, name)) for name in Texts._fields if name not in ("phase", "text")}
@@ -100,7 +96,7 @@ def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, count
     state = select_rows(rows.fresh & ~rows.done, begun, rows.policy)
     going = ~rows.done & (~rows.fresh | (begins & (context.budget > 0)))
     law, hit = _law(texts, rows)
-    token = jnp.zeros_like(rows.at)
+    token = unrecorded("which token was drawn")
     wants, after = policy.check(state, law, rows.drafted, context)
     state = select_rows(going, after, state)
     drawn = going & wants
@@ -128,9 +124,9 @@ def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
         emitted=rows.at,
         budget=jnp.where(rows.done, 0, jnp.maximum(room, 0)),
         alive=~rows.done,
-        seed=texts.seed[texts.text],
+        policy_seed=policy_seeds(texts.seed[texts.text]),
         warp=Warp(texts.temperature[texts.text], jnp.zeros((size,), jnp.int32), one, jnp.zeros_like(one)),
-        monitor=Watched(texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]),
+        monitor=_watched(texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]),
     )
 
 
@@ -145,7 +141,25 @@ def _law(texts: Texts, rows: Rows) -> tuple[Law, Array]:
     seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
     fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
     log_q = fields.pop("log_q")
-    return Law(log_prob=log_q[:, None], top_token=jnp.zeros_like(rows.at), **fields), hit
+    law = Law(
+        log_prob=unrecorded("the probabilities of all tokens (log_prob; sampling.log_prob_of has the drawn one's)"),
+        top_token=unrecorded("which token is the most probable (top_token)"),
+        raw_log_prob=unrecorded("the raw probabilities of all tokens (raw_log_prob)"),
+        token_log_prob=log_q,
+        **fields,
+    )
+    return law, hit
+
+
+def _watched(phase: Array) -> Phases:
+    """What a replayed policy sees of the monitor."""
+    others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
+    return Phases(phase=phase, **others)
+
+
+def unrecorded(what: str, shape: tuple[int, ...] | None = None) -> Array:
+    """An Unrecorded where the types say array."""
+    return cast(Array, Unrecorded(what, shape))
 
 
 def _end(
@@ -153,8 +167,13 @@ def _end(
 ) -> tuple[Rows, Counts]:
     """The rounds that end here: what the policy learns, what is emitted and counted."""
     size = rows.at.shape[0]
-    draft = Draft(jnp.zeros((size, most), jnp.int32), None, jnp.zeros((size, most), bool), rows.drafted)
-    verdict = Verdict(jnp.zeros((size, most + 1), jnp.int32), rows.accepted + 1)
+    draft = Draft(
+        tokens=unrecorded("the drafted tokens", (size, most)),
+        log_q=unrecorded("the distributions that drafts were drawn from (log_q)"),
+        one_hot=jnp.zeros((size, most), bool),
+        length=rows.drafted,
+    )
+    verdict = Verdict(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
     state = select_rows(ends, policy.update(rows.policy, draft, verdict), rows.policy)
     length = texts.length[texts.text]
     emitted = jnp.minimum(rows.accepted + 1, length - rows.at)

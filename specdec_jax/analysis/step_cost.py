@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.rounds import drafting_uniforms
 from specdec_jax.sampling import argmax, make_warp
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
@@ -63,7 +64,8 @@ def draft_round(
     begin = jnp.full((batch,), slots // 2, jnp.int32)
 
     def propose(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
-        draft, info, _, _ = drafter.propose(params, state, tokens, context, policy, policy_state, keep_log_q)
+        uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
+        draft, info, _, _ = drafter.propose(params, state, tokens, context, uniform, policy, policy_state, keep_log_q)
         kept = (draft.tokens, draft.length) if draft.log_q is None else (draft.tokens, draft.length, draft.log_q)
         return (*kept, info) if measure else kept
 
@@ -74,7 +76,7 @@ def draft_round(
         emitted=jnp.zeros_like(begin),
         budget=jnp.full_like(begin, drafter.max_draft_length),
         alive=jnp.ones((batch,), bool),
-        seed=jnp.zeros((batch,), jnp.uint32),
+        policy_seed=jnp.zeros((batch,), jnp.uint32),
         warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
         monitor=(),
     )

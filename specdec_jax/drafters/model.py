@@ -6,6 +6,8 @@ writes the second-last entry is then the same one that follows a fully accepted 
 and on CPUs a bf16 matrix product of a single row takes a path ten times slower than of two.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.numbers import select_rows
-from specdec_jax.sampling import DRAFT, draw, law, uniforms
+from specdec_jax.sampling import draw, law
 from specdec_jax.types import (
     Array,
     Cache,
@@ -74,6 +76,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         state: ModelDrafterState,
         tokens: Array,
         context: RoundContext,
+        uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
@@ -86,7 +89,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         )
 
         def body(loop: _Loop) -> _Loop:
-            return _draft_one(language_model, policy, params, context, loop)
+            return _draft_one(language_model, policy, params, context, uniform, loop)
 
         loop = lax.while_loop(lambda loop: jnp.any(loop.going), body, loop)
         offset = jnp.arange(max_draft_length, dtype=jnp.int32)[None, :]
@@ -121,7 +124,12 @@ def _start(
 
 
 def _draft_one(
-    language_model: LanguageModel, policy: StoppingPolicy, params: Params, context: RoundContext, loop: _Loop
+    language_model: LanguageModel,
+    policy: StoppingPolicy,
+    params: Params,
+    context: RoundContext,
+    uniform: Callable[[Array], Array],
+    loop: _Loop,
 ) -> _Loop:
     """One drafter pass for every row still going: law, check, draw, proceed."""
     step, reduced = loop.pass_index, language_model.reduced
@@ -140,7 +148,7 @@ def _draft_one(
         wants, checked_policy = policy.check(loop.policy, next_law, loop.drafted, context)
         checked_policy = select_rows(loop.going, checked_policy, loop.policy)
         drawn = loop.going & wants
-    token = _draw_draft(own_law.log_prob, own_law.top_token, context, step)
+    token = _draw_draft(own_law.log_prob, own_law.top_token, context, partial(uniform, step))
     token = token if reduced is None else reduced.tokens(params)[token]
     tokens = _put(loop.tokens, end, token, drawn)
     drafted = loop.drafted + drawn.astype(jnp.int32)
@@ -173,13 +181,12 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, few: Law) -> Law:
     )
 
 
-def _draw_draft(log_prob: Array, top_token: Array, context: RoundContext, step: Array) -> Array:
+def _draw_draft(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
     hot = context.warp.temperature > 0
 
     def sampled() -> Array:
-        uniform = uniforms(context.seed, context.emitted, step, DRAFT)
-        return jnp.where(hot, draw(jnp.exp(log_prob), uniform), top_token)
+        return jnp.where(hot, draw(jnp.exp(log_prob), uniform()), top_token)
 
     with jax.named_scope("draft_draw"):
         return lax.cond(jnp.any(hot), sampled, lambda: top_token)

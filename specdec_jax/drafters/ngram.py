@@ -8,6 +8,7 @@ Contexts that never occurred can be filled from what the target thought likely a
 at positions behind a rejected draft too, and its laws there are otherwise thrown away.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -94,11 +95,12 @@ def ngram(
         state: NgramState,
         tokens: Array,
         context: RoundContext,
+        uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, NgramState, PolicyState]:
-        del params, keep_log_q
+        del params, uniform, keep_log_q
 
         def look(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
             return _propose_one(state.table, recent, drafted, lengths, buckets, doubt)

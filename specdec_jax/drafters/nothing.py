@@ -1,5 +1,6 @@
 """No drafter: every round is one target pass and one token. Plain decoding in the same program as all the rest."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,11 +17,12 @@ def nothing() -> Drafter:
         state: tuple[()],
         tokens: Array,
         context: RoundContext,
+        uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
-        del params, tokens, policy, keep_log_q
+        del params, tokens, uniform, policy, keep_log_q
         zeros = jnp.zeros_like(context.length)
         none = jnp.zeros((zeros.shape[0], 0), jnp.int32)
         empty = none.astype(jnp.float32)

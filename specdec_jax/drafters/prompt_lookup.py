@@ -9,6 +9,7 @@ close by is more often repeated; and a copy that reaches the end of the text goe
 tokens back says that the text has period d (they stop there, after one token in "la la la").
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -54,11 +55,12 @@ def prompt_lookup(
         state: tuple[()],
         tokens: Array,
         context: RoundContext,
+        uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
-        del params, keep_log_q
+        del params, uniform, keep_log_q
         start, matched = find(tokens, context.length, longest, shortest)
         copy = _Copy(_copied(tokens, start, context.length, max_draft_length), matched)
         draft, info, learnt = walk(

@@ -11,7 +11,7 @@ not are masked. One that sat out is not fed meanwhile; it catches up, in passes 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -61,6 +61,7 @@ class _Round(NamedTuple):
     params: Sequence[Params]
     tokens: Array
     context: RoundContext
+    uniform: Callable[[Array], Array]
     policy: StoppingPolicy
     keep_log_q: bool
 
@@ -110,6 +111,7 @@ def several(
         state: SeveralState,
         tokens: Array,
         context: RoundContext,
+        uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
@@ -119,7 +121,7 @@ def several(
         idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
         choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
         made = _nothing(parts, tokens, most, policy_state, keep_log_q)
-        asked = _Round(params, tokens, context, policy, keep_log_q)
+        asked = _Round(params, tokens, context, uniform, policy, keep_log_q)
         for index in free:
             state, made = _ask(parts[index], index, unit_prices[index], asked, choice, state, made)
         if free and paid:
@@ -181,7 +183,7 @@ def _ask(
             alive=own, budget=jnp.where(own, context.budget, 0), price=jnp.full(own.shape, price, jnp.float32)
         )
         draft, info, after, learnt = part.propose(
-            params, caught_up, asked.tokens, masked, asked.policy, made.policy, asked.keep_log_q
+            params, caught_up, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
         )
         return after, length, _merged(own, _Proposal(draft, info, learnt), made)
 

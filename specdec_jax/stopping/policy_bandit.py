@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
 from specdec_jax.numbers import per_row, select_rows
-from specdec_jax.sampling import DRAFT, uniforms
+from specdec_jax.sampling import policy_uniforms
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
@@ -27,7 +27,6 @@ from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, Stop
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
-FIRST_POSITION = 1 << 20  # of this rule's uniforms: beyond every draft, so that no draw reads them too
 
 
 class PolicyBanditState(NamedTuple):
@@ -124,6 +123,4 @@ def _ask(
 
 def _normal(context: RoundContext, count: int) -> Array:
     """Standard normals [B, count] float32 of the row's own, whoever its neighbours are."""
-    columns = [uniforms(context.seed, context.emitted, jnp.int32(FIRST_POSITION + i), DRAFT) for i in range(count)]
-    inside = jnp.clip(jnp.stack(columns, axis=1).astype(jnp.float32), 1e-7, 1.0 - 1e-7)
-    return ndtri(inside)
+    return ndtri(jnp.clip(policy_uniforms(context, count), 1e-7, 1.0 - 1e-7))

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.numbers import per_row, vector_per_row
+from specdec_jax.sampling import log_prob_of
 from specdec_jax.stopping._price import price
 from specdec_jax.stopping._reached import reached, remember
 from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
@@ -151,7 +152,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         state: SurvivalState, law: Law, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
-        drawn = jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0].astype(jnp.float32)
+        drawn = log_prob_of(law, token).astype(jnp.float32)
         hot = context.warp.temperature > 0
         surprise = jnp.where(hot, prior.surprise * (drawn + law.entropy.astype(jnp.float32)), 0.0)
         state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))

@@ -1,7 +1,10 @@
-"""The `verify-lossless` command: the proofs of analysis/losslessness.py on a policy and a verifier, as a table."""
+"""The `verify-lossless` command: the proofs of `lossless/` on a policy and a verifier, and what they tried."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,40 +13,120 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_jax.analysis.losslessness import (
+from specdec_jax.choices import Choice, choose
+from specdec_jax.compilation_cache import enable
+from specdec_jax.generation import build_pair, encode
+from specdec_jax.lossless import (
     FALSE_ALARM,
     TOLERANCE,
     TOYS,
     Case,
+    Coverage,
     LosslessReport,
+    RoundsReport,
     SampledReport,
     prove_exactly,
+    prove_long_drafts,
     test_by_sampling,
     toy_decoder,
 )
-from specdec_jax.choices import Choice, choose
-from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import build_pair, encode
+from specdec_jax.stopping.static import static
+from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import plain, status
 
-PAIR_DRAFTS, PAIR_TOKENS = 3, 3  # drafts a round and tokens compared on a real pair: every one more multiplies cells
+LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
+TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
+PAIR_BATCH, PAIR_JOINT = 64, 3  # sequences decoded at a time, and tokens of the joint test
+CLOSE = 0.5  # how far the drafter of the sampled toy is from its target: long drafts are accepted
 
 
 class Proof(NamedTuple):
-    """What was found."""
+    """What was found, of the policy with the verifier and of the verifier with drafts to the end."""
 
     exact: LosslessReport
+    rounds: RoundsReport
+    rounds_to_the_end: RoundsReport
     sampled: SampledReport
+    sampled_to_the_end: SampledReport
     pair: SampledReport | None  # on the user's own models
 
     @property
-    def lossless(self) -> bool:
+    def passed(self) -> bool:
+        """No proof failed."""
         return all(report.lossless for report in self if report is not None)
 
     @property
-    def drafted(self) -> bool:
-        """Whether anything was drafted at all; if not, nothing was put to the test."""
-        return max(self.exact.draft_lengths) > 0
+    def gaps(self) -> tuple[str, ...]:
+        """What was not put to the test, a clause each."""
+        return (*_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair))
+
+    @property
+    def shown(self) -> int:
+        """The longest draft of which all was put to the test."""
+        least = min(case.coverage.shown for case in self.rounds.cases)
+        accepted = [case.coverage.never_accepted for case in self.rounds_to_the_end.cases]
+        least = min([least, *(missing[0] - 1 for missing in accepted if missing)])
+        return max(0, least if self.pair is None else min(least, _occurred(self.pair)))
+
+    @property
+    def verdict(self) -> str:
+        """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN: nothing failed, and something was not tried."""
+        if not self.passed:
+            return NOT_LOSSLESS
+        return NOT_SHOWN if self.gaps else LOSSLESS
+
+
+def _policy_gaps(report: RoundsReport) -> list[str]:
+    """Drafts that a rule was not seen to decide about."""
+    return _by_warp(report, _undecided)
+
+
+def _undecided(coverage: Coverage) -> list[str]:
+    if coverage.shown == len(coverage.asked):
+        return []
+    refused = [draft for draft in coverage.never_refused if draft > coverage.shown]
+    gaps = [f"the rule never said no to {_drafts(refused)}"] if refused else []
+    return gaps + ([f"{_drafts(coverage.never_asked)} never came up"] if coverage.never_asked else [])
+
+
+def _verifier_gaps(report: RoundsReport) -> list[str]:
+    """Numbers of accepted drafts that did not occur though drafts were as long."""
+    return _by_warp(report, _never_accepted)
+
+
+def _never_accepted(coverage: Coverage) -> list[str]:
+    missing = coverage.never_accepted
+    return [f"it never happened that {_listed(missing)} drafts were accepted"] if missing else []
+
+
+def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> list[str]:
+    """Each gap once, with the warps where it is unless that is all of them."""
+    found: dict[str, list[str]] = {}
+    for case in report.cases:
+        for gap in gaps_of(case.coverage):
+            found.setdefault(gap, []).append(_warp_text(case.warp))
+    everywhere = len(report.cases)
+    return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in found.items()]
+
+
+def _pair_gaps(report: SampledReport | None) -> list[str]:
+    if report is None or _occurred(report) == len(report.drafted):
+        return []
+    missing = range(_occurred(report) + 1, len(report.drafted) + 1)
+    return [f"on the pair drafts of {_listed(missing)} tokens never occurred"]
+
+
+def _occurred(report: SampledReport) -> int:
+    """The longest draft that occurred while sampling."""
+    return max((length for length, times in enumerate(report.drafted, 1) if times), default=0)
+
+
+def _drafts(numbers: Sequence[int]) -> str:
+    return ("drafts " if len(numbers) > 1 else "draft ") + _listed(numbers)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def verify(
@@ -52,6 +135,7 @@ def verify(
     policy_options: Sequence[str] = (),
     verifier: str = "rejection",
     verifier_options: Sequence[str] = (),
+    max_draft_length: int | None = None,
     sequences: int = 40_960,
     target: str | None = None,
     drafter: str | None = None,
@@ -59,8 +143,8 @@ def verify(
     temperature: float = 1.0,
     pair_sequences: int = 512,
     json: bool = False,
-) -> bool:
-    """Runs the proofs, prints them (as one line of JSON if asked), and says whether the pair of rules is lossless.
+) -> str:
+    """Runs the proofs, prints them (as one line of JSON if asked), and returns the verdict.
 
     Raises ValueError on unknown rules and options, numbers out of range, and one of target and drafter alone."""
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
@@ -73,72 +157,148 @@ def verify(
     enable()
     pair = None
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
-        with status("Enumerating the output law on toy models"):
-            exact = prove_exactly(*(rule.strategy for rule in rules), **_numbers(*rules))
-        with status(f"Decoding {sequences} sequences on a toy"):
-            sampled = _sampled_on_toy(*rules, sequences)
+        with interrupts_end_here():
+            on_toys = _on_toys(*rules, max_draft_length or TOY_DRAFTS, sequences)
         if target is not None and drafter is not None:
-            with status(f"Decoding {pair_sequences} sequences with {target} and {drafter}"):
-                pair = _sampled_on_pair(*rules, target, drafter, prompt, temperature, pair_sequences)
-    proof = Proof(exact, sampled, pair)
+            most = max_draft_length or PAIR_DRAFTS
+            pair = _sampled_on_pair(*rules, target, drafter, prompt, temperature, most, pair_sequences)
+    proof = Proof(*on_toys, pair)
     if json:
         print(as_json(proof, policy, verifier))
     else:
         show(proof, Console(highlight=False), f"{policy} with {verifier} verification")
-    return proof.lossless
+    return proof.verdict
+
+
+def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> tuple[Any, ...]:
+    """The first five fields of a Proof."""
+    strategies, numbers = (policy.strategy, verifier.strategy), _numbers(policy, verifier)
+    to_the_end = static(), verifier.strategy
+    all_of_it = {**numbers, "policy_numbers": {"draft_length": most}}
+    with status("Enumerating all rounds of short drafts"):
+        exact = prove_exactly(*strategies, **numbers)
+    with status(f"Enumerating rounds of up to {most} drafts"):
+        rounds = prove_long_drafts(*strategies, **numbers, max_draft_length=most)
+        rounds_to_the_end = prove_long_drafts(*to_the_end, **all_of_it, max_draft_length=most, rounds=2)
+    with status(f"Decoding {sequences} sequences on a toy, twice"):
+        sampled = _sampled_on_toy(*strategies, numbers, most, sequences)
+        sampled_to_the_end = _sampled_on_toy(*to_the_end, all_of_it, most, sequences)
+    return exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end
 
 
 def _numbers(policy: Choice, verifier: Choice) -> dict[str, Any]:
     return {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
 
 
-def _sampled_on_toy(policy: Choice, verifier: Choice, sequences: int) -> SampledReport:
-    decoder, params = toy_decoder(policy.strategy, verifier.strategy)
-    warp = {"temperature": 0.0 if verifier.strategy.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, warp=warp, sequences=sequences, **_numbers(policy, verifier))
+def _sampled_on_toy(policy: Any, verifier: Any, numbers: Mapping[str, Any], most: int, sequences: int) -> SampledReport:
+    decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE)
+    warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
+    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **numbers)
 
 
 def _sampled_on_pair(
-    policy: Choice, verifier: Choice, target: str, drafter: str, prompt: str, temperature: float, sequences: int
+    policy: Choice,
+    verifier: Choice,
+    target: str,
+    drafter: str,
+    prompt: str,
+    temperature: float,
+    most: int,
+    sequences: int,
 ) -> SampledReport:
     """In float32: in bfloat16 one text's logits differ between batch shapes, and enough sequences show it."""
-    pair = build_pair(
-        target,
-        drafter,
-        policy=policy.strategy,
-        verifier=verifier.strategy,
-        max_draft_length=PAIR_DRAFTS,
-        dtype="float32",
-    )
-    return test_by_sampling(
-        pair.decoder,
-        pair.params,
-        encode(pair.target, prompt, chat=False),
-        warp={"temperature": temperature},
-        tokens=PAIR_TOKENS,
-        sequences=sequences,
-        **_numbers(policy, verifier),
-    )
+    with interrupts_end_here(), status(f"Loading {target} and {drafter}"):
+        pair = build_pair(
+            target,
+            drafter,
+            policy=policy.strategy,
+            verifier=verifier.strategy,
+            max_draft_length=most,
+            dtype="float32",
+        )
+    with stoppable(sequences) as progress:
+        return test_by_sampling(
+            pair.decoder,
+            pair.params,
+            encode(pair.target, prompt, chat=False),
+            warp={"temperature": temperature},
+            tokens=most + 1,
+            joint=PAIR_JOINT,
+            sequences=sequences,
+            batch=min(PAIR_BATCH, sequences),
+            progress=progress,
+            **_numbers(policy, verifier),
+        )
+
+
+@contextlib.contextmanager
+def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
+    """A `progress` for `test_by_sampling` that says how long it will take, and ends it at Ctrl-C with what there is.
+
+    A second Ctrl-C interrupts as ever.
+    """
+    stopped = False
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("stopping after this batch; Ctrl-C again ends at once", file=sys.stderr)
+
+    def progress(done: int, seconds: float) -> bool:
+        left = seconds / max(done - min(PAIR_BATCH, sequences), 1) * (sequences - done)
+        known = f", about {max(left, 1):.0f} s left (Ctrl-C stops with what there is)" if seconds > 0 and left else ""
+        print(f"{done} of {sequences} sequences on the pair{known}", file=sys.stderr)
+        return not stopped
+
+    print(f"Compiling, then {sequences} sequences on the pair; Ctrl-C stops with what there is", file=sys.stderr)
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield progress
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show(proof: Proof, console: Console, title: str) -> None:
-    """The table of exact distances and a line for every other finding."""
-    exact = proof.exact
+    """The table of exact distances, that of what was asked, and a line for every other finding."""
+    exact, rounds = proof.exact, proof.rounds
     console.print(_table(exact.cases, title))
     console.print(
-        f"Exact: the largest total variation of {len(exact.cases)} enumerated laws from the target's is "
-        f"{exact.total_variation:.1e} (must be under {TOLERANCE:.0e}); "
-        f"draft lengths that occurred: {', '.join(map(str, exact.draft_lengths))}."
+        f"Exact, all rounds: the largest total variation of {len(exact.cases)} enumerated distributions from the "
+        f"target's is {exact.total_variation:.1e} (must be under {TOLERANCE:.0e}); "
+        f"draft lengths that occurred: {_listed(exact.draft_lengths)}."
     )
+    console.print(_asked_table(rounds))
+    console.print(
+        f"Exact, round by round: the largest relative error of a sequence's probability in "
+        f"{sum(case.rounds for case in rounds.cases)} rounds is {rounds.error:.1e}, drafting to the end "
+        f"{proof.rounds_to_the_end.error:.1e} (must be under {TOLERANCE:.0e})."
+    )
+    if not (rounds.alone and proof.rounds_to_the_end.alone):
+        console.print("A row's answers depend on the rows beside it, or on where it stands.", style="bold red")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
+    console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
-    if not proof.drafted:
-        console.print("This policy never drafted on the toys, so nothing was put to the test.", style="bold yellow")
-    elif proof.lossless:
-        console.print("Lossless.", style="bold green")
-    else:
-        console.print("NOT lossless.", style="bold red")
+    if proof.verdict == NOT_SHOWN:
+        console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
+        console.print("--max-draft-length says how long the drafts are that are put to the test.")
+        return
+    style = "bold green" if proof.verdict == LOSSLESS else "bold red"
+    console.print("Lossless." if proof.verdict == LOSSLESS else "NOT lossless.", style=style)
+
+
+def _asked_table(report: RoundsReport) -> Table:
+    """A line a draft, a column a warp: times the rule said no of times it was asked."""
+    title = "Times the rule said no to a draft / times it was asked"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("draft", justify="right")
+    for case in report.cases:
+        table.add_column(_warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
+    for index in range(len(report.cases[0].coverage.asked)):
+        counts = [(case.coverage.refused[index], case.coverage.asked[index]) for case in report.cases]
+        table.add_row(str(index + 1), *(f"{refused}/{asked}" if asked else "never asked" for refused, asked in counts))
+    return table
 
 
 def as_json(proof: Proof, policy: str, verifier: str) -> str:
@@ -147,13 +307,23 @@ def as_json(proof: Proof, policy: str, verifier: str) -> str:
     fields = {
         "policy": policy,
         "verifier": verifier,
-        "lossless": proof.lossless,
-        "drafted": proof.drafted,
+        "verdict": proof.verdict,
+        "lossless": proof.verdict == LOSSLESS,
+        "shown": proof.shown,
+        "gaps": list(proof.gaps),
         "exact": {**proof.exact._asdict(), "cases": cases},
+        "rounds": _rounds_fields(proof.rounds),
+        "rounds_to_the_end": _rounds_fields(proof.rounds_to_the_end),
         "sampled": proof.sampled._asdict(),
+        "sampled_to_the_end": proof.sampled_to_the_end._asdict(),
         "pair": None if proof.pair is None else proof.pair._asdict(),
     }
     return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)
+
+
+def _rounds_fields(report: RoundsReport) -> dict[str, Any]:
+    counts = [{**case._asdict(), "coverage": case.coverage._asdict()} for case in report.cases]
+    return {**report._asdict(), "cases": counts}
 
 
 def _table(cases: Sequence[Case], title: str) -> Table:
@@ -184,6 +354,7 @@ def _distance(value: float) -> Text:
 
 def _sentence(report: SampledReport) -> str:
     return (
-        f"chi-square {report.statistic:.1f} on {report.degrees} degrees of freedom, p = {report.p_value:.2g} "
-        f"(must be over {FALSE_ALARM:g}), {report.sequences} sequences of {report.tokens} tokens"
+        f"chi-square {report.statistic:.1f} on {report.degrees} degrees of freedom, p = {report.p_value:.2g}; by "
+        f"position p = {report.least:.2g} (both must be over {FALSE_ALARM:g}), {report.sequences} sequences of "
+        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {_listed(report.drafted)}"
     )

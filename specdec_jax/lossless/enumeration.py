@@ -6,17 +6,20 @@ it may not is unbiased within one round and biased over two. Policy and verifier
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.analysis.batched import in_batches, joined, take
+from specdec_jax.lossless.batched import in_batches, joined, take
+from specdec_jax.lossless.coverage import Tally
 from specdec_jax.numbers import host, select_rows
 from specdec_jax.sampling import law, make_warp
 from specdec_jax.types import Draft, Law, Monitor, RoundContext, StoppingPolicy, Verdict, Verifier
+
+PROMPT = np.array([[0, 1]], np.int32)
 
 
 class Setting(NamedTuple):
@@ -25,20 +28,22 @@ class Setting(NamedTuple):
     policy: StoppingPolicy
     verifier: Verifier
     monitor: Monitor
-    drafter_laws: Law  # every leaf [V * V, ...], by the last two tokens
+    drafter_laws: Law  # every leaf [toys * V * V, ...], by toy and the last two tokens
     target_laws: Law
     warp: Mapping[str, Any]
     most: int  # K
     tokens: int  # emitted tokens whose joint law is compared
     limit: int  # max_new_tokens
-    batch: int
+    batch: int  # rows that policy and verifier see at a time
     chosen: bool
+    tally: Tally  # what was asked and answered, counted as it happens
 
 
 class Nodes(NamedTuple):
     """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
 
     tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
+    table: np.ndarray  # [N] int64, where its toy begins in the tables of laws
     emitted: np.ndarray  # [N] int32
     chance: np.ndarray  # [N] float64
     policy: Any
@@ -50,6 +55,7 @@ class Branches(NamedTuple):
     """Drafts of one round. Leaves are [M, ...]."""
 
     node: np.ndarray  # [M] where it began
+    table: np.ndarray  # [M] int64, of its toy
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
@@ -71,41 +77,48 @@ def drawn_law(weights: np.ndarray) -> np.ndarray:
     return chance + fallback * (1.0 - chance.sum(axis=-1, keepdims=True))
 
 
-def law_table(table: np.ndarray, warp: Mapping[str, Any]) -> Law:
-    flat = jnp.asarray(table.reshape(-1, table.shape[-1]), jnp.float64)
+def law_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Law:
+    """Laws by toy and the last two tokens, of [V, V, V] logits each."""
+    flat = jnp.asarray(np.concatenate([table.reshape(-1, table.shape[-1]) for table in tables]), jnp.float64)
     return jax.tree.map(np.asarray, jax.jit(law)(flat, make_warp(len(flat), **warp)))
 
 
-def first_node(
-    setting: Setting,
-    policy_numbers: Mapping[str, Any],
-    verifier_numbers: Mapping[str, Any],
-    monitor_numbers: Mapping[str, Any],
-) -> Nodes:
+class Numbers(NamedTuple):
+    """What `init` of each takes."""
+
+    policy: Mapping[str, Any]
+    verifier: Mapping[str, Any]
+    monitor: Mapping[str, Any]
+
+
+def first_nodes(setting: Setting, numbers: Numbers, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
+    """One row a prompt [N, 2] of its toy [N], each with the probability 1, with room for `setting.tokens` more."""
+    count, vocab = len(prompts), setting.target_laws.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
     return Nodes(
-        tokens=np.array([[0, 1] + [0] * setting.tokens], np.int32),
-        emitted=np.zeros(1, np.int32),
-        chance=np.ones(1),
-        policy=host(setting.policy.init(1, **policy_numbers)),
-        verifier=host(setting.verifier.init(1, **verifier_numbers)),
-        monitor=host(setting.monitor.init(1, **monitor_numbers)),
+        tokens=np.pad(prompts, ((0, 0), (0, setting.tokens))).astype(np.int32),
+        table=np.broadcast_to(np.asarray(toy, np.int64) * vocab**2, count),
+        emitted=np.zeros(count, np.int32),
+        chance=np.ones(count),
+        policy=host(setting.policy.init(count, **numbers.policy)),
+        verifier=host(setting.verifier.init(count, **numbers.verifier)),
+        monitor=host(setting.monitor.init(count, **numbers.monitor)),
     )
 
 
-def enumerate_law(setting: Setting, nodes: Nodes) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The joint law of the emitted tokens, [V] * tokens float64, and the draft lengths that occurred."""
+def enumerate_law(setting: Setting, nodes: Nodes) -> np.ndarray:
+    """The joint law of the emitted tokens, [V] * tokens float64."""
     vocab = setting.target_laws.log_prob.shape[-1]
-    joint, lengths = np.zeros((vocab,) * setting.tokens), set()
+    joint = np.zeros((vocab,) * setting.tokens)
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
-        lengths |= set(branches.drafted.tolist())
-        after = _merged(_verified(setting, nodes, branches))
-        done = after.emitted >= setting.tokens
-        finished = take(after, done)
+        outcomes = judged(setting, nodes, branches)
+        following = _merged(after(setting, nodes, branches, outcomes, np.nonzero(outcomes.chance)))
+        done = following.emitted >= setting.tokens
+        finished = take(following, done)
         np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
-        nodes = take(after, ~done)
-    return joint, tuple(sorted(lengths))
+        nodes = take(following, ~done)
+    return joint
 
 
 def target_joint(setting: Setting) -> np.ndarray:
@@ -120,18 +133,19 @@ def target_joint(setting: Setting) -> np.ndarray:
     return joint
 
 
-def _context(setting: Setting, nodes: Nodes) -> RoundContext:
+def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
+    """What the decoder would tell policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
     warp = jax.tree.map(np.asarray, make_warp(count, **setting.warp))
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
-    emitted, budget = host(nodes.emitted), host(np.maximum(room, 0))
+    emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
     return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     """Every draft of a round: the twin of the draft loop, with all draws at once instead of one."""
-    context, rules = _context(setting, nodes), _rules(setting.policy, setting.batch)
+    context, rules, tally = context_of(setting, nodes), _rules(setting.policy, setting.batch), setting.tally
     going, policy = rules.begin(context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
     vocab, count, most = setting.drafter_laws.log_prob.shape[-1], len(going), setting.most
@@ -139,14 +153,17 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
     log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
     log_q[1::2] = -np.log(vocab)  # nothing, or the laws of tokens that other rows needed
-    branches = Branches(np.arange(count), text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
-    going, finished = going & (context.budget > 0), []
+    branches = Branches(np.arange(count), nodes.table, text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
+    room = context.budget > 0
+    tally.asks(0, going[room])
+    going, finished = going & room, []
     for step in range(most):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
-        laws = take(setting.drafter_laws, _pair(branches.text[:, step : step + 2], vocab))
+        laws = take(setting.drafter_laws, branches.table + _pair(branches.text[:, step : step + 2], vocab))
         branches.log_q[:, step] = laws.log_prob
         draws, policy = rules.check(take(context, branches.node), branches.policy, laws, branches.drafted)
+        tally.checks(step, draws)
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
         branches, laws = take(branches, draws), take(laws, draws)
@@ -154,13 +171,15 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         row = take(context, branches.node)
         going, policy = rules.proceed(row, branches.policy, laws, token, branches.drafted)
         branches = branches._replace(policy=policy)
-        going = going & (branches.drafted < row.budget)
+        room = branches.drafted < row.budget
+        tally.asks(step + 1, going[room])
+        going = going & room
     return joined([*finished, branches])
 
 
 def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tuple[Branches, Law, np.ndarray]:
     """One branch a token that can be drawn, with the law it was drawn from and the token itself."""
-    prob = np.exp(laws.log_prob)
+    prob = np.exp(laws.log_prob)  # [M, V]
     if setting.chosen:
         prob = np.eye(prob.shape[-1])[laws.top_token]
     parent, token = np.nonzero(prob > 0)
@@ -173,11 +192,19 @@ def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tup
     )
 
 
-def _verified(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
-    """Every outcome of every draft: the rows at the beginning of the next round."""
+class Outcomes(NamedTuple):
+    """All that can become of M drafts: how many are accepted, and which token comes after them."""
+
+    chance: np.ndarray  # [M, K+1, V] float64, of the node, the draft and the outcome
+    draft: Draft
+    laws: Law  # the target's, every leaf [M, K+1, ...]
+    verifier: Any  # its state after the round, [M, ...]
+
+
+def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
+    """Every outcome of every draft."""
     vocab, most = setting.target_laws.log_prob.shape[-1], setting.most
-    context = take(_context(setting, nodes), branches.node)
-    rules, judge = _rules(setting.policy, setting.batch), _judge(setting.verifier, setting.batch, most)
+    context = take(context_of(setting, nodes), branches.node)
     pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
     drafts = np.ascontiguousarray(branches.text[:, 2:])
     needs = setting.verifier.needs_log_q and not setting.chosen
@@ -188,32 +215,55 @@ def _verified(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
         length=host(branches.drafted),
     )
     state = take(nodes.verifier, branches.node)
-    laws = take(setting.target_laws, pairs)
-    log_length, weights, state = judge(context, state, draft, laws)
-    chance = branches.chance[:, None, None] * drawn_law(np.exp(log_length))[:, :, None] * drawn_law(weights)
-    branch, accepted, token = np.nonzero(chance)
+    laws = take(setting.target_laws, branches.table[:, None] + pairs)
+    log_length, weights, state = _judge(setting.verifier, setting.batch, most)(context, state, draft, laws)
+    lengths = drawn_law(np.exp(log_length))
+    setting.tally.accepts(branches.drafted, lengths)
+    chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_law(weights)
+    return Outcomes(chance, draft, laws, state)
+
+
+def after(
+    setting: Setting,
+    nodes: Nodes,
+    branches: Branches,
+    outcomes: Outcomes,
+    chosen: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> Nodes:
+    """The rows at the beginning of the next round, of the chosen (branch, accepted, token)."""
+    branch, accepted, token = chosen
+    most, rules = setting.most, _rules(setting.policy, setting.batch)
+    context = take(context_of(setting, nodes), branches.node[branch])
+    drafts = branches.text[:, 2:]
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
     verdict = Verdict(host(new), host((accepted + 1).astype(np.int32)))
-    policy = rules.update(take(context, branch), take(branches.policy, branch), take(draft, branch), verdict)
-    node = branches.node[branch]
-    tokens, emitted = nodes.tokens[node].copy(), nodes.emitted[node]
-    for k in range(most + 1):
-        place = 2 + emitted + k
-        rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
-        tokens[rows, place[rows]] = new[rows, k]
-    monitor = take(context.monitor, branch)
+    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), verdict)
+    monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor, setting.batch)
-        monitor = watch(take(context, branch), monitor, take(laws, branch), verdict)
-    chance = chance[branch, accepted, token]
-    return Nodes(tokens, emitted + verdict.length, chance, policy, take(state, branch), monitor)
+        monitor = watch(context, monitor, take(outcomes.laws, branch), verdict)
+    node = branches.node[branch]
+    tokens = _appended(nodes.tokens[node], nodes.emitted[node], verdict)
+    chance = outcomes.chance[branch, accepted, token]
+    emitted = (nodes.emitted[node] + verdict.length).astype(np.int32)
+    return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
+
+
+def _appended(tokens: np.ndarray, emitted: np.ndarray, verdict: Verdict) -> np.ndarray:
+    """Texts with a round's tokens after those emitted before; what does not fit is left out."""
+    tokens = tokens.copy()
+    for k in range(verdict.tokens.shape[1]):
+        place = 2 + emitted + k
+        rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
+        tokens[rows, place[rows]] = verdict.tokens[rows, k]
+    return tokens
 
 
 def _merged(nodes: Nodes) -> Nodes:
     """Rows that can never be told apart again as one."""
-    leaves = [nodes.tokens, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
+    leaves = [nodes.tokens, nodes.table, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
     leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
     count = len(nodes.chance)
     raw = [np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8).reshape(count, -1) for leaf in leaves]

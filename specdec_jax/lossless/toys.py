@@ -10,6 +10,8 @@ from specdec_jax.numbers import per_row
 from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, Verdict
 
+NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
+
 
 class Toy(NamedTuple):
     """A target and a drafter; entry [a, b] holds the logits [V] after the tokens a, b."""
@@ -28,6 +30,26 @@ def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
     target = rng.normal(size=shape)
     drafter = target + distance * rng.normal(size=shape)
     return Toy((target * sharpness).astype(np.float32), (drafter * sharpness).astype(np.float32))
+
+
+def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
+    """A random pair whose long drafts can be listed: most contexts have two or three tokens, some have all of them.
+
+    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are doubtful, up to
+    log V nats. The target may always say one token more than the drafter, where there is one.
+    """
+    rng = np.random.default_rng(seed)
+    shape = (vocab_size,) * 3
+    choices = rng.choice([2, 2, 3, vocab_size], (vocab_size, vocab_size, 1))
+    sharpness = np.exp(rng.uniform(np.log(0.5), np.log(12.0), choices.shape))
+    sharpness = np.where(choices == vocab_size, rng.uniform(0.1, 0.8, choices.shape), sharpness)
+    place = np.argsort(rng.normal(size=shape), axis=-1)
+    target = rng.normal(size=shape)
+    drafter = target + distance * rng.normal(size=shape)
+    return Toy(
+        np.where(place <= choices, target * sharpness, NEVER).astype(np.float32),
+        np.where(place < choices, drafter * sharpness, NEVER).astype(np.float32),
+    )
 
 
 def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4096) -> LanguageModel:

@@ -1,0 +1,23 @@
+"""Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
+
+from specdec_jax.lossless.coverage import Coverage
+from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
+from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
+from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, test_by_sampling, toy_decoder
+
+__all__ = [
+    "FALSE_ALARM",
+    "TOLERANCE",
+    "TOYS",
+    "WARPS",
+    "Case",
+    "Coverage",
+    "LosslessReport",
+    "RoundsCase",
+    "RoundsReport",
+    "SampledReport",
+    "prove_exactly",
+    "prove_long_drafts",
+    "test_by_sampling",
+    "toy_decoder",
+]

@@ -1,0 +1,129 @@
+"""The exact law of the first emitted tokens, on toy models, against the target's.
+
+`prove_exactly` sums over every draft, every number of accepted tokens and every next token, round after round with the
+states of policy and verifier carried along, in float64. It calls the policy and the verifier as the decoder does, so it
+proves a user's own file too; only the draft loop (drafters/model.py) has a twin in enumeration.py. All rounds are
+summed, so what is compared is the output itself; that keeps drafts short. Long ones: long_drafts.py.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.decoding import no_monitor
+from specdec_jax.lossless.coverage import Tally
+from specdec_jax.lossless.enumeration import Numbers, Setting, enumerate_law, first_nodes, law_table, target_joint
+from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases
+from specdec_jax.types import Monitor, StoppingPolicy, Verifier
+
+TOLERANCE = 1e-6  # honest rules come out below 1e-12
+WARPS: tuple[Mapping[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_k": 2},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.3},
+    {"temperature": 0.0},
+)
+PHASES, UNWATCHED = toy_phases(), no_monitor()  # made once, so that what was compiled for them is found again
+TOYS = (toy_pair(3, 0), toy_pair(3, 1), toy_pair(3, 2, distance=0.0))
+
+
+class Case(NamedTuple):
+    """One enumeration."""
+
+    toy: int  # index of its toy pair
+    warp: Mapping[str, Any]
+    batch: int
+    chosen: bool  # the drafter chose its tokens (one-hot laws) instead of drawing them
+    total_variation: float
+    draft_lengths: tuple[int, ...]  # that occurred
+    law: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
+
+
+class LosslessReport(NamedTuple):
+    """The worst total variation between the output law and the target's over all cases."""
+
+    total_variation: float
+    lossless: bool  # total_variation < TOLERANCE
+    draft_lengths: tuple[int, ...]  # that occurred: a rule that never drafts proves nothing
+    cases: tuple[Case, ...]
+
+
+def prove_exactly(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    *,
+    policy_numbers: Mapping[str, Any] | None = None,
+    verifier_numbers: Mapping[str, Any] | None = None,
+    monitor: Monitor | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
+    max_draft_length: int = 2,
+    tokens: int = 3,
+    batches: Sequence[int] = (1, 3),
+    warps: Sequence[Mapping[str, Any]] = WARPS,
+    toys: Sequence[Toy] = TOYS,
+    chosen: Sequence[bool] = (False, True),
+) -> LosslessReport:
+    """The exact law of the first `tokens` emitted tokens against the target's, over all the given cases.
+
+    Args:
+        monitor: what they may read of the text; unless given, phases that change with every token where one of them
+            reads phases, else none.
+        batches: rows that policy and verifier see at a time; rows of different texts and states stand side by side.
+        warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
+        toys: pairs of models; the default has one whose drafter equals its target, where residuals are 0/0.
+        chosen: drafters that draw their tokens (False), and that choose them (True: one-hot laws).
+
+    Raises:
+        ValueError: no warp is left to prove anything at, or numbers that `init` refuses.
+    """
+    warps, monitor = warps_for(verifier, warps), monitor or monitor_for(policy, verifier)
+    cases = []
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        for index, toy in enumerate(toys):
+            for warp in warps:
+                drafts, targets = law_table([toy.drafter], warp), law_table([toy.target], warp)
+                for batch, one_hot in itertools.product(batches, chosen):
+                    setting = Setting(
+                        policy,
+                        verifier,
+                        monitor,
+                        drafts,
+                        targets,
+                        warp,
+                        most=max_draft_length,
+                        tokens=tokens,
+                        limit=tokens + 1,
+                        batch=batch,
+                        chosen=one_hot,
+                        tally=Tally(max_draft_length),
+                    )
+                    numbers = Numbers(policy_numbers or {}, verifier_numbers or {}, monitor_numbers or {})
+                    joint = enumerate_law(setting, first_nodes(setting, numbers))
+                    distance = float(0.5 * np.abs(joint - target_joint(setting)).sum())
+                    distance = distance if np.isfinite(distance) else np.inf
+                    lengths = setting.tally.coverage.draft_lengths
+                    cases.append(Case(index, warp, batch, one_hot, distance, lengths, joint))
+    worst = max(case.total_variation for case in cases)
+    lengths = tuple(sorted({length for case in cases for length in case.draft_lengths}))
+    return LosslessReport(worst, worst < TOLERANCE, lengths, tuple(cases))
+
+
+def warps_for(verifier: Verifier, warps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that the verifier decodes at.
+
+    Raises:
+        ValueError: none is left.
+    """
+    left = [warp for warp in warps if not (verifier.greedy_only and warp["temperature"] > 0)]
+    if not left:
+        raise ValueError("this verifier is for temperature 0 only, and no such warp is given")
+    return left
+
+
+def monitor_for(policy: StoppingPolicy, verifier: Verifier) -> Monitor:
+    """Phases that change with every token where one of them reads phases, else nothing."""
+    return PHASES if policy.needs_phases or verifier.needs_phases else UNWATCHED

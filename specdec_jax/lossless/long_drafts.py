@@ -1,0 +1,232 @@
+"""Every round of long drafts, one at a time: is what it emits, and goes on as the target would, the target's law?
+
+If a round that begins at a text, with whatever states, emits tokens after which the target's own continuation gives
+the target's law, and every round does, then so does the whole decoding (by induction from the last round back). So
+rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five tokens cost no
+more than one round. Every sequence counts for the same, however seldom it is: what is compared is the largest
+relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long drafts only
+is seen as clearly as one that cheats in all.
+
+The rounds are played on from many prompts, half of them towards long acceptance, half by chance, with the states of
+policy, verifier and monitor carried along.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.lossless import enumeration
+from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.coverage import Coverage, Tally
+from specdec_jax.lossless.enumeration import Branches, Nodes, Numbers, Outcomes, Setting, law_table
+from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
+from specdec_jax.lossless.toys import narrow_pair
+from specdec_jax.types import Monitor, StoppingPolicy, Verifier
+
+LONGEST = 10
+CHOICES = 3.4  # tokens that a drafter may draw in a context of the toys, as a geometric mean
+BATCH = 32  # rows that policy and verifier see at a time
+COMPARED = (0, 3)  # rounds that are played again with their rows in another order
+TOYS = tuple(narrow_pair(seed=seed) for seed in range(4))
+RAREST = 1e-8  # probabilities under it are zero but for rounding
+DRAWN = 5_500  # about as many drafts a round are listed, of drafters that draw
+
+
+class RoundsCase(NamedTuple):
+    """All rounds under one warp."""
+
+    warp: Mapping[str, Any]
+    error: float  # largest relative error of a sequence's probability, given the beginning of its round
+    rounds: int  # that were summed
+    coverage: Coverage
+
+
+class RoundsReport(NamedTuple):
+    """The worst of all warps, and what was put to the test under each."""
+
+    error: float
+    lossless: bool  # error < TOLERANCE, and rows do not look at each other
+    cases: tuple[RoundsCase, ...]
+    alone: bool = True  # rows are answered alike whatever stands beside them, and wherever they stand
+
+    @property
+    def coverage(self) -> Coverage:
+        """Of all warps together."""
+        return sum((case.coverage for case in self.cases[1:]), self.cases[0].coverage)
+
+
+def prove_long_drafts(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    *,
+    policy_numbers: Mapping[str, Any] | None = None,
+    verifier_numbers: Mapping[str, Any] | None = None,
+    monitor: Monitor | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
+    max_draft_length: int = 5,
+    rounds: int = 8,
+    warps: Sequence[Mapping[str, Any]] = WARPS,
+) -> RoundsReport:
+    """The exact law of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
+
+    Of drafters that draw their tokens, and of those that choose them (one-hot laws).
+
+    Args:
+        rounds: played one after the other from each prompt.
+        warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
+
+    Raises:
+        ValueError: no warp is left, a length below 1 or too long to enumerate, or numbers that `init` refuses.
+    """
+    if not 1 <= max_draft_length <= LONGEST:
+        raise ValueError(f"drafts of 1 to {LONGEST} tokens can be enumerated, got max_draft_length {max_draft_length}")
+    numbers = Numbers(policy_numbers or {}, verifier_numbers or {}, monitor_numbers or {})
+    monitor, cases, alone = monitor or monitor_for(policy, verifier), [], True
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        for warp in warps_for(verifier, warps):
+            setting = Setting(
+                policy,
+                verifier,
+                monitor,
+                law_table([toy.drafter for toy in TOYS], warp),
+                law_table([toy.target for toy in TOYS], warp),
+                warp,
+                most=max_draft_length,
+                tokens=rounds * (max_draft_length + 1),
+                limit=rounds * (max_draft_length + 1) + max_draft_length + 1,
+                batch=BATCH,
+                chosen=False,
+                tally=Tally(max_draft_length),
+            )
+            error, played = 0.0, 0
+            for one_hot in (False, True):
+                setting = setting._replace(chosen=one_hot)
+                worst, count, agrees = _play(setting, numbers, rounds)
+                error, played, alone = max(error, worst), played + count, alone and agrees
+            cases.append(RoundsCase(warp, error, played, setting.tally.coverage))
+    worst = max(case.error for case in cases)
+    return RoundsReport(worst, worst < TOLERANCE and alone, tuple(cases), alone)
+
+
+def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts [N, 2] and whose toy's they are [N]: all there are, or fewer where each has many drafts."""
+    vocab = setting.target_laws.log_prob.shape[-1]
+    toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
+    allowed = max(2, int(DRAWN / CHOICES**setting.most)) * (2 if setting.chosen else 1)
+    allowed = len(toy) if setting.warp["temperature"] == 0 else allowed
+    some = np.random.default_rng(0).permutation(len(toy))[:allowed]
+    return np.stack([first, second], axis=1)[some], toy[some]
+
+
+def _play(setting: Setting, numbers: Numbers, rounds: int) -> tuple[float, int, bool]:
+    """(largest relative error, rounds summed, whether rows stand alone) of so many rounds from each prompt."""
+    rng, worst, alone = np.random.default_rng(0), 0.0, True
+    prompts, toy = _prompts(setting)
+    nodes = enumeration.first_nodes(setting, numbers, prompts, toy)
+    for index in range(rounds):
+        branches = enumeration.draft_tree(setting, nodes)
+        outcomes = enumeration.judged(setting, nodes, branches)
+        worst = max(worst, round_error(setting, nodes, branches, outcomes))
+        chosen = _one_each(rng, branches, outcomes, len(prompts))
+        following = enumeration.after(setting, nodes, branches, outcomes, chosen)
+        if index in COMPARED:
+            alone = alone and _stands_alone(rng, setting, nodes, branches, outcomes, chosen, following)
+        nodes = following._replace(chance=np.ones(len(prompts)))
+    return worst, rounds * len(prompts), alone
+
+
+def _stands_alone(
+    rng: np.random.Generator,
+    setting: Setting,
+    nodes: Nodes,
+    branches: Branches,
+    outcomes: Outcomes,
+    chosen: tuple[np.ndarray, np.ndarray, np.ndarray],
+    following: Nodes,
+) -> bool:
+    """Whether the same round comes out of the same rows in another order, so beside other rows."""
+    order = rng.permutation(len(nodes.emitted))
+    other = setting._replace(tally=Tally(setting.most))
+    shuffled = enumeration.draft_tree(other, take(nodes, order))
+    again = enumeration.judged(other, take(nodes, order), shuffled)
+    shuffled = shuffled._replace(node=order[shuffled.node])
+    first, second = _sorted(branches), _sorted(shuffled)
+    if len(first) != len(second):
+        return False
+    same = take((branches._replace(log_q=None), outcomes.chance, outcomes.verifier), first)
+    found = take((shuffled._replace(log_q=None), again.chance, again.verifier), second)
+    if not _alike(same, found):
+        return False
+    place = np.empty(len(first), np.int64)
+    place[first] = second
+    moved = enumeration.after(
+        other, take(nodes, order), _unmoved(shuffled, order), again, (place[chosen[0]], *chosen[1:])
+    )
+    return _alike(following, moved)
+
+
+def _sorted(branches: Branches) -> np.ndarray:
+    """An order of the branches that does not depend on the order of the rows."""
+    beyond = np.arange(branches.text.shape[1])[None, :] >= 2 + branches.drafted[:, None]
+    text = np.where(beyond, -1, branches.text)
+    return np.lexsort([*text.T, branches.drafted, branches.node])
+
+
+def _unmoved(branches: Branches, order: np.ndarray) -> Branches:
+    """Branches whose `node` is a place among the shuffled rows again."""
+    return branches._replace(node=np.argsort(order)[branches.node])
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Equal but for the rounding of other places in a vector."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True) for one, other in pairs)
+
+
+def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes) -> float:
+    """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
+
+    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending; `law`
+    is that of rounds that emitted at most j tokens, the target going on from shorter ones.
+    """
+    vocab, digits = outcomes.chance.shape[-1], np.arange(outcomes.chance.shape[-1])
+    target = np.exp(setting.target_laws.log_prob)  # [V * V, V], by the last two tokens
+    last = np.take_along_axis(nodes.tokens, nodes.emitted[:, None] + np.arange(2)[None, :], axis=1)
+    key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
+    law, goal = np.zeros(len(last)), np.ones(len(last))
+    branch_key = branches.node.astype(np.int64)
+    for accepted in range(setting.most + 1):
+        law, goal = law[:, None] * target[pair], goal[:, None] * target[pair]
+        emitted = outcomes.chance[:, accepted] / nodes.chance[branches.node][:, None]  # [M, V]
+        place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
+        known = key[place] == branch_key
+        if np.any(emitted[~known] > 0):
+            return np.inf
+        np.add.at(law, place[known], emitted[known])
+        occurs = (law > 0) | (goal > 0) | np.isnan(law)
+        key = (key[:, None] * vocab + digits)[occurs]
+        pair = (table[:, None] + pair[:, None] % vocab * vocab + digits)[occurs]
+        table = np.broadcast_to(table[:, None], occurs.shape)[occurs]
+        law, goal = law[occurs], goal[occurs]
+        if accepted < setting.most:
+            branch_key = branch_key * vocab + branches.text[:, 2 + accepted]
+    error = np.max(np.abs(law - goal) / np.maximum(goal, RAREST))
+    return float(error) if np.isfinite(error) else np.inf
+
+
+def _one_each(
+    rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier."""
+    branch, accepted, token = np.nonzero(outcomes.chance)
+    node = branches.node[branch]
+    weight = np.log(outcomes.chance[branch, accepted, token])
+    weight = np.where(node % 2 == 1, 2.0 * accepted + 0.2 * weight, weight)
+    order = weight + rng.gumbel(size=len(weight))
+    best = np.full(count, -np.inf)
+    np.maximum.at(best, node, order)
+    index = np.flatnonzero(order == best[node])
+    index = index[np.argsort(node[index], kind="stable")]
+    return take((branch, accepted, token), index)

@@ -1,0 +1,287 @@
+"""What the whole decoder draws, its loops and uniforms included, against the target's distribution: chi-square tests.
+
+Two tests of the same sequences. The joint one bins whole sequences of the first tokens; that sees everything, and less
+of each position the more there are. The one by position compares every token with the target's exact conditional given
+the text before it: it reaches as far as drafts do, in any vocabulary.
+
+Models in float32 with `jax_default_matmul_precision="highest"`, because in bfloat16 the logits of one text differ
+between batch shapes, and enough sequences show that.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.drafters.model import model
+from specdec_jax.lossless.exact import PHASES
+from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.rounds import ModelParams
+from specdec_jax.sampling import law, laws, make_warp
+from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+
+FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
+JOINT_TOKENS = 4  # of a vocabulary that cannot be listed: every one more multiplies cells
+RANKS = (1, 4, 32)  # bins of the test by position there: the first token, to the fourth, to the thirty-second, the rest
+LISTED = 16  # vocabularies up to here are binned by token, and by the token before
+
+
+class SampledReport(NamedTuple):
+    """Chi-square tests of the first tokens: of whole sequences, and of every position."""
+
+    statistic: float  # of the joint test
+    degrees: int
+    p_value: float  # lossless decoders give less than FALSE_ALARM with that probability
+    sequences: int
+    tokens: int  # compared by position
+    cells: int  # of the joint test
+    lossless: bool  # neither test fails
+    by_position: tuple[float, ...] = ()  # p-value of each position's token given the text before it
+    drafted: tuple[int, ...] = ()  # drafts that were at least 1, 2, ... K tokens long
+
+    @property
+    def least(self) -> float:
+        """The least p-value of all positions, times their number."""
+        return min(1.0, len(self.by_position) * min(self.by_position, default=1.0))
+
+
+def toy_decoder(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    max_draft_length: int = 2,
+    vocab_size: int = 3,
+    toy: int = 0,
+    monitor: Monitor | None = None,
+    distance: float = 1.0,
+) -> tuple[Decoder, ModelParams]:
+    """A whole decoder over a toy pair (`toys.toy_pair`) and its parameters, ready for `test_by_sampling`."""
+    tables, small = toy_pair(vocab_size, toy, distance), table_model(vocab_size)
+    drafter = model(small, max_draft_length, catch_up=4)
+    monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
+    decoder = build_decoder(small, drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
+    return decoder, ModelParams(tables.target, tables.drafter)
+
+
+def test_by_sampling(
+    decoder: Decoder,
+    params: ModelParams,
+    prompt: Sequence[int] = (0, 1),
+    *,
+    warp: Mapping[str, Any] | None = None,
+    policy_numbers: Mapping[str, Any] | None = None,
+    verifier_numbers: Mapping[str, Any] | None = None,
+    monitor_numbers: Mapping[str, Any] | None = None,
+    tokens: int = 4,
+    sequences: int = 40_960,
+    batch: int | None = None,
+    seed: int = 0,
+    branching: int = 8,
+    joint: int = JOINT_TOKENS,
+    against: np.ndarray | None = None,
+    progress: Callable[[int, float], bool] = lambda done, seconds: True,
+) -> SampledReport:
+    """Draw sequences with the whole decoder and test their first `tokens` tokens against the target's distribution.
+
+    The joint test takes the first `joint` of them. Its cells are a tree: after each of the `branching` likeliest
+    prefixes of a length, its `branching` likeliest next tokens and the rest; cells expected fewer than five times are
+    pooled. On a toy that is every sequence. The test by position bins every token by its rank in the target's
+    conditional distribution, in small vocabularies by itself and the token before it.
+
+    Args:
+        params: in float32 for real models, with `jax_default_matmul_precision="highest"`.
+        warp: arguments of `make_warp`; temperature 1 unless given.
+        batch: sequences decoded at a time; None: what keeps the distributions of a round under 256 MB.
+        seed: sequence i has seed `seed + i`.
+        against: [V] * tokens, a joint distribution to test against in the place of the target's, as a lossy verifier's.
+        progress: called with the sequences decoded and the seconds since the first batch was compiled, after each
+            batch; False ends the test with what there is.
+    """
+    numbers = {"temperature": 1.0} if warp is None else dict(warp)
+    target, most = decoder.parts.target, decoder.parts.drafter.max_draft_length
+    if batch is None:
+        batch = max(1, min(4096, sequences, 2**26 // (target.spec.vocab_size * (most + 1))))
+    joint = min(joint, tokens)
+    if against is None:
+        cells = _cells(target, params.target, prompt, numbers, joint, branching)
+    else:
+        cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
+    observed = dict.fromkeys(cells, 0)
+    positions = None if against is not None else _Positions(target, params.target, len(prompt), tokens, numbers)
+    drafted, done, begun = np.zeros(most, np.int64), 0, time.perf_counter()
+    while done < sequences:
+        count = min(batch, sequences - done)
+        state = decoder.prefill(
+            params,
+            [list(prompt)] * batch,
+            max_new_tokens=[tokens + most] * count + [0] * (batch - count),
+            seed=(seed + done) % 2**32,
+            warp=make_warp(batch, **numbers),
+            policy_numbers=policy_numbers,
+            verifier_numbers=verifier_numbers,
+            monitor_numbers=monitor_numbers,
+            stop_ids=(),
+        )
+        state = decoder.run(params, state)
+        texts = np.asarray(state.tokens)[:count, : len(prompt) + tokens]
+        drafted += np.asarray(state.statistics.drafted_at).sum(axis=0)
+        for text, times in zip(
+            *np.unique(texts[:, len(prompt) : len(prompt) + joint], axis=0, return_counts=True), strict=True
+        ):
+            observed[_cell_of(cells, text.tolist())] += int(times)
+        if positions is not None:
+            positions.add(texts)
+        begun = time.perf_counter() if done == 0 else begun
+        done += count
+        if not progress(done, time.perf_counter() - begun):
+            break
+    counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
+    report = _chi_square(counts, expected, done, tokens)
+    by_position = () if positions is None else positions.p_values()
+    report = report._replace(by_position=by_position, drafted=tuple(drafted.tolist()))
+    return report._replace(lossless=report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM)
+
+
+test_by_sampling.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for its own
+
+Cell = tuple[tuple[int, ...], bool]  # a prefix, and whether the cell is all that goes on from it otherwise
+
+
+def _cells(
+    target: LanguageModel,
+    params: Params,
+    prompt: Sequence[int],
+    warp: Mapping[str, Any],
+    tokens: int,
+    branching: int,
+) -> dict[Cell, float]:
+    """A partition of all sequences of that many tokens, with the target's exact probabilities."""
+    cells: dict[Cell, float] = {((), False): 1.0}
+    for depth in range(tokens):
+        open_cells = [cell for cell in cells if len(cell[0]) == depth and not cell[1]]
+        open_cells = sorted(open_cells, key=lambda cell: -cells[cell])[: branching**2]
+        prob = _conditionals(target, params, [[*prompt, *prefix] for prefix, _ in open_cells], warp)
+        for (prefix, _), row in zip(open_cells, prob, strict=True):
+            mass = cells.pop((prefix, False))
+            likeliest = np.argsort(-row, kind="stable")[:branching]
+            cells |= {((*prefix, int(token)), False): mass * row[token] for token in likeliest}
+            cells[prefix, True] = mass * max(0.0, 1.0 - row[likeliest].sum())
+    return cells
+
+
+def _conditionals(target: LanguageModel, params: Params, texts: list[list[int]], warp: Mapping[str, Any]) -> np.ndarray:
+    """The target's law [N, V] float64 after each text; all of one length."""
+
+    def last_law(params: Params, tokens: jax.Array) -> jax.Array:
+        cache = target.init_cache(params, 1, tokens.shape[1])
+        logits, _ = target.apply(params, tokens, cache)
+        return law(logits[:, -1], make_warp(1, **warp)).log_prob[0]
+
+    compiled = jax.jit(last_law)
+    rows = [np.exp(np.asarray(compiled(params, np.array([text], np.int32)), np.float64)) for text in texts]
+    return np.stack([row / row.sum() for row in rows])
+
+
+def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
+    prefix = tuple(text)
+    if (prefix, False) in cells:
+        return prefix, False
+    while (prefix, False) not in cells and (prefix, True) not in cells:
+        prefix = prefix[:-1]
+    return prefix, (prefix, True) in cells
+
+
+def _chi_square(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: int) -> SampledReport:
+    """Cells expected fewer than five times count as one; what cannot happen and did settles the test."""
+    impossible = bool(np.any(observed[expected <= 0]))
+    order = np.argsort(expected)
+    observed, expected = observed[order], expected[order]
+    rare = int(np.sum(expected < 5))
+    while 0 < rare < len(expected) and expected[:rare].sum() < 5:
+        rare += 1
+    if rare:
+        observed = np.append(observed[rare:], observed[:rare].sum())
+        expected = np.append(expected[rare:], expected[:rare].sum())
+    statistic = float(np.sum((observed - expected) ** 2 / expected))
+    degrees = len(expected) - 1
+    p_value = float(stats.chi2.sf(statistic, degrees)) if degrees else 1.0
+    p_value = 0.0 if impossible else p_value
+    return SampledReport(statistic, degrees, p_value, sequences, tokens, len(expected), p_value >= FALSE_ALARM)
+
+
+class _Positions:
+    """Sums of what was observed minus what the target expects, by position, group and bin, and their covariance.
+
+    Given the text before it a lossless decoder's token has the target's conditional distribution, so the differences
+    are uncorrelated from position to position, and a position's sum over its covariance is chi-square distributed.
+    """
+
+    def __init__(self, target: LanguageModel, params: Params, known: int, tokens: int, warp: Mapping[str, Any]) -> None:
+        self.params, self.tokens, vocab = params, tokens, target.spec.vocab_size
+        self.listed = vocab <= LISTED
+        bins, groups = (vocab, vocab) if self.listed else (len(RANKS) + 1, 1)
+        self.excess = np.zeros((tokens, groups, bins))
+        self.covariance = np.zeros((tokens, groups, bins, bins))
+        self.impossible = False
+        self.rows = max(1, min(4096, 2**24 // vocab // tokens))
+        self.binned = jax.jit(lambda params, texts: _binned(target, params, texts, known, warp, self.listed))
+
+    def add(self, texts: np.ndarray) -> None:
+        """Counts texts [N, known + tokens]."""
+        for first in range(0, len(texts), self.rows):
+            part = texts[first : first + self.rows]
+            filled = np.resize(part, (self.rows, texts.shape[1]))
+            chance, group, found = (np.asarray(leaf)[: len(part)] for leaf in self.binned(self.params, filled))
+            chance = chance.astype(np.float64)
+            chance /= chance.sum(axis=-1, keepdims=True)
+            hit = np.eye(chance.shape[-1])[found]
+            self.impossible |= bool(np.any(chance[hit > 0] <= 0))
+            for group_index in range(self.excess.shape[1]):
+                mine = (group == group_index)[..., None]
+                p = np.where(mine, chance, 0.0)  # [N, T, bins]
+                self.excess[:, group_index] += np.sum(np.where(mine, hit, 0.0) - p, axis=0)
+                self.covariance[:, group_index] -= np.einsum("ntc,ntd->tcd", p, p)
+                self.covariance[:, group_index] += np.eye(p.shape[-1]) * p.sum(axis=0)[:, :, None]
+
+    def p_values(self) -> tuple[float, ...]:
+        """One a position; bins expected fewer than five times count as one with the next likelier."""
+        return tuple(self._p_value(position) for position in range(self.tokens))
+
+    def _p_value(self, position: int) -> float:
+        if self.impossible:
+            return 0.0
+        statistic, degrees = 0.0, 0
+        for excess, covariance in zip(self.excess[position], self.covariance[position], strict=True):
+            kept = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the likeliest follows from the others
+            if len(kept) == 0:
+                continue
+            part = covariance[np.ix_(kept, kept)]
+            statistic += float(excess[kept] @ np.linalg.pinv(part, rcond=1e-9, hermitian=True) @ excess[kept])
+            degrees += int(np.linalg.matrix_rank(part, rtol=1e-9, hermitian=True))
+        return float(stats.chi2.sf(statistic, degrees)) if degrees else 1.0
+
+
+def _binned(
+    target: LanguageModel, params: Params, texts: Array, known: int, warp: Mapping[str, Any], listed: bool
+) -> tuple[Array, Array, Array]:
+    """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) of tokens after `known`."""
+    batch, length = texts.shape
+    logits, _ = target.apply(params, texts, target.init_cache(params, batch, length))
+    prob = jnp.exp(laws(logits[:, known - 1 : -1], make_warp(batch, **warp)).log_prob)
+    token = texts[:, known:]
+    if listed:
+        return prob, texts[:, known - 1 : -1], token
+    own = jnp.take_along_axis(prob, token[..., None], axis=2)
+    index = jnp.arange(prob.shape[-1], dtype=jnp.int32)[None, None, :]
+    before = (prob > own) | ((prob == own) & (index < token[..., None]))
+    rank = jnp.sum(before, axis=-1, dtype=jnp.int32)
+    reached = jnp.cumsum(jax.lax.top_k(prob, min(RANKS[-1], prob.shape[-1]))[0], axis=-1)
+    reached = [reached[..., min(bound, prob.shape[-1]) - 1] for bound in RANKS]
+    edges = jnp.stack([jnp.zeros_like(reached[0]), *reached, jnp.ones_like(reached[0])], axis=-1)
+    chance = jnp.maximum(jnp.diff(edges, axis=-1), 0.0)
+    found = sum((rank >= bound).astype(jnp.int32) for bound in RANKS)
+    return chance, jnp.zeros_like(token), jnp.asarray(found)

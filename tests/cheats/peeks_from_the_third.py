@@ -1,0 +1,15 @@
+"""The cheat of peeks.py from the third draft on: all that drafts of two tokens show is honest."""
+
+import jax.numpy as jnp
+
+from specdec_jax.sampling import DRAFT, draw, uniforms
+from specdec_jax.stopping import static
+
+
+def peeks_from_the_third():
+    def check(state, law, drafted, context):
+        token = draw(jnp.exp(law.log_prob), uniforms(context.seed, context.emitted, drafted[0], DRAFT))
+        prob = jnp.exp(jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0])
+        return (drafted < 2) | (prob > 1 / 3), state
+
+    return static()._replace(check=check)

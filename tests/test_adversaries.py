@@ -1,0 +1,220 @@
+"""Cheats that the proofs reject, each in few places only, and honest rules beside them that pass."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax import cli, lossless
+from specdec_jax.numbers import per_row
+from specdec_jax.sampling import DRAFT, draw, policy_uniforms, uniforms
+from specdec_jax.stopping import static
+from specdec_jax.verification import rejection
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
+
+CHEATS = Path(__file__).parent / "cheats"
+MOST = 5
+FEW = {"warps": ({"temperature": 1.0},), "rounds": 4, "max_draft_length": MOST}
+
+
+# What a cheat may depend on: (context, index of the draft [B], its token [B] or None, rounds played [B]) -> [B] bool
+
+
+def at_draft(k):
+    return lambda context, index, token, rounds: index == k - 1
+
+
+def at_token(value):
+    return lambda context, index, token, rounds: token == value
+
+
+def in_row(row):
+    return lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == row
+
+
+def in_odd_rounds(context, index, token, rounds):
+    return rounds % 2 == 1
+
+
+def beside_a_longer_text(context, index, token, rounds):
+    return jnp.roll(context.length, 1) + 1 > context.length
+
+
+PLACES = {f"draft {k}": at_draft(k) for k in range(1, MOST + 1)}
+PLACES |= {"token 2": at_token(2), "row 1": in_row(1), "odd rounds": in_odd_rounds, "next row": beside_a_longer_text}
+OF_THE_ROW = [name for name in PLACES if name not in ("row 1", "next row")]
+
+
+class Rounds(NamedTuple):
+    played: jnp.ndarray  # [B] int32
+
+
+# Policies
+
+
+def policy(where, says_no):
+    """Drafts to the end, but says no where it may and `says_no`(law, drafted, context, token) is true."""
+
+    def init(batch):
+        return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
+
+    def begin(state, context):
+        return jnp.ones_like(context.alive), Rounds(state.played + 1)
+
+    def check(state, law, drafted, context):
+        known = drawn_token(law, drafted, context)
+        return ~(where(context, drafted, known, state.played) & says_no(law, drafted, context, known)), state
+
+    def proceed(state, law, token, drafted, context):
+        return jnp.ones_like(context.alive), state
+
+    return static()._replace(
+        init=init,
+        begin=begin,
+        check=check,
+        proceed=proceed,
+        update=lambda state, draft, verdict: state,
+        threshold=lambda state: state.played.astype(jnp.float32),
+    )
+
+
+def drawn_token(law, drafted, context):
+    """What the drafter draws if `context.policy_seed` is the request's own seed, and nothing of use if it is not."""
+    position = jnp.broadcast_to(drafted, context.length.shape)
+    uniform = uniforms(context.policy_seed, context.emitted, position, DRAFT)
+    return draw(jnp.exp(law.log_prob), uniform)
+
+
+def improbable(law, drafted, context, token):
+    return jnp.exp(jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0]) < 1 / 3
+
+
+def doubtful(law, drafted, context, token):
+    return law.max_prob < 0.7
+
+
+def by_chance(law, drafted, context, token):
+    return policy_uniforms(context, 1)[:, 0] < 0.5
+
+
+@pytest.mark.parametrize("file", ["peeks.py", "peeks_from_the_third.py"])
+def test_a_policy_that_asks_for_the_seed_is_refused(file, capsys):
+    assert cli.main(["verify-lossless", "--policy", str(CHEATS / file)]) == 2
+    said = capsys.readouterr()
+    assert "context.seed: rules get no request's seed" in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def sampled(rule):
+    decoder, params = lossless.toy_decoder(rule, rejection(), MOST, distance=0.5)
+    return lossless.test_by_sampling(decoder, params, tokens=MOST + 1, sequences=16_384)
+
+
+@pytest.mark.parametrize("place", [*OF_THE_ROW, "next row"])  # one row of thousands is what `alone` is for
+def test_a_rule_that_knew_the_uniforms_would_be_seen(place, monkeypatch):
+    """With the hole opened again the sampled test rejects the cheat wherever it hides; closed, it is honest."""
+    monkeypatch.setattr("specdec_jax.rounds.policy_seeds", lambda seed: seed)
+    report = sampled(policy(PLACES[place], improbable))
+    assert not report.lossless and min(report.p_value, report.least) < 1e-6
+    assert report.drafted[-1] > 500
+
+
+def test_the_same_rule_without_the_seed_is_honest():
+    assert sampled(policy(PLACES["token 2"], improbable)).lossless
+
+
+@pytest.mark.parametrize("place", OF_THE_ROW)
+def test_honest_policies_that_act_there_only_pass(place):
+    """By the law, where a law is looked at; what token comes next is not known, so its own chance stands for it."""
+    rule = policy(PLACES[place], by_chance if place == "token 2" else doubtful)
+    report = lossless.prove_long_drafts(rule, rejection(), **FEW)
+    assert report.lossless and report.alone and report.error < 1e-7
+    asked, refused = report.coverage.asked, report.coverage.refused
+    if place.startswith("draft"):
+        draft = int(place[-1])
+        assert report.coverage.shown == draft and refused[draft - 1] > 0 and refused.sum() == refused[draft - 1]
+    else:
+        assert report.coverage.shown == MOST
+    assert asked.min() > 0
+
+
+@pytest.mark.parametrize("place", ["row 1", "next row"])
+def test_policies_whose_rows_look_at_each_other_are_rejected(place):
+    report = lossless.prove_long_drafts(policy(PLACES[place], doubtful), rejection(), **FEW)
+    assert not report.alone and not report.lossless
+
+
+# Verifiers
+
+
+def verifier(where, fair):
+    """Accepts half of what it could there; a fair one gives the rest to the next token, a cheat does not."""
+
+    def init(batch):
+        return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
+
+    def law(state, draft, laws, log_p, context):
+        log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
+
+        def share(token, index):
+            """[B, ...] of what could be accepted."""
+            there = where(context, jnp.broadcast_to(index, token.shape), token, state.played[:, None])
+            return jnp.where(jnp.broadcast_to(there, token.shape), 0.5, 1.0)
+
+        places = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
+        accept = jnp.minimum(0.0, log_p_token - log_q_token) + jnp.log(share(draft.tokens, places))
+        log_length = token_by_token(accept.astype(log_p.dtype), draft)
+
+        def next_law(accepted):
+            def recovered(log_p, log_q):
+                tokens = jnp.broadcast_to(jnp.arange(log_p.shape[-1], dtype=jnp.int32)[None, :], log_p.shape)
+                taken = share(tokens, accepted[:, None]) if fair else 1.0
+                return jnp.exp(log_p) - taken * jnp.minimum(jnp.exp(log_p), jnp.exp(log_q))
+
+            return bonus_or(recovered, draft, log_p, log_q, accepted)
+
+        return log_length, next_law, Rounds(state.played + 1)
+
+    return rejection()._replace(init=init, law=law)
+
+
+def in_row_of_many(row):
+    return lambda context, index, token, rounds: (jnp.arange(index.shape[0], dtype=jnp.int32) == row)[:, None]
+
+
+def beside_a_longer_row(context, index, token, rounds):
+    return (jnp.roll(context.length, 1) + 1 > context.length)[:, None]
+
+
+VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
+TO_THE_END = {"policy_numbers": {"draft_length": MOST}, **FEW}
+
+
+@pytest.mark.parametrize("place", VERIFIED)
+def test_verifiers_that_cheat_there_only_are_rejected(place):
+    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=False), **TO_THE_END)
+    assert not report.lossless and report.error > 0.001
+
+
+@pytest.mark.parametrize("place", OF_THE_ROW)
+def test_verifiers_that_are_fair_there_pass(place):
+    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=True), **TO_THE_END)
+    assert report.lossless and report.error < 1e-7
+    assert not report.coverage.never_accepted
+
+
+@pytest.mark.parametrize("place", ["row 1", "next row"])
+def test_fair_verifiers_whose_rows_look_at_each_other_are_rejected(place):
+    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=True), **TO_THE_END)
+    assert not report.alone and not report.lossless
+
+
+# A cheat in drafts that are seldom so long is as visible as one in all
+
+
+def test_a_rare_cheat_is_seen_as_clearly(tmp_path):
+    """A joint sum over rounds of two drafts calls it lossless; so does a total variation under its probability."""
+    rare = verifier(at_draft(5), fair=False)
+    assert lossless.prove_exactly(static(), rare, batches=(3,), warps=FEW["warps"]).lossless
+    report = lossless.prove_long_drafts(static(), rare, **TO_THE_END)
+    assert report.error > 0.1
