@@ -83,6 +83,7 @@ def assert_as_twin(
     state = jax.tree.map(np.asarray, decoder.run(params, state))
     assert state.done.all()
     assert (state.target_cache.length == state.length - 1).all(), "the target's cache holds every token but the last"
+    played = []
     for row, prompt in enumerate(prompts):
         table, rule = uniform_table(seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
@@ -99,8 +100,10 @@ def assert_as_twin(
         assert state.tokens[row, : state.length[row]].tolist() == text
         assert_same_rounds(state, row, rounds)
         assert_same_counts(state, row, rounds)
+        played += rounds
         if isinstance(rule, oracles.AdaEDL):
             np.testing.assert_allclose(state.policy.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
+    assert_same_figures(summarise(state.statistics), played)
     return state
 
 
@@ -138,6 +141,17 @@ def assert_same_counts(state, row, rounds):
         assert counts.accepted_at[k] == sum(turn["accepted"] > k for turn in drafted)
     histogram = [sum(turn["accepted"] == k for turn in rounds) for k in range(K + 1)]
     assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)
+
+
+def assert_same_figures(figures, rounds):
+    total = {key: sum(turn[key] for turn in rounds) for key in ("drafted", "emitted", "passes")}
+    drafts = sum(turn["drafted"] > 0 for turn in rounds)
+    expected = {
+        "mean_draft_length": total["drafted"] / drafts if drafts else None,
+        "tokens_per_round": total["emitted"] / len(rounds),
+        "checked_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
 
 RAGGED = [[1, 2, 3], [4], [0, 0, 3, 1, 2, 4, 4, 1, 0, 2, 3], [2, 2]]

@@ -10,7 +10,7 @@ import tiny_llama
 from rules import counting
 
 from specdec_jax.analysis import losslessness
-from specdec_jax.analysis.toys import table_model, toy_pair
+from specdec_jax.analysis.toys import table_model, toy_pair, toy_phases
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model, ngram, nothing, prompt_lookup, several
 from specdec_jax.drafters.several import SeveralState, _learnt
@@ -26,16 +26,33 @@ TABLES = toy_pair(VOCAB, 0, distance=0.9)
 GOOD, BAD = TABLES.target, toy_pair(VOCAB, 7).drafter
 
 
+STATIC, REJECTION = static(), rejection()
+
+
 def table(most=MOST):
     return model(table_model(VOCAB), most, catch_up=4)
 
 
+TWO = several([table(), table()], drift=0.15, prior=8.0)
+
+
+@functools.cache
+def decoder_of(drafter, policy, verifier, monitor):
+    return build_decoder(table_model(VOCAB), drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
+
+
 def decode(
-    drafter, params, *, policy=None, verifier=None, temperature=1.0, prompts=((0, 1), (2, 3, 1)), monitor=None, **more
+    drafter,
+    params,
+    *,
+    policy=STATIC,
+    verifier=REJECTION,
+    temperature=1.0,
+    prompts=((0, 1), (2, 3, 1)),
+    monitor=None,
+    **more,
 ):
-    decoder = build_decoder(
-        table_model(VOCAB), drafter, policy or static(), verifier or rejection(), monitor=monitor, prefill_chunk=4
-    )
+    decoder = decoder_of(drafter, policy, verifier, monitor)
     weights = ModelParams(TABLES.target, params)
     options = {"max_new_tokens": NEW, "seed": 3, "stop_ids": (), "record_rounds": NEW, "slots": 96, **more}
     state = decoder.prefill(weights, prompts, warp=make_warp(len(prompts), temperature=temperature), **options)
@@ -61,9 +78,7 @@ def test_one_drafter_among_several_is_that_drafter(verifier):
 
 
 def test_the_better_drafter_is_chosen_and_the_other_is_tried_again():
-    state = decode(
-        several([table(), table()], drift=0.15, prior=8.0), (BAD, GOOD), max_new_tokens=90, record_rounds=90, slots=128
-    )
+    state = decode(TWO, (BAD, GOOD))
     for row in range(2):
         rounds = rounds_of(state, row)
         chosen = state.record.drafter_id[row, :rounds]
@@ -136,6 +151,19 @@ def test_who_sits_out_catches_up():
             assert row == 2 or returns >= 2, "it must have sat out and come back"
 
 
+def test_who_drafts_is_chosen_by_phase():
+    """One is right after even tokens and the other after odd ones, which begin a round in the other phase."""
+    even = (np.arange(VOCAB) % 2 == 0)[None, :, None]
+    wrong = np.where(GOOD.min(axis=-1, keepdims=True) < GOOD, 0.0, 9.0).astype(np.float32)
+    halves = np.where(even, GOOD, wrong), np.where(even, wrong, GOOD)
+    joined = several([table(), table()], decay=0.5, drift=0.05, prior=3.0)
+    state = decode(joined, halves, monitor=toy_phases(), policy_numbers={"draft_length": 1})
+    for row in range(2):
+        rounds = rounds_of(state, row) - 1
+        chosen, phase = state.record.drafter_id[row, 12:rounds], state.record.phase[row, 12:rounds]
+        assert set(phase.tolist()) == {0, 1} and np.mean(chosen == phase) > 0.8
+
+
 def test_a_drafter_nobody_chose_does_not_run():
     """Its propose and commit are behind `lax.cond`."""
     calls = {"propose": 0, "commit": 0}
@@ -174,10 +202,10 @@ def test_nobody_catches_up_for_a_row_that_drafts_nothing():
 
 def test_rows_choose_for_themselves():
     """Each row of a batch drafts, chooses and decodes as it does alone."""
-    joined, params = several([table(), table()], drift=0.05, prior=8.0), (BAD, GOOD)
-    both = decode(joined, params)
+    params = (BAD, GOOD)
+    both = decode(TWO, params)
     for row, prompt in enumerate(((0, 1), (2, 3, 1))):
-        alone = decode(joined, params, prompts=(prompt,), seed=3 + row)
+        alone = decode(TWO, params, prompts=(prompt,), seed=3 + row)
         rounds = rounds_of(alone, 0)
         assert rounds == rounds_of(both, row)
         np.testing.assert_array_equal(alone.tokens[0], both.tokens[row])
@@ -238,13 +266,15 @@ def test_a_lookup_alone_is_free_too():
 
 
 def test_who_finds_nothing_hands_over_in_the_same_round():
-    joined = several([repeats_last(only_after=2), table()], prior=1e4, drift=1.0)
-    state = decode(joined, (None, GOOD))
+    """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
+    joined = several([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
+    state = decode(joined, (None, BAD, GOOD))
     for row in range(2):
         rounds = rounds_of(state, row) - 1
         begins = np.concatenate([[0], np.cumsum(state.record.emitted[row, :rounds])])[:-1] + state.prompt_length[row]
         last, chosen = state.tokens[row, begins - 1], state.record.drafter_id[row, :rounds]
-        assert np.all(chosen[last != 2] == 1) and 0 in chosen[last == 2]
+        assert np.all(chosen[last != 2] > 0) and 0 in chosen[last == 2]
+        assert chosen[last != 2][:2].tolist() == [1, 2] and np.mean(chosen[last != 2] == 2) > 0.8
         assert np.all(state.record.drafted[row, :rounds] > 0)
 
 
@@ -264,13 +294,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
         asked = jax.tree.map(lambda leaf, row=row: int(leaf[row]), state.policy)
         room = NEW - np.concatenate([[0], np.cumsum(record.emitted)[:-1]]) > 1  # a last token is not drafted
         assert asked.begins == np.sum(room)
-        assert (
-            asked.checks
-            == np.sum(np.isfinite(record.entropy))
-            == np.sum(record.drafted)
-            + np.sum(record.checked)
-            + (np.sum((record.drafter_id == 0) & np.isfinite(record.entropy).sum(axis=1) - record.drafted))
-        )
+        assert asked.checks == np.sum(np.isfinite(record.entropy))
         assert asked.proceeds == np.sum(record.drafted) and asked.updates == rounds
         assert (asked.proceeds > 0) == (length > 0)
         handed += int(np.sum((record.drafter_id[1:] == 1) & (record.drafter_id[:-1] == 1)))
@@ -280,7 +304,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 def test_the_text_is_the_targets_greedily():
     plain = decode(nothing(), None, temperature=0.0)
     for drafter, params in (
-        (several([table(), table()], drift=0.2, prior=8.0), (BAD, GOOD)),
+        (TWO, (BAD, GOOD)),
         (several([repeats_last(), table()], drift=0.2, prior=8.0), (None, BAD)),
     ):
         state = decode(drafter, params, temperature=0.0)
