@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_llama
 from rules import counting
 
 from specdec_jax.analysis import losslessness
@@ -85,70 +84,6 @@ def test_the_better_drafter_is_chosen_and_the_other_is_tried_again():
         assert chosen[0] == 0 and 1 in chosen[:6], "the first is tried first, the other soon after"
         assert np.mean(chosen[6:] == 1) > 0.6
         assert 0 in chosen[8:], "the one that sat out is tried again"
-
-
-LLAMAS = functools.cache(lambda: tiny_llama.noisy_pair(tiny_llama.variant(max_position_embeddings=128)))
-CHAT = [[7, 3, 9], list(range(3, 20)), [5, 9, 2, 2, 60, 1]]  # the second is longer than four passes of catching up
-
-
-def play(decoder, weights, state):
-    """Every state of a generation from its prompt on, copied before the next round takes its buffers."""
-    states = [jax.tree.map(np.array, state)]
-    while not states[-1].done.all():
-        state = decoder.run(weights, state, rounds=1)
-        states.append(jax.tree.map(np.array, state))
-    return states
-
-
-def assert_all_filled(states, llama, params):
-    """Whoever was told of a text holds it, and what drafters hold is what one pass over the final text writes."""
-    assert (states[0].drafter.known == states[0].length).all(), "each is told of the prompt"
-    for state in states:
-        rows, last, known = np.arange(len(state.length)), state.statistics.num_rounds - 1, state.drafter.known
-        drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
-        np.testing.assert_array_equal(known[who, rows][drafted], state.length[drafted])
-        for index in (1, 2):
-            drafter = state.drafter.states[index]
-            assert (known[index] - 2 <= drafter.valid).all() and (drafter.valid <= state.length - 1).all()
-            tiny_llama.assert_filled(llama, params[index], drafter, states[-1].tokens)
-
-
-def who_drafted(state, row):
-    rounds = rounds_of(state, row)
-    return (
-        state.record.drafter_id[row, :rounds],
-        state.record.drafted[row, :rounds],
-        state.record.accepted[row, :rounds],
-    )
-
-
-def test_who_sits_out_catches_up():
-    """A lookup, a worse llama, and the target itself, whose every draft is accepted however long it sat out; then the
-    conversation goes on. A table would not do: it reads a row's last two tokens, which every pass feeds again.
-    """
-    llama, target, worse = LLAMAS()
-    params = (None, worse, target)
-    joined = several([repeats_last(only_after=30), *[model(llama, MOST, catch_up=4)] * 2], drift=0.5, prior=8.0)
-    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
-    weights = ModelParams(target, params)
-    options = {
-        "max_new_tokens": [36, 36, 9], "warp": make_warp(3, [0.0, 1.0, 0.8], top_k=[0, 0, 9]), "slots": 96,
-        "record_rounds": 36, "policy_numbers": {"draft_length": MOST}, "stop_ids": (), "seed": 3,
-    }  # fmt: skip
-    with jax.default_matmul_precision("highest"):
-        first = play(decoder, weights, decoder.prefill(weights, CHAT, **options))
-        texts = [row[:length].tolist() for row, length in zip(first[-1].tokens, first[-1].length, strict=True)]
-        prompts = [[*texts[0], 8, 1, 30, 4, 4, 4], [*texts[1][:9], 2], [*texts[2], 11]]
-        given = jax.tree.map(jnp.asarray, first[-1])
-        more = play(decoder, weights, decoder.extend(weights, given, prompts, **options))
-        for states in (first, more):
-            assert_all_filled(states, llama, params)
-    for state in (first[-1], more[-1]):
-        for row in range(3):
-            who, drafted, accepted = who_drafted(state, row)
-            np.testing.assert_array_equal(accepted[who == 2], drafted[who == 2])
-            returns = np.sum((who[1:] == 2) & (who[:-1] != 2))
-            assert row == 2 or returns >= 2, "it must have sat out and come back"
 
 
 def test_who_drafts_is_chosen_by_phase():
