@@ -76,6 +76,31 @@ def test_one_drafter_among_several_is_that_drafter(verifier):
         np.testing.assert_array_equal(joined.record.proposed, alone.record.proposed)
 
 
+def learn_by_hand(tokens, time, who, emitted, paid, decay, drift):
+    """The sums [N] of one row and phase after a round that `who` drafted and that took `paid` target passes."""
+    tokens[who] = decay * tokens[who] + emitted
+    time[who] = decay * time[who] + paid
+    leader = tokens[who] / time[who]
+    for other in set(range(len(tokens))) - {who}:
+        tokens[other] += drift * (1.1 * leader - tokens[other])
+        time[other] += drift * (1.0 - time[other])
+
+
+def test_who_drafts_is_whose_estimate_is_best():
+    """Round by round from what was recorded: the tokens emitted and the drafter passes spent."""
+    state = decode(TWO, (BAD, GOOD))
+    for row in range(2):
+        tokens, time = np.full(2, 8.0), np.ones(2)
+        record = jax.tree.map(lambda leaf, row=row: leaf[row, : rounds_of(state, row)].tolist(), state.record)
+        for index, who in enumerate(record.drafter_id):
+            if sum(record.emitted[:index]) < NEW - 1:  # else nobody drafts
+                assert who == np.argmax(tokens / time)
+                paid = 1 + 0.1 * record.drafter_passes[index]
+                learn_by_hand(tokens, time, who, record.emitted[index], paid, 0.8, 0.15)
+        np.testing.assert_allclose(state.drafter.tokens[row, 0], tokens, rtol=1e-4)
+        np.testing.assert_allclose(state.drafter.time[row, 0], time, rtol=1e-4)
+
+
 def test_the_better_drafter_is_chosen_and_the_other_is_tried_again():
     state = decode(TWO, (BAD, GOOD))
     for row in range(2):
@@ -293,13 +318,8 @@ def test_estimates_are_the_written_down_sums():
         for row in range(2):
             if who[row] == 3 or emitted[row] == 0:
                 continue
-            at = row, phase[row], who[row]
-            tokens[at] = 0.7 * tokens[at] + emitted[row]
-            time[at] = 0.7 * time[at] + 1 + price[who[row]] * passes[row]
-            leader = tokens[at] / time[at]
-            for at in [(row, phase[row], n) for n in range(3) if n != who[row]]:
-                tokens[at] += 0.1 * (1.1 * leader - tokens[at])
-                time[at] += 0.1 * (1.0 - time[at])
+            at, paid = (row, phase[row]), 1 + price[who[row]] * passes[row]
+            learn_by_hand(tokens[at], time[at], who[row], emitted[row], paid, 0.7, 0.1)
     np.testing.assert_allclose(state.tokens, tokens, rtol=1e-5)
     np.testing.assert_allclose(state.time, time, rtol=1e-5)
 
