@@ -62,18 +62,19 @@ def rounds_of(state, row):
     return int(state.statistics.num_rounds[row])
 
 
-@pytest.mark.parametrize("verifier", [rejection, block])
-def test_one_drafter_among_several_is_that_drafter(verifier):
+@pytest.mark.parametrize(
+    ("verifier", "drafters", "params"), [(rejection, 2, (BAD, GOOD)), (block, 1, (BAD,))], ids=["never_chosen", "alone"]
+)
+def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
-    alone = decode(table(), BAD, policy=adaedl(), verifier=verifier())
-    for drafter, params in (
-        (several([table()]), (BAD,)),
-        (several([table(), table()], prior=0.0, drift=0.0), (BAD, GOOD)),
-    ):
-        joined = decode(drafter, params, policy=adaedl(), verifier=verifier())
-        np.testing.assert_array_equal(joined.tokens, alone.tokens)
-        jax.tree.map(np.testing.assert_array_equal, joined.statistics, alone.statistics)
-        np.testing.assert_array_equal(joined.record.proposed, alone.record.proposed)
+    joined = several([table() for _ in range(drafters)], prior=0.0, drift=0.0)
+    rule, judge = adaedl(), verifier()
+    alone, among = (
+        decode(drafter, weights, policy=rule, verifier=judge) for drafter, weights in ((table(), BAD), (joined, params))
+    )
+    np.testing.assert_array_equal(among.tokens, alone.tokens)
+    jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
+    np.testing.assert_array_equal(among.record.proposed, alone.record.proposed)
 
 
 def learn_by_hand(tokens, time, who, emitted, paid, decay, drift):
