@@ -183,14 +183,15 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
         numbers: of `warp`.
 
     Returns:
-        The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes and lambda.
+        The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes, lambda, and of
+        the laws that rules read: their entropies and largest probabilities.
     """
     text, rounds = list(prompt), []
     length_law, next_law = VERIFIERS[verifier]
     while len(text) - len(prompt) < new_tokens:
         emitted = len(text) - len(prompt)
         budget = min(most, new_tokens - emitted - 1)
-        drafts, q, passes = draft(drafter, text, rule, budget, lambda at, e=emitted: uniform(e, at, DRAFT), numbers)
+        drafts, q, read = draft(drafter, text, rule, budget, lambda at, e=emitted: uniform(e, at, DRAFT), numbers)
         p = [warp(target(text + drafts[:k]), **numbers) for k in range(len(drafts) + 1)]
         accepted = draw(length_law(drafts, q, p), uniform(emitted, 0, ACCEPT))
         token = draw(next_law(drafts, q, p, accepted), uniform(emitted, accepted, NEXT))
@@ -206,8 +207,10 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
                 "drafted": len(drafts),
                 "accepted": min(accepted, len(new)),
                 "emitted": len(new),
-                "passes": passes,
+                "passes": len(read),
                 "lambda": before,
+                "entropy": [entropy(law) for law in read],
+                "max_prob": [float(max(law)) for law in read],
             }
         )
         if stops:
@@ -216,17 +219,17 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
 
 
 def draft(drafter, text, rule, budget, uniform, numbers):
-    """The drafts of one round, the law each was drawn from, and the drafter passes spent."""
-    drafts, laws, passes = [], [], 0
+    """The drafts of one round, the law each was drawn from, and the law that the rule read of every drafter pass."""
+    drafts, laws, read = [], [], []
     going = budget > 0 and rule.begins()
     while going:
         logits = drafter(text + drafts)
-        passes += 1
         law = warp(logits, **numbers)
-        if not rule.draws(entropy(law if numbers["temperature"] > 0 else softmax(logits)), len(drafts)):
+        read.append(law if numbers["temperature"] > 0 else softmax(logits))
+        if not rule.draws(entropy(read[-1]), len(drafts)):
             break
         token = int(np.argmax(logits)) if numbers["temperature"] == 0 else draw(law, uniform(len(drafts)))
         drafts.append(token)
         laws.append(law)
         going = rule.goes_on(len(drafts)) and len(drafts) < budget
-    return drafts, laws, passes
+    return drafts, laws, read

@@ -61,7 +61,10 @@ def logits_of(table):
 def assert_as_twin(
     policy, verifier, prompts, *, pair=None, numbers=None, new_tokens=NEW, seed=3, stop_ids=(), **options
 ):
-    """Runs the decoder and the twin and compares everything they both know; returns the final state."""
+    """Runs the decoder and the twin and compares everything they both know; returns the final state.
+
+    Each of `numbers` is one for all rows, or a list of one a row.
+    """
     pair = toy_pair(5, 0, distance=0.9) if pair is None else pair
     numbers = {"temperature": 1.0} if numbers is None else numbers
     decoder, params = decoder_of(policy, verifier, pair.target.shape[0], **options), ModelParams(*pair)
@@ -80,6 +83,7 @@ def assert_as_twin(
     state = jax.tree.map(np.asarray, decoder.run(params, state))
     assert state.done.all()
     assert (state.target_cache.length == state.length - 1).all(), "the target's cache holds every token but the last"
+    played = []
     for row, prompt in enumerate(prompts):
         table, rule = uniform_table(seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
@@ -90,14 +94,16 @@ def assert_as_twin(
             most=K,
             new_tokens=limits[row],
             uniform=lambda *where, t=table: t[where],
-            numbers=numbers,
+            numbers={name: np.broadcast_to(value, len(prompts))[row].item() for name, value in numbers.items()},
             stop_ids=stop_ids,
         )
         assert state.tokens[row, : state.length[row]].tolist() == text
         assert_same_rounds(state, row, rounds)
         assert_same_counts(state, row, rounds)
+        played += rounds
         if isinstance(rule, oracles.AdaEDL):
             np.testing.assert_allclose(state.policy.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
+    assert_same_figures(summarise(state.statistics), played)
     return state
 
 
@@ -110,7 +116,9 @@ def assert_same_rounds(state, row, rounds):
         assert record.proposed[index, : turn["drafted"]].tolist() == turn["proposed"]
         assert record.drafter_passes[index] == turn["passes"]
         assert record.checked[index] == turn["passes"] - turn["drafted"]
-        assert np.isfinite(record.entropy[index]).tolist() == [k < turn["passes"] for k in range(K)]
+        for name in ("entropy", "max_prob"):
+            expected = [*turn[name], *[np.nan] * (K - turn["passes"])]
+            np.testing.assert_allclose(getattr(record, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name)
         assert record.width[index] >= turn["drafted"] + 1
         if turn["lambda"] is not None:
             np.testing.assert_allclose(record.threshold[index], turn["lambda"], rtol=1e-4)
@@ -135,10 +143,21 @@ def assert_same_counts(state, row, rounds):
     assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)
 
 
+def assert_same_figures(figures, rounds):
+    total = {key: sum(turn[key] for turn in rounds) for key in ("drafted", "emitted", "passes")}
+    drafts = sum(turn["drafted"] > 0 for turn in rounds)
+    expected = {
+        "mean_draft_length": total["drafted"] / drafts if drafts else None,
+        "tokens_per_round": total["emitted"] / len(rounds),
+        "checked_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+
+
 RAGGED = [[1, 2, 3], [4], [0, 0, 3, 1, 2, 4, 4, 1, 0, 2, 3], [2, 2]]
 WARPS = [
     {"temperature": 0.0},
-    {"temperature": 1.0},
+    {"temperature": [1.0, 0.0, 0.7, 0.0], "top_k": [0, 3, 0, 0]},
     {"temperature": 0.8, "top_k": 4, "top_p": 0.95, "min_p": 0.01},
 ]
 

@@ -61,7 +61,7 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     np.testing.assert_array_equal(heads[1].spread(few, small), logits)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [0.0, (0.9, 0.0)], ids=["greedy", "mixed"])
 def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
     """The drafter looks at N entries; a twin that looks at all V, -inf for the rest, does the same round by round."""
     source, params = model_and_params(seed=4)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stopping_cases import play_rows, story
 from tiny_pair import write_pair
 
 from specdec_jax import lossless
@@ -55,17 +56,19 @@ def test_one_hard_token_does_not_make_a_phase_and_two_thresholds_hold_it():
     assert between[-1] == 1, "between leave and enter a phase goes on"
 
 
-def test_rounds_of_any_length_find_the_same_phases():
+@pytest.mark.parametrize("raw", [True, False])
+def test_rounds_of_any_length_find_the_same_phases(raw):
     """The state after some tokens does not depend on the rounds they came in, nor on laws after the last of them."""
-    rng, monitor = np.random.default_rng(0), phases()
+    rng, monitor, temperatures = np.random.default_rng(0), phases(raw_entropy=raw), np.array([0.6, 1.7])
     logits = rng.normal(0, 1, (2, 40, 7)) * rng.uniform(0, 4, (2, 40, 1))
-    prob = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    prob = np.exp(logits if raw else logits / temperatures[:, None, None])
+    prob /= prob.sum(axis=-1, keepdims=True)
     entropies = -np.sum(prob * np.log(prob), axis=-1)
     whole = monitor.init(2, **NUMBERS)
     for t in range(24):
         whole = observe_token(whole, jnp.asarray(entropies[:, t], jnp.float32))
     cut, at = monitor.init(2, **NUMBERS), np.zeros(2, int)
-    context = RoundContext(*[None] * len(RoundContext._fields))
+    context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
     for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
         block = np.stack([logits[row, at[row] : at[row] + 4] for row in range(2)])
         verdict = Verdict(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
@@ -151,6 +154,13 @@ def test_the_rule_inside_may_stop_sooner_and_is_taught():
     np.testing.assert_array_equal(inside.tokens, outside.tokens)
     np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
     np.testing.assert_allclose(inside.policy.policy.threshold, outside.policy.threshold)
+
+
+def test_the_rule_inside_plans_within_the_length_of_the_phase():
+    within = lambda state, *arguments: (arguments[-1].budget <= 2, state)  # noqa: E731
+    inner = static()._replace(begin=within, check=within, proceed=within)
+    (drafted, *_), _ = play_rows(phase_length(inner), {"routine_length": 2})
+    np.testing.assert_array_equal(drafted, np.minimum(story().budgets, 2))
 
 
 def test_drafting_by_phase_is_lossless_in_the_whole_decoder():

@@ -10,8 +10,8 @@ import tiny_llama
 
 from specdec_jax.decoding import build_decoder, default_widths
 from specdec_jax.drafters import model, nothing
+from specdec_jax.drafters.model import ModelDrafterState
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.models import llama
 from specdec_jax.requests import STOP_IDS
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
@@ -40,12 +40,8 @@ def highest_precision():
 
 @functools.cache
 def pair():
-    """A target and the same with noise in its weights, so that some drafts are rejected and some are not."""
-    named = tiny_llama.random_named(CONFIG)
-    rng = np.random.default_rng(9)
-    noisy = {name: tensor + rng.normal(0, 0.02, tensor.shape).astype(np.float32) for name, tensor in named.items()}
-    tiny = llama.language_model(CONFIG, jnp.float32)
-    return tiny, ModelParams(*(llama.params_from_named(CONFIG, tensors, jnp.float32) for tensors in (named, noisy)))
+    tiny, *params = tiny_llama.noisy_pair(CONFIG)
+    return tiny, ModelParams(*params)
 
 
 @functools.cache
@@ -57,7 +53,8 @@ def decoder_of(policy="adaedl", verifier="rejection", widths=(4,)):
 
 
 def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
-    options = {"max_new_tokens": NEW, "slots": SLOTS, "policy_numbers": POLICIES[policy][1], **options}
+    numbers = POLICIES[policy][1]
+    options = {"max_new_tokens": NEW, "slots": SLOTS, "policy_numbers": numbers, "record_rounds": NEW, **options}
     return decoder.prefill(pair()[1], prompts, **options)
 
 
@@ -114,20 +111,57 @@ def test_greedy_without_a_drafter_or_as_a_single_row_is_plain_decoding():
         assert decoded(decoder_of(), [prompt]) == [plain()[row]]
 
 
+def history(state, row):
+    """A row's text and its recorded rounds."""
+    return texts(state)[row], jax.tree.map(lambda leaf: np.asarray(leaf)[row], state.record)
+
+
+def same_history(one, other):
+    assert one[0] == other[0]
+    drafted = np.arange(3) < one[1].drafted[:, None]
+    for name in ("drafted", "accepted", "emitted", "drafter_passes", "checked"):
+        np.testing.assert_array_equal(getattr(one[1], name), getattr(other[1], name), err_msg=name)
+    np.testing.assert_array_equal(one[1].proposed[drafted], other[1].proposed[drafted])
+    for name in ("entropy", "max_prob", "threshold"):
+        np.testing.assert_allclose(getattr(one[1], name), getattr(other[1], name), rtol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_row_does_not_depend_on_its_neighbours(temperature):
     """Another text, another seed, another end and other numbers beside it; one verification width."""
-    hot = {"warp": make_warp(3, temperature), "seed": [5, 6, 7]}
-    one = decoded(decoder_of(), **hot)
+    decoder, params = decoder_of(), pair()[1]
+    decode = lambda *prompts, **options: decoder.run(params, begin(decoder, prompts, **options))  # noqa: E731
+    one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
     others = {
         "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
         "seed": [0, 6, 1],
         "max_new_tokens": [3, NEW, 0],
         "policy_numbers": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
     }
-    assert decoded(decoder_of(), [[1, 2], PROMPTS[1], [3] * 9], **others)[1] == one[1]
-    single = decoded(decoder_of(), [PROMPTS[1]], warp=make_warp(1, temperature), seed=6)
-    assert single == [one[1]]
+    same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
+    same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
+    assert one[1].drafted.any() and one[1].checked.any(), "its rule decided nothing"
+
+
+def snapshot(state):
+    """A copy of what the next round would donate."""
+    return jax.tree.map(np.array, (state.drafter, state.length))
+
+
+def test_the_drafters_cache_is_one_pass_over_the_text():
+    """After the prompt, rejections and full acceptance, and in rows that never draft or ended long ago."""
+    decoder, (tiny, params) = decoder_of("static", "rejection", widths=default_widths(3)), pair()
+    options = {"policy_numbers": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
+    state = begin(decoder, policy="static", **options)
+    seen = [snapshot(state)]
+    while not np.asarray(state.done).all():
+        state = decoder.run(params, state, rounds=1)
+        seen.append(snapshot(state))
+    for drafter, length in seen:
+        assert (length - 2 <= drafter.valid).all() and (drafter.valid <= length - 1).all()
+        tiny_llama.assert_filled(tiny, params.drafter, drafter, np.asarray(state.tokens))
+    counts = state.statistics
+    assert 0 < int(counts.num_accepted_tokens[0]) < int(counts.num_draft_tokens[0]) and int(counts.num_drafts[1]) == 0
 
 
 def test_a_seed_gives_the_same_tokens_after_any_resume():
@@ -185,13 +219,12 @@ def test_extending_is_prefilling_anew(temperature, change):
     prompts[0] = prompts[0][:9]  # rows go different ways
     fresh = decoder.prefill(params, prompts, max_new_tokens=NEW, **options)
     continued = decoder.extend(params, state, prompts, max_new_tokens=NEW, **options)
-    assert np.asarray(continued.target_cache.length).tolist() == [len(prompt) - 1 for prompt in prompts]
-    for row, prompt in enumerate(prompts):
-        for one, other in zip(continued.target_cache.keys, fresh.target_cache.keys, strict=True):
-            slots = len(prompt) - 1  # what lies beyond a row's length is never read
-            np.testing.assert_allclose(
-                *(np.moveaxis(np.asarray(k[row]), -2, 0)[:slots] for k in (one, other)), atol=1e-5
-            )
+    lengths = np.array([len(prompt) for prompt in prompts])
+    assert (np.asarray(continued.target_cache.length) == lengths - 1).all()
+    assert (lengths - 2 <= np.asarray(continued.drafter.valid)).all()
+    target = ModelDrafterState(continued.target_cache, lengths - 1)  # what lies beyond a row's length is never read
+    for weights, filled in ((params.target, target), (params.drafter, continued.drafter)):
+        tiny_llama.assert_filled(pair()[0], weights, filled, np.asarray(continued.tokens))
     assert texts(decoder.run(params, continued)) == texts(decoder.run(params, fresh))
 
 

@@ -44,11 +44,11 @@ def test_warps_are_hugging_faces(rows):
 
 @pytest.mark.parametrize("name, value", [("top_k", 7), ("top_p", 0.7), ("min_p", 0.1)])
 def test_each_warp_alone_is_hugging_faces(rows, name, value):
-    logits, _ = rows
-    warp = make_warp(ROWS, 1.0, **{name: value})
+    logits, temperatures = rows[0], np.resize([1.0, 0.0, 0.7], ROWS)
+    warp = make_warp(ROWS, temperatures, **{name: value})
     ours = np.exp(np.asarray(jax.jit(sampling.log_probabilities)(logits, warp)))
     for row in range(0, ROWS, 7):
-        theirs = oracles.warp(logits[row].astype(np.float64), **{name: value})
+        theirs = oracles.warp(logits[row].astype(np.float64), temperatures[row].item(), **{name: value})
         np.testing.assert_allclose(ours[row], theirs, rtol=2e-5, atol=1e-7, err_msg=str(row))
 
 
@@ -65,11 +65,11 @@ def test_a_row_is_warped_as_if_alone(rows):
         np.testing.assert_allclose(warped(logits[row : row + 1], own)[0], together[row], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-def test_a_law_says_what_rules_read(rows, temperature):
-    logits = rows[0][:100]
-    law = jax.jit(sampling.law)(logits, make_warp(100, temperature, top_k=20))
-    for row in range(100):
+@pytest.mark.parametrize("temperatures", [(0.0,), (1.0, 0.0, 0.7)], ids=["greedy", "mixed"])
+def test_a_law_says_what_rules_read(rows, temperatures):
+    logits, temperatures = rows[0][:100], np.resize(temperatures, 100)
+    law = jax.jit(sampling.law)(logits, make_warp(100, temperatures, top_k=20))
+    for row, temperature in enumerate(temperatures.tolist()):
         raw = oracles.softmax(logits[row].astype(np.float64))
         seen = raw if temperature == 0 else oracles.warp(logits[row].astype(np.float64), temperature, top_k=20)
         largest, second = np.sort(seen)[-1], np.sort(seen)[-2]

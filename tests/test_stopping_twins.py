@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stopping_oracles as twins
+from rules import counting
 from stopping_cases import MOST, ROUNDS, ROWS, play_rows, play_twin, story
 
 from specdec_jax import sampling, stopping
@@ -147,6 +148,26 @@ def test_every_round_is_the_twins(name):
 def test_the_story_has_rounds_without_drafts_and_cut_ones():
     budgets = story().budgets
     assert (budgets == 0).any() and ((budgets > 0) & (budgets < MOST)).any() and (budgets == MOST).any()
+
+
+OUTER = {
+    "at_least": (stopping.at_least(2, counting()), {"length": [0, 2, 3] * 4}, lambda state: [state]),
+    "update_every": (stopping.update_every(counting()), {"rounds": 1}, lambda state: [state.policy]),
+    "phase_length": (stopping.phase_length(counting()), {"length": 7}, lambda state: [state.policy]),
+    "policy_bandit": (stopping.policy_bandit((counting(), counting())), {}, lambda state: state.policies),
+}
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_a_rule_inside_another_is_asked_every_question_once(name):
+    """And keeps what it made of it: its state goes through all four questions. Of arms, the one that plays is asked."""
+    policy, numbers, inner_states = OUTER[name]
+    (drafted, passes, *_), state = play_rows(policy, numbers)
+    asked = jax.tree.map(lambda *counts: np.sum(counts, axis=0), *inner_states(state))
+    np.testing.assert_array_equal(asked.checks, passes.sum(axis=0))
+    np.testing.assert_array_equal(asked.proceeds, drafted.sum(axis=0))
+    taught = (drafted > 0).sum(axis=0) if name == "update_every" else ROUNDS
+    assert (asked.begins == ROUNDS).all() and (asked.updates == taught).all() and drafted.any(axis=0).all()
 
 
 @pytest.mark.parametrize("name", ["policy_bandit_ucb1", "policy_bandit_thompson", "bandit", "bandit_other"])

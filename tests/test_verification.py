@@ -14,6 +14,7 @@ from specdec_jax.verification import block, greedy, rejection
 
 FACTORIES = {"rejection": rejection, "block": block, "greedy": greedy}
 K, VOCAB = 4, 6
+MIXED = np.resize([1.0, 0.0, 0.7], 200)
 
 
 def log(prob):
@@ -75,7 +76,11 @@ def compare(name, rows, tolerance, **options):
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
-@pytest.mark.parametrize("options", [{}, {"same": True}, {"chosen": True}], ids=["drawn", "p_is_q", "chosen"])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": MIXED}, {"same": True}, {"chosen": True, "temperature": MIXED}],
+    ids=["drawn", "p_is_q", "chosen"],
+)
 def test_verifiers_are_their_papers(name, options):
     compare(name, 200, 3e-6, **options)
 

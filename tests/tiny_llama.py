@@ -38,6 +38,24 @@ def one_pass(model, params, tokens, slots=32, **options):
     return jax.jit(model.apply)(params, tokens, model.init_cache(params, tokens.shape[0], slots), **options)
 
 
+def noisy_pair(config=CONFIG, noise=0.02):
+    """A model, its parameters, and the same with noise, so that as a drafter it is sometimes right."""
+    named, rng = random_named(config), np.random.default_rng(9)
+    noisy = {name: tensor + rng.normal(0, noise, tensor.shape).astype(np.float32) for name, tensor in named.items()}
+    both = (llama.params_from_named(config, tensors, jnp.float32) for tensors in (named, noisy))
+    return llama.language_model(config, jnp.float32), *both
+
+
+def assert_filled(model, params, state, tokens):
+    """A drafter's cache holds, up to `valid`, what one pass over the row's tokens [B, S] writes there."""
+    _, whole = one_pass(model, params, jnp.asarray(tokens), tokens.shape[1])
+    below = np.arange(tokens.shape[1])[:, None] < np.asarray(state.valid)[:, None, None, None]
+    for ours, expected in zip(
+        jax.tree.leaves((state.cache.keys, state.cache.values)), whole.keys + whole.values, strict=True
+    ):
+        np.testing.assert_allclose(np.where(below, ours, 0), np.where(below, expected, 0), atol=1e-4)
+
+
 def naive_frequencies(c):
     """Rotary frequencies with the llama3 case split as Meta wrote it: by wavelength."""
     out = []
