@@ -151,6 +151,28 @@ def test_what_calls_itself_lossless_is(policy, verifier):
     assert report.lossless == judge.lossless, f"total variation {report.total_variation}"
 
 
+# At their defaults these never say no within five drafts: what they would be is shown for others.
+UNDECIDED = {"static", "at_least"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
+    policy = find_factory("policy", name)()
+    report = lossless.prove_long_drafts(policy, rejection(), warps=({"temperature": 1.0}, {"temperature": 0.0}))
+    assert report.lossless and report.error < 1e-7 and report.alone
+    shown = [case.coverage.shown for case in report.cases]
+    assert shown == [0, 0] if name in UNDECIDED else min(shown) >= 4, shown
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
+    """And every number of accepted drafts occurs."""
+    judge = find_factory("verifier", name)()
+    report = lossless.prove_long_drafts(static(), judge, policy_numbers={"draft_length": 5}, rounds=2)
+    assert report.lossless == judge.lossless, report.error
+    assert judge.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_decodes_as_plain_decoding_does(name):
     """The greedy output is the target's with every drafter; those that ask are given models or drafters."""
