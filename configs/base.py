@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.choices import check_numbers, nearest
+from specdec_jax.choices import check_numbers, nearest, search_beside
 from specdec_jax.pairs import check_drafter_options
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
@@ -161,6 +161,8 @@ def _check_ranges(config: CompareConfig) -> None:
 def load_config(path: str | Path, arguments: Sequence[str] = ()) -> Any:
     """Runs a config file and returns its `config`, changed by command line `arguments` (`--max-new-tokens 32`).
 
+    What lies beside the file can be imported in it.
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: the file fails, sets no dataclass `config`, or a key is unknown; the message names the nearest key.
@@ -169,6 +171,7 @@ def load_config(path: str | Path, arguments: Sequence[str] = ()) -> Any:
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
         raise FileNotFoundError(f"no config {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    search_beside(path)
     try:
         config = runpy.run_path(str(path)).get("config")
     except Exception as error:  # whatever a user's file raises is one message with the file's line

@@ -246,6 +246,8 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
 def _prompt(given: str) -> str:
     if given != "-":
         text = given
+    elif sys.stdin is None:
+        raise ValueError("standard input is closed, and the prompt - reads it")
     else:
         try:
             text = sys.stdin.read().strip()

@@ -169,10 +169,7 @@ def _system(chat: Chat, text: str) -> RenderableType:
 
 def _most(chat: Chat, text: str) -> RenderableType:
     if text:
-        length = _number("max_draft_length", text, int)
-        if length > LONGEST:
-            raise ValueError(f"max-draft-length must be at most {LONGEST}, got {length}")
-        chat.session.change(max_draft_length=length)
+        chat.session.change(max_draft_length=_number("max_draft_length", text, int))
     return _shown(chat, "max_draft_length")
 
 

@@ -35,12 +35,14 @@ def talk(settings: Settings) -> int:
     """The `chat` command: loads the models and talks until the end. 2: a line of a script was refused.
 
     Raises:
-        ValueError, OSError: models that cannot be loaded.
+        ValueError, OSError: models that cannot be loaded, or a standard input that is closed.
     """
+    if sys.stdin is None:  # Python's own sign of it
+        raise ValueError("standard input is closed: a chat reads its messages from it")
     enable()
     with interrupts_end_here(), status(f"Loading {settings.target} and {settings.drafter}"):
         chat = Chat(Session(settings))
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
         return Terminal(chat).by_hand()
     return Terminal(chat).from_script(sys.stdin)
 
