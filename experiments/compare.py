@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
     words = config_words("compare", __doc__, arguments)
     if words:
-        compare(load_config(words[0], words[1:]), Console(highlight=False, markup=False))
+        compare(
+            load_config(words[0], words[1:], "python -m experiments.compare"), Console(highlight=False, markup=False)
+        )
     return 0
 
 

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
-        distill(load_config(words[0], rest), stages, Console(highlight=False, markup=False))
+        distill(
+            load_config(words[0], rest, "python -m experiments.distill"), stages, Console(highlight=False, markup=False)
+        )
     return 0
 
 

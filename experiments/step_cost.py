@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.plots import COLOURS, INK
 from experiments.run_folder import MANIFEST, RunFolder
 from experiments.smoke import tiny_pair
@@ -93,7 +92,7 @@ class StepCost:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
-    config = tyro.cli(StepCost, args=arguments, description=__doc__)
+    config = told(StepCost, __doc__, arguments)
     config = dataclasses.replace(config, **TINY) if config.smoke else config
     measure(config, Console(highlight=False, markup=False))
     return 0

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from rich.console import Console
 from rich.markdown import Markdown
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.plots import INK
 from experiments.rules import RULES, Rule, rule
 from experiments.run_folder import TABLE, RunFolder
@@ -55,7 +54,7 @@ class Cell(NamedTuple):
 @exit_codes()
 def run(config_type: type[Config], study: Callable[[Config, Console], None], doc: str | None, arguments: Any) -> int:
     """Reads the command line and runs the study; 2 and one line on bad input."""
-    study(tyro.cli(config_type, args=arguments, description=doc), Console(highlight=False, markup=False))
+    study(told(config_type, doc, arguments), Console(highlight=False, markup=False))
     return 0
 
 
