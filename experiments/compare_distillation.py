@@ -21,13 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 
 from configs.base import load_config
 from configs.base_distillation import DistillConfig, VariantsConfig
 from experiments.commands import config_words, exit_codes
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
+from experiments.terminal import Whole
 from specdec_jax.analysis.acceptance import MACRO, by_task
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import BatchOrder, Corpus
@@ -87,7 +87,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
                 file.write(json.dumps(rows[-1]) + "\n")
     table = report(rows)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
-    console.print(Markdown(table))
+    console.print(Whole(table))
     return rows
 
 

@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 
 from configs.base import load_config
 from experiments.commands import exit_codes, told
 from experiments.distill_train import initial_state
 from experiments.distill_write import DOCUMENTS, read_requests
 from experiments.run_folder import RunFolder
+from experiments.terminal import Whole
 from specdec_jax.distillation.batches import BatchOrder, Corpus
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = measure(asked, config, target)
     table = report(rows)
     folder.write_text("table.md", table + "\n")
-    Console().print(Markdown(table))
+    Console().print(Whole(table))
     return 0
 
 

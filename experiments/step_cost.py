@@ -28,13 +28,13 @@ from typing import Any
 import jax
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments.commands import exit_codes, told
 from experiments.plots import COLOURS, INK
 from experiments.run_folder import MANIFEST, RunFolder
 from experiments.smoke import tiny_pair
 from experiments.step_checks import Check, measure_check
+from experiments.terminal import Whole
 from specdec_jax.analysis.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.compilation_cache import enable
@@ -122,7 +122,7 @@ def measure(config: StepCost, console: Console) -> None:
     folder.write_text("table.md", table)
     with folder.replacing(PICTURE) as path:
         picture(model).savefig(path)
-    console.print(Markdown(table))
+    console.print(Whole(table))
     console.print(f"c = {model.ratio:.3f}; written to {folder.path}/")
 
 

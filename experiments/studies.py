@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from matplotlib.axes import Axes
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments.commands import exit_codes, told
 from experiments.plots import INK
 from experiments.rules import RULES, Rule, rule
 from experiments.run_folder import TABLE, RunFolder
 from experiments.smoke import made_up_traces
+from experiments.terminal import Whole
 from experiments.traced import Judged, chosen_on_other_half, faster, load_traces, replay_rule
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.replay import Replay
@@ -133,7 +133,7 @@ def emphasised(texts: Sequence[str], values: Sequence[float]) -> list[str]:
 def publish(folder: RunFolder, text: str, console: Console) -> None:
     """Writes table.md and prints it."""
     folder.write_text(TABLE, text)
-    console.print(Markdown(text))
+    console.print(Whole(text))
     console.print(f"Written to {folder.path}/")
 
 
