@@ -229,7 +229,7 @@ def test_a_description_is_json_and_names_factories():
         ('{"turns": []}', r":2: 'turns' must be text that is not empty, got \[\]"),
         ('{"turns": ["a", ""]}', r":2: 'turns'"),
         ('{"prompt": 3}', r":2: 'prompt' .* got 3"),
-        ('{"turns": "hi"}', r":2: 'turns' must be a list of texts, such as \["hi"\], got 'hi'"),
+        ('{"turns": "hi"}', r":2: 'turns' must be a list of texts, such as ..hi.., got 'hi'"),
         ('{"id": "1", "text": "x"}', r":2: the id '1' occurs a second time"),
     ],
 )
