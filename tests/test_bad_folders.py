@@ -80,6 +80,7 @@ def test_damaged_json(folder, name, content):
 def test_missing_files(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert_says(refusal(folder), "no such weight file", folder / "model.safetensors", "pytorch_model.bin is not read")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 

@@ -25,7 +25,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.streaming import Piece
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import status, summary
-from specdec_jax.views.terminal import ansi, legend, shows_colours, visible
+from specdec_jax.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 
 BAD_INPUT = 2
 AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
@@ -53,8 +53,9 @@ class Terminal:
     def __init__(self, chat: Chat):
         self._chat = chat
         self._console = Console(highlight=False)
-        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
         self._colours = shows_colours(self._console)
+        self._wraps = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def by_hand(self) -> int:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
@@ -106,21 +107,25 @@ class Terminal:
 
     def _ask(self, question: str, script: bool) -> None:
         session, before = self._chat.session, self._chat.session.last
+        wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
                 with status("Thinking (what is new to the cache compiles first, once)"):
                     first = next(chunks, None)
                 if first is not None:
-                    self._print(first.pieces, first.text)
+                    self._print(first.pieces, first.text, wrapping)
                 for chunk in chunks:
-                    self._print(chunk.pieces, chunk.text)
+                    self._print(chunk.pieces, chunk.text, wrapping)
         finally:
             if session.last is not before and session.last is not None:
                 print(flush=True)
                 self._conclude(script)
 
-    def _print(self, pieces: list[Piece], text: str) -> None:
-        if self._colours:
+    def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
+        if wrapping is not None:
+            shown = self._colours and self._chat.tokens
+            text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
+        elif self._colours:
             text = ansi(pieces) if self._chat.tokens else visible(Piece(text, "accepted"))
         print(text, end="", flush=True)
 
@@ -129,12 +134,14 @@ class Terminal:
         session = self._chat.session
         assert session.last is not None
         result, console = session.last.result, self._errors if script else self._console
-        console.print(Text(summary(result), "dim"), soft_wrap=True)
+        console.print(Text(summary(result), "dim"), soft_wrap=script)
         advice = suggest(session.settings, result.statistics)
         if advice is not None:
             rate = result.statistics["draft_acceptance_rate"]
             accepted = "" if rate is None else f"acceptance {rate:.2f} suggests "
-            console.print(Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=True)
+            console.print(
+                Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=script
+            )
 
     def _greet(self) -> None:
         self._console.print(Text(describe(self._chat.session.settings)))
