@@ -292,7 +292,7 @@ def slow():
 def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     process, master = in_terminal(models, "--policy", str(tmp_path / "slow.py"))
-    read_terminal(master, b"tracing")
+    before = read_terminal(master, b"tracing")
     pressed = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     text = read_terminal(master, b"no such thing")
@@ -300,6 +300,8 @@ def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     assert time.monotonic() - pressed < 5
     assert text.rstrip().endswith("interrupted") and "Traceback" not in text
     assert "\x1b[?25h" in text  # the cursor that the status hid
+    shown = " ".join((before + text).split())
+    assert "the compiled program is kept in" in shown and "where the next run finds it" in shown
 
 
 def test_a_dropped_interrupt_prints_nothing(capsys):

@@ -21,7 +21,7 @@ from specdec_jax.chat.reports import describe
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import Settings
 from specdec_jax.chat.suggest import suggest
-from specdec_jax.compilation_cache import enable
+from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.streaming import Piece
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import status, summary
@@ -39,19 +39,19 @@ def talk(settings: Settings) -> int:
     """
     if sys.stdin is None:  # Python's own sign of it
         raise ValueError("standard input is closed: a chat reads its messages from it")
-    enable()
+    folder = enable()
     with interrupts_end_here(), status(f"Loading {settings.target} and {settings.drafter}"):
         chat = Chat(Session(settings))
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        return Terminal(chat).by_hand()
-    return Terminal(chat).from_script(sys.stdin)
+        return Terminal(chat, kept(folder)).by_hand()
+    return Terminal(chat, kept(folder)).from_script(sys.stdin)
 
 
 class Terminal:
     """Prints what a Chat says: text to standard output, errors to standard error, in a script statistics too."""
 
-    def __init__(self, chat: Chat):
-        self._chat = chat
+    def __init__(self, chat: Chat, kept: str):
+        self._chat, self._kept = chat, kept  # where compiled programs are, as it is said while one waits for them
         self._console = Console(highlight=False)
         self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
         self._colours = shows_colours(self._console)
@@ -110,7 +110,7 @@ class Terminal:
         wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
-                with status("Thinking (what is new to the cache compiles first, once)"):
+                with status(f"Thinking (what is new compiles first; {self._kept})"):
                     first = next(chunks, None)
                 if first is not None:
                     self._print(first.pieces, first.text, wrapping)
