@@ -34,10 +34,8 @@ def check_answers(
         ValueError: names the function, and what it returns against what it must.
     """
     state, monitor = jax.tree.map(_shape, (state, monitor))
-    rows = functools.partial(jax.ShapeDtypeStruct, (batch,))
-    whole, flags = rows(jnp.int32), rows(jnp.bool_)
-    warp = Warp(rows(jnp.float32), whole, rows(jnp.float32), rows(jnp.float32))
-    context = RoundContext(whole, whole, whole, flags, rows(jnp.uint32), warp, monitor)
+    whole, flags = _array(jnp.int32, batch), _array(jnp.bool_, batch)
+    context = RoundContext(whole, whole, whole, flags, _array(jnp.uint32, batch), _warp(batch), monitor)
     seen = _law(batch, vocab_size)
     for name, arguments in (
         ("begin", (context,)),
@@ -55,18 +53,28 @@ def check_answers(
             )
             raise ValueError(f"{_named(name, function)} must answer {wanted}; it answers {_said(answer)}")
         _check_state(name, function, state, after)
-    drafts = functools.partial(jax.ShapeDtypeStruct, (batch, max_draft_length))
-    log_q = jax.ShapeDtypeStruct((batch, max_draft_length, vocab_size), jnp.float32)
-    draft = Draft(drafts(jnp.int32), log_q, drafts(jnp.bool_), whole)
-    verdict = Verdict(jax.ShapeDtypeStruct((batch, max_draft_length + 1), jnp.int32), whole)
+    draft = Draft(
+        _array(jnp.int32, batch, max_draft_length),
+        _array(jnp.float32, batch, max_draft_length, vocab_size),
+        _array(jnp.bool_, batch, max_draft_length),
+        whole,
+    )
+    verdict = Verdict(_array(jnp.int32, batch, max_draft_length + 1), whole)
     _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, verdict))
 
 
 @functools.lru_cache(maxsize=16)
 def _law(batch: int, vocab_size: int) -> Law:
-    rows = functools.partial(jax.ShapeDtypeStruct, (batch,))
-    warp = Warp(rows(jnp.float32), rows(jnp.int32), rows(jnp.float32), rows(jnp.float32))
-    return jax.eval_shape(law, jax.ShapeDtypeStruct((batch, vocab_size), jnp.float32), warp)
+    return jax.eval_shape(law, _array(jnp.float32, batch, vocab_size), _warp(batch))
+
+
+def _warp(batch: int) -> Warp:
+    return Warp(*(_array(dtype, batch) for dtype in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)))
+
+
+def _array(dtype: Any, *shape: int) -> Any:
+    """Stands for an array where only its shape is read."""
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _check_state(name: str, function: Callable[..., Any], before: PolicyState, after: PolicyState) -> None:

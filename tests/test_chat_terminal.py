@@ -55,8 +55,8 @@ def chat(arguments, environment, tmp_path):
         child.close(force=True)
 
 
-def on_screen(written: str) -> list[str]:
-    """The lines that a terminal shows of what was written to it: of its codes, those that an answer has."""
+def on_screen(written: str, width: int) -> list[str]:
+    """The lines that a terminal of that width shows of what was written to it: of its codes, those of an answer."""
     lines, column = [""], 0
     for code, move, character in re.findall(r"(\x1b\[([\d;]*)[A-Za-z])|(.|\n)", written):
         if code.endswith("D"):
@@ -67,6 +67,9 @@ def on_screen(written: str) -> list[str]:
             lines.append("")
             column = 0
         elif character and character != "\r":
+            if column == width:
+                lines.append("")
+                column = 0
             lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
             column += 1
     return lines
@@ -78,7 +81,7 @@ def test_words_are_not_broken_at_the_right_edge(size):
     wrapping = Wrapping(lambda: 20)
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     kinds = ["accepted", "recovered", "bonus"]
-    lines = on_screen("".join(wrapping.add([Piece(part, kinds[at % 3])]) for at, part in enumerate(parts)))
+    lines = on_screen("".join(wrapping.add([Piece(part, kinds[at % 3])]) for at, part in enumerate(parts)), 20)
     assert max(map(len, lines)) <= 20
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert [line.strip() for line in lines[:3]] == ["The quick brown fox", "jumps over the lazy", "dog,"]
@@ -92,7 +95,7 @@ def test_an_answer_in_a_narrow_terminal(chat, arguments, environment):
     child.expect(PROMPT)
     child.send("hello\r")
     child.expect("60 tokens, ")
-    shown = on_screen(child.before)
+    shown = on_screen(child.before, 32)
     command = [sys.executable, *arguments, "--max-new-tokens", "60"]
     told = subprocess.run(command, input="hello", env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     words = [word for word in told.stdout.split() if len(word) < 32]
