@@ -238,7 +238,7 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
         pair = build(settings, policy, verifier)
     numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
     numbers["calibration"] = settings.calibration
-    with status(f"Compiling, for up to a minute; {kept(folder)}"):
+    with status(f"Compiling once; {kept(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
         return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)
 

@@ -10,10 +10,10 @@ import jax
 def kept(folder: Path | None) -> str:
     """What `enable` arranged, for whoever waits for a compilation."""
     if folder is None:
-        return "there is no compilation cache, so every run does it again"
+        return "kept nowhere: every run compiles again"
     home = os.path.expanduser("~")  # Path.home() fails where there is none
     shown = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else folder
-    return f"the compiled program is kept in {shown}, where the next run finds it"
+    return f"kept in {shown} for the next run"
 
 
 def enable() -> Path | None:

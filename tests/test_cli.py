@@ -301,7 +301,7 @@ def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     assert text.rstrip().endswith("interrupted") and "Traceback" not in text
     assert "\x1b[?25h" in text  # the cursor that the status hid
     shown = " ".join((before + text).split())
-    assert "the compiled program is kept in" in shown and "where the next run finds it" in shown
+    assert "Compiling once; kept in" in shown and "for the next run" in shown
 
 
 def test_a_dropped_interrupt_prints_nothing(capsys):

@@ -110,7 +110,7 @@ class Terminal:
         wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
-                with status(f"Thinking (what is new compiles first; {self._kept})"):
+                with status(f"Thinking; what compiles is {self._kept}"):
                     first = next(chunks, None)
                 if first is not None:
                     self._print(first.pieces, first.text, wrapping)
