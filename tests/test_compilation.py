@@ -35,7 +35,7 @@ def compiled_programs(decoder):
 
 def test_what_waits_for_a_compilation_says_where_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "kept in ~/cache/xla for the next run" == kept(tmp_path / "cache" / "xla")
+    assert kept(tmp_path / "cache" / "xla") == "kept in ~/cache/xla for the next run"
     assert f"kept in {ROOT} for" in kept(ROOT) and "every run" in kept(None)
 
 
