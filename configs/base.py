@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.choices import check_numbers, nearest
+from specdec_jax.choices import check_numbers, nearest, search_beside
+from specdec_jax.options import OPTIONAL
 from specdec_jax.pairs import check_drafter_options
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
@@ -158,8 +159,10 @@ def _check_ranges(config: CompareConfig) -> None:
         raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
 
 
-def load_config(path: str | Path, arguments: Sequence[str] = ()) -> Any:
+def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | None = None) -> Any:
     """Runs a config file and returns its `config`, changed by command line `arguments` (`--max-new-tokens 32`).
+
+    What lies beside the file can be imported in it. `program` is the command, as its help names it.
 
     Raises:
         FileNotFoundError: no such file.
@@ -169,16 +172,17 @@ def load_config(path: str | Path, arguments: Sequence[str] = ()) -> Any:
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
         raise FileNotFoundError(f"no config {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    search_beside(path)
     try:
         config = runpy.run_path(str(path)).get("config")
     except Exception as error:  # whatever a user's file raises is one message with the file's line
         raise ValueError(f"{_line_of(path, error)}: {_explain(error)}") from error
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ValueError(f"{path} must set `config` to a dataclass such as CompareConfig(...), got {config!r}")
-    return override(config, arguments) if arguments else config
+    return override(config, arguments, program and f"{program} {path}") if arguments else config
 
 
-def override(config: T, arguments: Sequence[str]) -> T:
+def override(config: T, arguments: Sequence[str], program: str | None = None) -> T:
     """`config` with command line arguments applied.
 
     Raises:
@@ -191,7 +195,8 @@ def override(config: T, arguments: Sequence[str]) -> T:
         # A negative number is a value, --no-chat is tyro's way to say False.
         if key.startswith("--") and key not in [*known, "--help"] and key.replace("--no-", "--", 1) not in known:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, known)}")
-    return tyro.cli(type(config), default=config, args=list(arguments), config=(tyro.conf.AvoidSubcommands,))
+    style = (tyro.conf.AvoidSubcommands,)
+    return tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
 
 
 def _options(config: Any, prefix: str = "--") -> list[str]:

@@ -1,5 +1,6 @@
 """What a distillation is told. `configs/distill_smollm2.py` is one; copy it for your own target."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,13 +97,41 @@ class DistillConfig:
         if not self.cycle or any(entry not in ("short", "long") for entry in self.cycle):
             raise ValueError(f"cycle is made of 'short' and 'long', got {self.cycle!r}")
         if self.packing.tokens % self.chunk:
-            raise ValueError(f"chunk ({self.chunk}) must divide the tokens of a batch ({self.packing.tokens})")
+            fits = max(n for n in range(1, self.chunk + 1) if self.packing.tokens % n == 0)
+            raise ValueError(
+                f"chunk ({self.chunk}) must divide the tokens of a batch ({self.packing.tokens}): set chunk to {fits}"
+            )
         if max(self.short.slots, self.long.slots) > self.packing.slots[-1]:
             raise ValueError(
-                f"rows of {max(self.short.slots, self.long.slots)} do not fit packing.slots {self.packing.slots}"
+                f"rows of {max(self.short.slots, self.long.slots)} do not fit packing.slots {self.packing.slots}: "
+                f"end packing.slots with that, or set short.slots and long.slots to at most {self.packing.slots[-1]}"
             )
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {self.name!r}")
+
+
+def small(config: DistillConfig) -> DistillConfig:
+    """The same stages on next to nothing, to see them work: minutes on two CPU cores, and a drafter of no use.
+
+    The target, the drafter's shape, its loss and what is asked stay; a run folder of its own keeps both apart.
+    """
+    judged = config.judge[0].rpartition(":") if config.judge else ("", "", "")
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}-smoke",
+        tokens=2500,
+        short=Pool(16, 192, 96),
+        long=Pool(16, 192, 96),
+        cycle=("short",),
+        packing=dataclasses.replace(config.packing, slots=(192,), tokens=768),
+        schedule=dataclasses.replace(config.schedule, steps=10, warmup=1, accumulate=1),
+        rhythm=dataclasses.replace(config.rhythm, save_every=5, log_every=5),
+        chunk=256,
+        validation=1,
+        judge=(f"{judged[0] if judged[2].isdigit() else config.judge[0]}:6",) if config.judge else (),
+        judge_tokens=16,
+        judge_temperatures=(0.0,),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Hardware:  what you ran it on
 Time:      what it took
 Expected:  the numbers a reader should get, from your run's table.md
 
-A policy is an import. Your own: a file with a factory `my_rule(...) -> StoppingPolicy` anywhere Python finds it, then
+A policy is an import. Your own: a file with a factory `my_rule(...) -> StoppingPolicy` beside this one, then
 `from my_rule import my_rule` and `Method("mine", my_rule, numbers={...})`. docs/extending.md writes one.
 `numbers` goes to the policy's `init` (a sweep of them compiles nothing), `structure` to its factory.
 """

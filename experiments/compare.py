@@ -13,6 +13,7 @@ prompt processing is reported apart, compilation is left out.
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from experiments.summary import summarise
 from experiments.table import markdown_table, rich_table
 from specdec_jax.analysis.agreement import compare_outputs
 from specdec_jax.analysis.repetition import repeated_share
-from specdec_jax.compilation_cache import enable
+from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import load_model
 from specdec_jax.requests import slots_for
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
     words = config_words("compare", __doc__, arguments)
     if words:
-        compare(load_config(words[0], words[1:]), Console(highlight=False, markup=False))
+        compare(
+            load_config(words[0], words[1:], "python -m experiments.compare"), Console(highlight=False, markup=False)
+        )
     return 0
 
 
@@ -67,7 +70,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         ValueError, FileNotFoundError: bad input, before anything is written or compiled.
     """
     prompts = load_prompts(config.prompts, config.limit, config.split)
-    enable()
+    cache = enable()
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     requests = _requests(config, pairs, prompts)
@@ -76,7 +79,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
     try:
-        _warm_up(config, pairs, requests, missing, folder, console)
+        _warm_up(config, pairs, requests, missing, folder, console, cache)
         with progress(console) as bar:
             task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
             for job in missing:
@@ -170,6 +173,7 @@ def _warm_up(
     missing: Sequence[Job],
     folder: RunFolder,
     console: Console,
+    cache: Path | None,
 ) -> None:
     """Compiles the methods still to measure, decodes a prompt untimed with each, and shows one generation live."""
     if not missing:
@@ -179,7 +183,7 @@ def _warm_up(
     for method in dict.fromkeys(job.method.name for job in missing):
         pair = pairs[method]
         chosen = next(job.method for job in missing if job.method.name == method)
-        with interrupts_end_here(), console.status(f"Compiling {method}"):
+        with interrupts_end_here(), console.status(f"Compiling {method}; {kept(cache)}"):
             played = play(pair, _prepare(pair, chosen, request))
         seconds[method] = round(played.results[0].compile_seconds, 3)
     folder.add_compile_seconds(seconds)

@@ -2,6 +2,7 @@
 
 Question:  What is worth a user's hour: another loss, or another beginning?
 Command:   python -m experiments.compare_distillation configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
+Time:      the config says; two and a half minutes of training a variant, and one of compiling and judging
 Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
 
 Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then
@@ -20,13 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 
 from configs.base import load_config
 from configs.base_distillation import DistillConfig, VariantsConfig
-from experiments.commands import exit_codes
+from experiments.commands import config_words, exit_codes
 from experiments.distill_train import initial_state
 from experiments.distill_write import bar
+from experiments.terminal import Whole
 from specdec_jax.analysis.acceptance import MACRO, by_task
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import BatchOrder, Corpus
@@ -48,11 +49,13 @@ ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on bad input."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if not given or given[0].startswith("-"):
-        print(f"usage: python -m experiments.compare_distillation CONFIG.py [OPTIONS]\n\n{__doc__}")
-        return 0 if given else 2
-    compare(load_config(given[0], given[1:]), Console(highlight=False, markup=False))
+    words = config_words("compare_distillation", __doc__, arguments)
+    if not words:
+        return 0
+    compare(
+        load_config(words[0], words[1:], "python -m experiments.compare_distillation"),
+        Console(highlight=False, markup=False),
+    )
     return 0
 
 
@@ -84,7 +87,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
                 file.write(json.dumps(rows[-1]) + "\n")
     table = report(rows)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
-    console.print(Markdown(table))
+    console.print(Whole(table))
     return rows
 
 

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.distill_judge import task_of
 from experiments.prompts import read_prompts
+from experiments.terminal import Whole
 from specdec_jax.analysis.acceptance import MACRO, by_task
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers, judge
@@ -47,9 +46,9 @@ class Formats:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the comparison; 2 on bad input."""
-    config = tyro.cli(Formats, args=arguments, description=__doc__)
+    config = told(Formats, __doc__, arguments)
     table = compare(config)
-    print(table) if not sys.stdout.isatty() else Console().print(Markdown(table))
+    print(table) if not sys.stdout.isatty() else Console().print(Whole(table))
     return 0
 
 

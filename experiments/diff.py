@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.run_folder import read_rows
 from experiments.run_matching import MISSING, Matched, flatten, identify, match, read_manifest
 
@@ -66,7 +66,7 @@ class Change:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; 0 if the results agree, 1 if they differ, 2 on bad input."""
-    return diff(tyro.cli(Diff, args=arguments, description=__doc__), Console(highlight=False, markup=False))
+    return diff(told(Diff, __doc__, arguments), Console(highlight=False, markup=False))
 
 
 def diff(config: Diff, console: Console) -> int:

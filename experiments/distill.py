@@ -2,7 +2,8 @@
 
 Question:  How good a drafter does this much computing buy, for any target that can be loaded?
 Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] ...
-Time:      the config says; every stage goes on where it was stopped, however it was stopped
+           python -m experiments.distill configs/distill_smollm2.py --smoke   (all stages on next to nothing)
+Time:      the config says, three minutes with --smoke; every stage goes on where it was stopped, however it was stopped
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
@@ -15,14 +16,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.base import load_config
-from configs.base_distillation import DistillConfig
+from configs.base import load_config, override
+from configs.base_distillation import DistillConfig, small
 from experiments import distill_judge, distill_train, distill_write
 from experiments.commands import config_words, exit_codes
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
+SMOKE = "--smoke"
 STAGES: dict[str, Callable[..., None]] = {
     "write": distill_write.write,
     "label": distill_write.label,
@@ -37,15 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
-        distill(load_config(words[0], rest), stages, Console(highlight=False, markup=False))
+        distill(_config(words[0], rest), stages, Console(highlight=False, markup=False))
     return 0
 
 
 def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> Path:
     """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in
     use."""
-    if not isinstance(config, DistillConfig):
-        raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
     folder = Path(config.out or f"runs/{config.name}")
     with locked(folder):
         enable()
@@ -54,6 +54,15 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> P
         for stage in stages:
             STAGES[stage](config, folder, target, console)
     return folder
+
+
+def _config(path: str, arguments: list[str]) -> DistillConfig:
+    """The config, made small by --smoke, with the other arguments over it."""
+    config, rest = load_config(path), [argument for argument in arguments if argument != SMOKE]
+    if not isinstance(config, DistillConfig):
+        raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
+    config = small(config) if SMOKE in arguments else config
+    return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 
 
 def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

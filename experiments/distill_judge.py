@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
@@ -16,6 +15,7 @@ from experiments.distill_train import initial_state
 from experiments.distill_write import bar
 from experiments.prompts import Prompt, every_nth, read_prompts
 from experiments.step_cost import StepCost, measure_passes
+from experiments.terminal import Whole
 from specdec_jax.analysis.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
@@ -59,7 +59,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
             split_mib=config.split_mib,
             overwrite=True,
         )
-    console.print(Markdown(table))
+    console.print(Whole(table))
     console.print(f"Written to {where}/ and {folder / 'drafter'}/")
 
 

@@ -21,15 +21,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
 from configs.base import load_config
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.distill_train import initial_state
 from experiments.distill_write import DOCUMENTS, read_requests
 from experiments.run_folder import RunFolder
+from experiments.terminal import Whole
 from specdec_jax.distillation.batches import BatchOrder, Corpus
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller
@@ -61,17 +60,17 @@ class Throughput:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
-    told = tyro.cli(Throughput, args=arguments, description=__doc__)
-    wrong = [part for part in told.only if part not in PARTS]
+    asked = told(Throughput, __doc__, arguments)
+    wrong = [part for part in asked.only if part not in PARTS]
     if wrong:
         raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
-    config = load_config(told.config)
-    folder = RunFolder.create("distill_throughput", told, told.out)
+    config = load_config(asked.config)
+    folder = RunFolder.create("distill_throughput", asked, asked.out)
     target = load_model(config.target, dtype=config.dtype)
-    rows = measure(told, config, target)
+    rows = measure(asked, config, target)
     table = report(rows)
     folder.write_text("table.md", table + "\n")
-    Console().print(Markdown(table))
+    Console().print(Whole(table))
     return 0
 
 

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import tyro
-
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from specdec_jax.loading.new_folder import replacing
 
 DATA = "evals/registry/data/"
@@ -48,7 +46,7 @@ class Gather:
 @exit_codes(zipfile.BadZipFile, tarfile.TarError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes both files; 2 on bad input."""
-    config = tyro.cli(Gather, args=arguments, description=__doc__)
+    config = told(Gather, __doc__, arguments)
     for path in (config.passages, config.german):
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {path}")

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from experiments.distill_judge import report, step_cost, task_of
 from experiments.distill_write import bar
 from experiments.prompts import load_prompts
 from experiments.run_folder import TABLE, RunFolder
 from experiments.studies import run
+from experiments.terminal import Whole
 from specdec_jax.analysis.acceptance import TaskFigures, by_task
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers, judge
@@ -76,7 +76,7 @@ def judge_drafter(config: Judge, console: Console) -> None:
                 folder.append(row | {"acceptance": acceptance, "ratio": cost["ratio"]})
     table = report(figures, cost["ratio"])
     folder.write_text(TABLE, table + "\n")
-    console.print(Markdown(table))
+    console.print(Whole(table))
     console.print(f"Written to {folder.path}/")
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from specdec_jax.distillation.exporting import join_folder, split_file
 
 
@@ -46,7 +46,7 @@ Command = Annotated[Split, tyro.conf.subcommand("split")] | Annotated[Join, tyro
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Cuts or joins; 2 on bad input."""
-    command = tyro.cli(Command, args=arguments, description=__doc__)  # type: ignore[arg-type]
+    command = told(Command, __doc__, arguments, "python -m experiments.parts")
     if isinstance(command, Split):
         made = split_file(command.file, command.mib, folder=command.out)
     else:

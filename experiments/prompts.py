@@ -138,6 +138,8 @@ def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     if key is None:
         raise ValueError(f"{where}: none of the keys {', '.join(TEXT_KEYS)} in it, only {', '.join(map(repr, entry))}")
     value = entry[key]
+    if key == "turns" and not isinstance(value, list):
+        raise ValueError(f"{where}: 'turns' must be a list of texts, such as [\"hi\"], got {value!r}")
     turns = value if key == "turns" and isinstance(value, list) else [value]
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(f"{where}: {key!r} must be text that is not empty, got {value!r}")

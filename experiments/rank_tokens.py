@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
@@ -48,7 +47,7 @@ class RankTokens:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Counts and writes; 2 on bad input."""
-    config = tyro.cli(RankTokens, args=arguments, description=__doc__)
+    config = told(RankTokens, __doc__, arguments)
     counts = count(config)
     ranked = rank(counts)[: config.most]
     config.out.mkdir(parents=True, exist_ok=True)

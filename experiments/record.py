@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 from rich.console import Console
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.distill_judge import task_of
 from experiments.distill_write import bar
 from experiments.prompts import Prompt, load_prompts
@@ -87,7 +86,7 @@ class Record:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the recording; 2 on bad input."""
-    record(tyro.cli(Record, args=arguments, description=__doc__), Console(highlight=False, markup=False))
+    record(told(Record, __doc__, arguments), Console(highlight=False, markup=False))
     return 0
 
 

@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.run_folder import MANIFEST, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
@@ -86,7 +86,7 @@ class SpecBench:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables or writes the files; 2 on bad input."""
-    config = tyro.cli(SpecBench, args=arguments, description=__doc__)
+    config = told(SpecBench, __doc__, arguments)
     console = Console(highlight=False, markup=False)
     if len(config.paths) == 1 and config.paths[0].is_dir():
         for path in export(config.paths[0], config.out):

@@ -26,16 +26,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.markdown import Markdown
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.plots import COLOURS, INK
 from experiments.run_folder import MANIFEST, RunFolder
 from experiments.smoke import tiny_pair
 from experiments.step_checks import Check, measure_check
+from experiments.terminal import Whole
 from specdec_jax.analysis.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.compilation_cache import enable
@@ -93,7 +92,7 @@ class StepCost:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the measurement; 2 on bad input."""
-    config = tyro.cli(StepCost, args=arguments, description=__doc__)
+    config = told(StepCost, __doc__, arguments)
     config = dataclasses.replace(config, **TINY) if config.smoke else config
     measure(config, Console(highlight=False, markup=False))
     return 0
@@ -123,7 +122,7 @@ def measure(config: StepCost, console: Console) -> None:
     folder.write_text("table.md", table)
     with folder.replacing(PICTURE) as path:
         picture(model).savefig(path)
-    console.print(Markdown(table))
+    console.print(Whole(table))
     console.print(f"c = {model.ratio:.3f}; written to {folder.path}/")
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from rich.console import Console
-from rich.markdown import Markdown
 
-from experiments.commands import exit_codes
+from experiments.commands import exit_codes, told
 from experiments.plots import INK
 from experiments.rules import RULES, Rule, rule
 from experiments.run_folder import TABLE, RunFolder
 from experiments.smoke import made_up_traces
+from experiments.terminal import Whole
 from experiments.traced import Judged, chosen_on_other_half, faster, load_traces, replay_rule
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.replay import Replay
@@ -55,7 +54,7 @@ class Cell(NamedTuple):
 @exit_codes()
 def run(config_type: type[Config], study: Callable[[Config, Console], None], doc: str | None, arguments: Any) -> int:
     """Reads the command line and runs the study; 2 and one line on bad input."""
-    study(tyro.cli(config_type, args=arguments, description=doc), Console(highlight=False, markup=False))
+    study(told(config_type, doc, arguments), Console(highlight=False, markup=False))
     return 0
 
 
@@ -134,7 +133,7 @@ def emphasised(texts: Sequence[str], values: Sequence[float]) -> list[str]:
 def publish(folder: RunFolder, text: str, console: Console) -> None:
     """Writes table.md and prints it."""
     folder.write_text(TABLE, text)
-    console.print(Markdown(text))
+    console.print(Whole(text))
     console.print(f"Written to {folder.path}/")
 
 

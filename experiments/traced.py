@@ -60,7 +60,11 @@ def load_by_drafter(paths: Sequence[str | Path], least: int = 1) -> dict[str, di
         if len(heats) > 1 or heats[0] in traces:
             raise ValueError(f"{file}: one trace a temperature, got {heats} beside {sorted(traces)}")
         if trace.max_draft_length < least:
-            raise ValueError(f"{file} has tails of {trace.max_draft_length}, this needs {least}")
+            most = trace.max_draft_length
+            raise ValueError(
+                f"{file} holds drafts of up to {most} tokens, {least} are asked for: give --max-draft-length {most}, "
+                f"or record longer ones (python -m experiments.record --max-draft-length {least})"
+            )
         traces[heats[0]] = trace
     return {drafter: dict(sorted(traces.items())) for drafter, traces in groups.items()}
 

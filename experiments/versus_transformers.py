@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import tyro
 
+from experiments.commands import told
 from experiments.run_folder import RunFolder
 from specdec_jax.analysis.step_cost import summary
 from specdec_jax.compilation_cache import enable
@@ -67,7 +67,7 @@ class Versus:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs both sides; 2 on bad input."""
-    config = tyro.cli(Versus, args=arguments, description=__doc__)
+    config = told(Versus, __doc__, arguments)
     try:
         folder = RunFolder.create("versus_transformers", config, config.out)
         enable()

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec_jax.answers import check_answers
+from specdec_jax.monitors.phases import phases
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
@@ -25,6 +27,7 @@ PACKAGES = {
     "drafter": "specdec_jax.drafters",
     "monitor": "specdec_jax.monitors",
 }
+ROWS, VOCABULARY, DRAFTS = 2, 1024, 3  # the shapes that a policy is first tried with; nothing is computed of them
 TYPES: dict[str, type] = {
     "policy": StoppingPolicy,
     "verifier": Verifier,
@@ -71,17 +74,29 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
     return getattr(module, factory)
 
 
+def search_beside(path: Path) -> None:
+    """Imports are looked for in the file's own folder too, from now on (its functions may import later) and last, so
+    that no file beside it takes the place of an installed module.
+    """
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
     """A strategy and its numbers from a name and `key=value` options.
 
     Raises:
         ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value of the wrong type
-            or out of range, or a factory that returns something else.
+            or out of range, a factory that returns something else, or a policy whose functions fail or do not answer
+            each row.
     """
     given = parse_options(options)
     strategy, structure = _build(kind, name, given)
     numbers = {key: value for key, value in given.items() if key not in structure}
     check_numbers(kind, name, strategy, numbers, also=structure)
+    if kind == "policy":
+        _check_policy(name, strategy, numbers)
     return Choice(name, strategy, numbers)
 
 
@@ -125,6 +140,19 @@ def check_numbers(kind: str, name: str, strategy: Any, numbers: Mapping[str, Any
         strategy.init(1, **numbers)
     except TypeError as error:
         raise ValueError(f"{kind} {name}: {error}") from None
+
+
+def _check_policy(name: str, policy: StoppingPolicy, numbers: Mapping[str, Any]) -> None:
+    """Whatever a policy's functions raise, on made-up shapes already, is one message."""
+    monitor = phases().init(ROWS) if policy.needs_phases else ()
+    try:
+        state = policy.init(ROWS, **numbers)
+        check_answers(policy, state, monitor, batch=ROWS, vocab_size=VOCABULARY, max_draft_length=DRAFTS)
+    except ValueError as error:
+        raise ValueError(f"policy {name}: {error}") from None
+    except Exception as error:
+        where = _line(Path(name).expanduser(), error) if name.endswith(".py") else name
+        raise ValueError(f"policy {where}: {type(error).__name__}: {error}") from error
 
 
 def _build(kind: str, name: str, given: Mapping[str, Any]) -> tuple[Any, set[str]]:
@@ -183,6 +211,7 @@ def _load_file(kind: str, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{kind} file {path} is not a Python file")
+    search_beside(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
     try:
@@ -193,6 +222,7 @@ def _load_file(kind: str, path: Path) -> Any:
 
 
 def _line(path: Path, error: Exception) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
     return f"{path}:{line}" if line else str(path)

@@ -231,16 +231,16 @@ def run_verify(command: VerifyLossless) -> int:
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
     from specdec_jax.chat.settings import build
-    from specdec_jax.compilation_cache import enable
+    from specdec_jax.compilation_cache import enable, kept
     from specdec_jax.streaming import stream
     from specdec_jax.views.printing import status
 
-    enable()
+    folder = enable()
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
     numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
     numbers["calibration"] = settings.calibration
-    with status("Compiling (once: the next run finds it in the cache)"):
+    with status(f"Compiling once; {kept(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
         return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)
 
@@ -248,6 +248,8 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
 def _prompt(given: str) -> str:
     if given != "-":
         text = given
+    elif sys.stdin is None:
+        raise ValueError("standard input is closed, and the prompt - reads it")
     else:
         try:
             text = sys.stdin.read().strip()

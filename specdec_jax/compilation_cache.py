@@ -7,6 +7,15 @@ from pathlib import Path
 import jax
 
 
+def kept(folder: Path | None) -> str:
+    """What `enable` arranged, for whoever waits for a compilation."""
+    if folder is None:
+        return "kept nowhere: every run compiles again"
+    home = os.path.expanduser("~")  # Path.home() fails where there is none
+    shown = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else folder
+    return f"kept in {shown} for the next run"
+
+
 def enable() -> Path | None:
     """Keeps compiled programs in `JAX_COMPILATION_CACHE_DIR`, or in `~/.cache/specdec_jax/xla`; returns the folder.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.answers import check_answers
 from specdec_jax.requests import fresh_state
 from specdec_jax.rounds import ModelParams, Parts, play_round
 from specdec_jax.sampling import laws, make_warp
@@ -96,8 +97,9 @@ def build_decoder(
         prefill_chunk: prompt tokens a target pass takes.
 
     Raises:
-        ValueError: widths that do not ascend or cannot hold the longest draft, vocabularies that differ, or a policy or
-            verifier that needs phases without a monitor.
+        ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
+            vocabularies that differ, or a policy or verifier that needs phases without a monitor; from `prefill`, a
+            policy whose functions do not answer each row (`answers.check_answers`).
     """
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
     _check_parts(target, drafter, widths, prefill_chunk)
@@ -120,6 +122,7 @@ def build_decoder(
 
     def begin(params: ModelParams, state: DecodeState) -> DecodeState:
         batch, slots = state.tokens.shape
+        _check_policy(parts, state)
         cache = target.init_cache(params.target, batch, slots)
         return fill(params, state._replace(target_cache=cache, drafter=drafter.init(params.drafter, batch, slots)))
 
@@ -178,6 +181,10 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
             f"the widest verification width {widths[-1]} cannot hold max_draft_length {drafter.max_draft_length} "
             f"drafts and the token before them; give one of at least {drafter.max_draft_length + 1}"
         )
+    if drafter.max_draft_length >= target.spec.context:
+        raise ValueError(
+            f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
+        )
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
@@ -191,6 +198,12 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
     for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
         if part.needs_phases and not (watched and hasattr(parts.monitor.init(1), "phase")):
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
+
+
+def _check_policy(parts: Parts, state: DecodeState) -> None:
+    """Once for each program: while prefill is traced the numbers are known to `init`, and nothing is compiled yet."""
+    batch, vocab, most = state.tokens.shape[0], parts.target.spec.vocab_size, parts.drafter.max_draft_length
+    check_answers(parts.policy, state.policy, state.monitor, batch=batch, vocab_size=vocab, max_draft_length=most)
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:

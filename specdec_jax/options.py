@@ -4,15 +4,38 @@ Defaults and help stand here alone. Nothing heavy is imported: the command line 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated, not listed: a list would swallow the prompt
 KeyValue = tyro.conf.arg(metavar="KEY=VALUE ...", help_behavior_hint="")
 Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" reads as its opposite
+
+OPTIONAL = ConstructorRegistry()  # for tyro.cli
+
+
+@OPTIONAL.primitive_rule
+def _optional(wanted: PrimitiveTypeInfo) -> Any:
+    """`X | None` is asked for as X is; tyro's own help says {None}|X. The word none gives None."""
+    options = get_args(wanted.type)
+    if get_origin(wanted.type) not in (Union, UnionType) or len(options) != 2 or NoneType not in options:
+        return None
+    other = options[0] if options[1] is NoneType else options[1]
+    inner = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(other, wanted.markers))
+    if not isinstance(inner, PrimitiveConstructorSpec) or inner.nargs not in (1, "*"):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=inner.nargs,
+        metavar=inner.metavar,
+        instance_from_str=lambda words: None if words in (["none"], ["None"]) else inner.instance_from_str(words),
+        is_instance=lambda value: value is None or inner.is_instance(value),
+        str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
+    )
 
 
 @dataclass(frozen=True)

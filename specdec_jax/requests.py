@@ -86,7 +86,9 @@ def _lengths(
         if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
             wrong = next(token for token in prompt if not 0 <= token < spec.vocab_size)
             raise ValueError(f"prompt {row} has token {wrong}, outside the vocabulary of {spec.vocab_size}")
-    new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+    new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # of any size yet, compared before it is int32
+    if not all(isinstance(number, int) for number in new.tolist()):
+        raise ValueError(f"max_new_tokens must be whole numbers, got {max_new_tokens!r}")
     if new.min() < 0:
         raise ValueError(f"max_new_tokens must not be negative, got {new.min()}")
     if (lengths + new).max() > spec.context:
@@ -94,7 +96,7 @@ def _lengths(
         raise ValueError(
             f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context, {spec.context}"
         )
-    return lengths, lengths + new
+    return lengths, (lengths + new).astype(np.int32)
 
 
 def _seeds(seed: Any, batch: int) -> Array:

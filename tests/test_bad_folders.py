@@ -57,6 +57,19 @@ def test_config_that_does_not_fit(folder, changes, parts):
     assert_says(refusal(folder), folder, *parts)
 
 
+def test_weights_and_family_come_before_a_tokenizer_that_is_missing_too(folder):
+    (folder / "tokenizer.json").unlink()
+    assert_says(refusal(folder), "has no tokenizer.json")
+    (folder / "model.safetensors").write_bytes(b"")
+    assert_says(refusal(folder), f"{folder / 'model.safetensors'} is empty")
+    save_file({}, folder / "model.safetensors")
+    assert_says(refusal(folder), f"{folder / 'model.safetensors'} holds no tensors")
+    (folder / "model.safetensors").unlink()
+    assert_says(refusal(folder), "no such weight file")
+    edit(folder / "config.json", model_type="lama")
+    assert_says(refusal(folder), folder / "config.json", "unknown model_type 'lama'; did you mean 'llama'?")
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", ["", '{"a": ', "[1]"])
 def test_damaged_json(folder, name, content):
@@ -67,6 +80,7 @@ def test_damaged_json(folder, name, content):
 def test_missing_files(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert_says(refusal(folder), "no such weight file", folder / "model.safetensors", "pytorch_model.bin is not read")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 

@@ -55,7 +55,12 @@ def test_gamma_auto_does_what_is_suggested(session):
     session.last = turn._replace(result=turn.result._replace(statistics=low))
     assert "/gamma 1" in shown(commands.run(chat, "/gamma auto"))
     assert session.settings.policy_options == ("draft_length=1",)
-    session.last = turn._replace(result=turn.result._replace(statistics={**low, "draft_acceptance_rate": 0.7}))
+    changed = session.settings
+    with pytest.raises(ValueError, match="no answer since the last change"):
+        commands.run(chat, "/gamma auto")  # and not one more step on the strength of the same answer
+    assert session.settings == changed
+    good = turn.result._replace(statistics={**low, "draft_acceptance_rate": 0.7})
+    session.last = turn._replace(result=good, settings=changed)
     assert "Nothing to change" in shown(commands.run(chat, "/gamma auto"))
 
 

@@ -12,6 +12,8 @@ from chat_models import write_chat_pair
 
 from specdec_jax import cli
 from specdec_jax.chat.terminal import open_history
+from specdec_jax.streaming import Piece
+from specdec_jax.views.terminal import Wrapping
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
@@ -38,20 +40,67 @@ def chat(arguments, environment, tmp_path):
     """Starts the command; the last answer of `expect` is in `.before` and `.after`."""
     running = []
 
-    def begin(*more):
+    def begin(*more, size=(40, 160)):
         command = [*arguments, *(more or ("--max-new-tokens", "12"))]
-        size = (40, 160)
         child = pexpect.spawn(
             sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=size
         )
         running.append(child)
-        child.expect("/help lists the commands")
+        child.expect("commands")
         child.expect(PROMPT)
         return child
 
     yield begin
     for child in running:
         child.close(force=True)
+
+
+def on_screen(written: str, width: int) -> list[str]:
+    """The lines that a terminal of that width shows of what was written to it: of its codes, those of an answer."""
+    lines, column = [""], 0
+    for code, move, character in re.findall(r"(\x1b\[([\d;]*)[A-Za-z])|(.|\n)", written):
+        if code.endswith("D"):
+            column -= int(move)
+        elif code.endswith("K"):
+            lines[-1] = lines[-1][:column]
+        elif character == "\n":
+            lines.append("")
+            column = 0
+        elif character and character != "\r":
+            if column == width:
+                lines.append("")
+                column = 0
+            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
+            column += 1
+    return lines
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_words_are_not_broken_at_the_right_edge(size):
+    text = "The quick brown fox jumps over the lazy dog, a_word_that_is_wider_than_the_line and\nmore.  Quite done."
+    wrapping = Wrapping(lambda: 20)
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    kinds = ["accepted", "recovered", "bonus"]
+    lines = on_screen("".join(wrapping.add([Piece(part, kinds[at % 3])]) for at, part in enumerate(parts)), 20)
+    assert max(map(len, lines)) <= 20
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    assert [line.strip() for line in lines[:3]] == ["The quick brown fox", "jumps over the lazy", "dog,"]
+    assert lines[-1] == "more.  Quite done."
+
+
+def test_an_answer_in_a_narrow_terminal(chat, arguments, environment):
+    child = chat("--max-new-tokens", "60", size=(40, 32))
+    child.send("/tokens off\r")
+    child.expect("tokens off")
+    child.expect(PROMPT)
+    child.send("hello\r")
+    child.expect("60 tokens, ")
+    shown = on_screen(child.before, 32)
+    command = [sys.executable, *arguments, "--max-new-tokens", "60"]
+    told = subprocess.run(command, input="hello", env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    words = [word for word in told.stdout.split() if len(word) < 32]
+    assert words and all(any(word in line for line in shown) for word in words), (words, shown)
+    leave(child)
 
 
 def leave(child):

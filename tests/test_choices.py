@@ -1,5 +1,7 @@
 """Strategies by name or file: structure to the factory, numbers to `init`, and one clear message for what is wrong."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,16 @@ def test_a_users_own_file(tmp_path):
     choice = choose("policy", str(path), ["draft_length=3", "strict=True", "least=2"])
     assert isinstance(choice.strategy, StoppingPolicy)
     assert choice.numbers == {"draft_length": 3}
+
+
+def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "my_rule.py").write_text("from a_helper_of_my_rule import LENGTH\n" + RULE)
+    (tmp_path / "a_helper_of_my_rule.py").write_text("LENGTH = 2\n")
+    assert isinstance(choose("policy", str(tmp_path / "my_rule.py")).strategy, StoppingPolicy)
+    (tmp_path / "json.py").write_text("raise ImportError('nothing of the name of an installed module is taken')")
+    (tmp_path / "other.py").write_text(RULE.replace("my_rule", "other").replace("static\n", "static\nimport json\n", 1))
+    assert isinstance(choose("policy", str(tmp_path / "other.py")).strategy, StoppingPolicy)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -87,6 +88,15 @@ def test_a_prompt_from_standard_input(capsys, folders, monkeypatch, expected):
     assert (code, out) == (2, "") and "standard input is not UTF-8" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
+def test_a_closed_standard_input_is_one_line(folders, arguments):
+    models = ["--target", folders[0], "--drafter", folders[1]]
+    command = shlex.join([sys.executable, "-m", "specdec_jax", *arguments, *models]) + " <&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: standard input is closed") and done.stderr.count("\n") == 1
+
+
 def test_options_may_stand_before_the_prompt():
     words = ["--policy-options", "a=1", "b=x y", "--stop", "c=2", "why?"]
     assert cli._spread(words) == words
@@ -107,6 +117,8 @@ def test_options_may_stand_before_the_prompt():
         (["x", "--top-k", "-2"], "top_k must lie in [0, "),
         (["x", "--min-p", "2"], "min_p must lie in [0, 1], got 2.0"),
         (["x", "--max-draft-length", "0"], "max_draft_length must be at least 1, got 0"),
+        (["x", "--max-draft-length", "99999999999"], "max_draft_length must be at most 64, got 99999999999"),
+        (["x", "--max-new-tokens", "99999999999999"], "and 99999999999999 new ones exceed the target's context, 128"),
         (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["x", "--seed", "-1"], "seed must lie in [0, 2**32), got -1"),
         (["x", "--stop", ""], "a stop string is empty"),
@@ -269,8 +281,10 @@ from specdec_jax.stopping import static
 
 def slow():
     def begin(state, context):
-        print("tracing", file=sys.stderr, flush=True)
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)  # a minute in C, deaf to signals and without the GIL, as XLA is
+        if context.alive.shape == (1,):  # where it is only tried, before models are read, it has two rows
+            print("tracing", file=sys.stderr, flush=True)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)  # a minute in C, deaf to signals, without the GIL, as XLA is
+        return context.alive, state
     return static()._replace(begin=begin)
 """
 
@@ -278,7 +292,7 @@ def slow():
 def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     process, master = in_terminal(models, "--policy", str(tmp_path / "slow.py"))
-    read_terminal(master, b"tracing")
+    before = read_terminal(master, b"tracing")
     pressed = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     text = read_terminal(master, b"no such thing")
@@ -286,6 +300,8 @@ def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     assert time.monotonic() - pressed < 5
     assert text.rstrip().endswith("interrupted") and "Traceback" not in text
     assert "\x1b[?25h" in text  # the cursor that the status hid
+    shown = " ".join((before + text).split())
+    assert "Compiling once; kept in" in shown and "for the next run" in shown
 
 
 def test_a_dropped_interrupt_prints_nothing(capsys):

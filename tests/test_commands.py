@@ -1,10 +1,16 @@
-"""How experiments end: exit codes, and one line for what went wrong."""
+"""What experiments say of themselves, and how they end: exit codes, and one line for what went wrong."""
 
+import importlib
 import tarfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from experiments.commands import config_words, exit_codes
+from experiments import compare
+from experiments.commands import config_words, exit_codes, told
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def ending(error, *also, **options):
@@ -44,4 +50,49 @@ def test_the_first_word_is_a_config(capsys):
         with pytest.raises(ValueError, match="name a config first: python -m experiments.compare CONFIG.py"):
             config_words("compare", "Compares.", wrong)
     assert config_words("compare", "Compares.", ["--help"]) == []
-    assert capsys.readouterr().out.endswith("\n\nCompares.\n")
+    assert capsys.readouterr().out.endswith("\n\n Compares.\n")
+
+
+EXPERIMENTS = sorted(
+    path.stem
+    for path in (ROOT / "experiments").glob("*.py")
+    if "def main(arguments" in path.read_text(encoding="utf-8") and path.stem != "__init__"
+)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_says_what_it_is_in_80_columns(name, capsys, monkeypatch):
+    """Question, command and time on lines of their own, the command and no path in the usage, types that are words."""
+    monkeypatch.setenv("COLUMNS", "80")
+    main = importlib.import_module(f"experiments.{name}").main
+    try:
+        assert main(["--help"]) == 0
+    except SystemExit as end:
+        assert end.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"usage: python -m experiments.{name} ")
+    assert "{None}" not in "".join(lines)
+    assert any(line.startswith(" Command:   ") for line in lines)
+    assert any(line.startswith(" Time: ") for line in lines)
+    assert max(len(line) for line in lines if "─" not in line and "usage" not in line) <= 80
+
+
+def test_a_configs_help_names_the_command(capsys):
+    path = str(ROOT / "configs" / "demo.py")
+    with pytest.raises(SystemExit):
+        compare.main([path, "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: python -m experiments.compare {path} [-h]") and "{None}" not in out
+
+
+@dataclass(frozen=True)
+class Numbers:
+    limit: int | None = 3
+    widths: tuple[int, ...] | None = None
+    out: Path | None = None
+
+
+def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
+    assert told(Numbers, "Doc.", ["--limit", "none"]).limit is None
+    assert told(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
+    assert told(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))

@@ -1,12 +1,14 @@
 """One compilation for every number, states donated and never copied, nothing to the host inside a generation."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.compilation_cache import kept
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.models import llama
@@ -15,6 +17,8 @@ from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.verification import block, rejection
+
+ROOT = Path(__file__).resolve().parent
 
 
 def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8):
@@ -27,6 +31,12 @@ def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8):
 
 def compiled_programs(decoder):
     return {name: decoder.jitted[name]._cache_size() for name in ("prefill", "run")}
+
+
+def test_what_waits_for_a_compilation_says_where_it_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert kept(tmp_path / "cache" / "xla") == "kept in ~/cache/xla for the next run"
+    assert f"kept in {ROOT} for" in kept(ROOT) and "every run" in kept(None)
 
 
 def test_a_sweep_over_every_number_compiles_once():

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def test_the_demo_prompts_are_frozen():
     categories = [prompt.category for prompt in prompts]
     assert len(prompts) == 12 and all(len(prompt.turns) == 1 for prompt in prompts)
     assert [categories.count(name) for name in dict.fromkeys(categories)] == [3, 3, 3, 3]
+
+
+def test_what_lies_beside_a_config_can_be_imported_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "lies_beside.py").write_text("from helps_it import LENGTH\nfrom specdec_jax.stopping import static\n")
+    (tmp_path / "helps_it.py").write_text("LENGTH = 2\n")
+    (tmp_path / "mine.py").write_text(
+        "from lies_beside import LENGTH, static\n"
+        "from configs.base import CompareConfig, Method\n"
+        "methods = (Method('plain', None), Method('mine', static, numbers={'draft_length': LENGTH}))\n"
+        "config = CompareConfig(name='mine', prompts='configs/prompts/demo.jsonl', methods=methods)\n"
+    )
+    assert load_config(tmp_path / "mine.py").methods[1].numbers == {"draft_length": 2}
 
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("[a-z]*.py") if not path.name.startswith("base"))
@@ -215,6 +229,7 @@ def test_a_description_is_json_and_names_factories():
         ('{"turns": []}', r":2: 'turns' must be text that is not empty, got \[\]"),
         ('{"turns": ["a", ""]}', r":2: 'turns'"),
         ('{"prompt": 3}', r":2: 'prompt' .* got 3"),
+        ('{"turns": "hi"}', r":2: 'turns' must be a list of texts, such as ..hi.., got 'hi'"),
         ('{"id": "1", "text": "x"}', r":2: the id '1' occurs a second time"),
     ],
 )

@@ -81,6 +81,43 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
     assert "12 steps" in card and "greedy agreement" in card
 
 
+def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monkeypatch):
+    asked = []
+    monkeypatch.setattr(distill, "distill", lambda config, stages, console: asked.append((config, stages)))
+    assert distill.main([str(place / "config.py"), "--smoke", "--schedule.steps", "3", "--stage", "write"]) == 0
+    ((made, stages),) = asked
+    assert (made.name, made.schedule.steps, made.cycle, stages) == ("tiny-smoke", 3, ("short",), ["write"])
+    assert made.shape == distill._config(str(place / "config.py"), []).shape and made.judge[0].endswith(
+        "prompts.jsonl:6"
+    )
+
+
+def test_every_committed_config_can_be_made_small():
+    for path in sorted((ROOT / "configs").glob("distill_smollm2*.py")):
+        made = distill._config(str(path), ["--smoke"])
+        assert made.tokens < 5000 and made.schedule.steps == 10 and made.name.endswith("-smoke")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--schedule.steps", "20"], "set schedule.warmup to 2"),
+        (["--packing.tokens", "500"], "set packing.tokens to 896"),
+        (["--packing.tokens", "896"], "set chunk to 224"),
+        (["--packing.slots", "64", "128", "--packing.tokens", "512"], "set short.slots and long.slots to at most 128"),
+        (["--packing.candidates", "512"], "set packing.sampled to 64"),
+        (["--shape.width", "32"], "set shape.width to 64, or shape.init to"),
+        (["--shape.layers", "1"], "set shape.layers to 2, or shape.init to"),
+        (["--shape.head-dim", "16"], "set shape.head-dim to that"),
+    ],
+)
+def test_numbers_that_do_not_fit_say_what_to_set(arguments, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        distill.main([str(ROOT / "configs" / "distill_smollm2.py"), *arguments])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert caught.value.code == 2 and words in said, said
+
+
 def test_a_finished_run_does_nothing_again(place, whole, capsys):
     before = weights(whole)
     assert distill.main([str(place / "config.py"), "--out", str(whole), "--stage", "write", "--stage", "train"]) == 0

@@ -170,6 +170,12 @@ def test_the_default_policy_keeps_its_numbers(tiny):
         ("x", {"min_p": 2}, "min_p must lie in .* got 2"),
         ("x", {"max_new_tokens": -3}, "max_new_tokens must not be negative, got -3"),
         ("x", {"max_new_tokens": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
+        (
+            "x",
+            {"max_new_tokens": 10**20},
+            f"prompt 0 of 1 tokens and {10**20} new ones exceed the target's context, 184",
+        ),
+        ("x", {"max_new_tokens": 2.5}, "max_new_tokens must be whole numbers, got 2.5"),
         ("x" * 170, {"max_new_tokens": 10, "slots": 96}, "96 cache slots cannot hold"),
         ("x", {"max_token": 3}, "generate has no option 'max_token'; did you mean"),
         ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
@@ -186,5 +192,7 @@ def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):
 def test_bad_pairs_are_refused_by_name(tiny):
     with pytest.raises(ValueError, match="max_draft_length must be at least 1, got 0"):
         build_pair(tiny.target, tiny.target, max_draft_length=0)
+    with pytest.raises(ValueError, match="max_draft_length 99999999999 does not fit the target's context of 128"):
+        build_pair(tiny.target, tiny.target, max_draft_length=99999999999)
     with pytest.raises(ValueError, match=r"widest verification width 4 cannot hold max_draft_length 7"):
         build_pair(tiny.target, tiny.target, verification_widths=(2, 4))

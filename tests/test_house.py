@@ -32,7 +32,8 @@ CORE = {
     "loading": {"types", "models"},
     "rounds": {"types", "numbers", "sampling", "phase", "statistics"},
     "requests": {"types", "numbers", "sampling", "statistics", "rounds"},
-    "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests"},
+    "answers": {"types", "sampling"},
+    "decoding": {"types", "numbers", "sampling", "statistics", "rounds", "requests", "answers"},
 }
 ABOVE = [
     "lossless",

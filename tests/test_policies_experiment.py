@@ -4,10 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments import policies, tune_survival
 from experiments.rules import RULES, rule
-from experiments.smoke import made_up_traces
+from experiments.smoke import made_up_trace, made_up_traces
+from experiments.studies import table
+from experiments.terminal import Whole
 from experiments.traced import costs_or_default, texts_by_task
 from specdec_jax.analysis.replay import oracle, replay
 from specdec_jax.analysis.trace import save_trace
@@ -108,3 +111,26 @@ def test_a_learnt_prior_is_written_for_the_policy(tmp_path):
     np.testing.assert_allclose(state.greedy[0], prior["greedy"], rtol=1e-5)
     table = (out / "table.md").read_text()
     assert table.count("| built-in |") == 2 and table.count("| learnt |") == 2
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_no_name_and_no_number_is_cut_on_a_narrow_terminal(width):
+    names = [entry.name for entry in RULES]
+    cells = ["1.20", "1.200", "1.100 (1.000–1.200)", "100%", "10.0", "0.30", "1.20", "13%"]
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(Whole(table(policies.HEAD, [[name, *cells] for name in names])))
+    shown = captured.get()
+    words = shown.split()
+    assert "…" not in shown and all(name in words for name in names)
+    assert words.count("(1.000–1.200)") == len(names) and words.count("13%") == len(names)
+    assert shown.count("──\n") == (1 if width == 80 else shown.count("rule "))  # names again beside what follows
+
+
+def test_a_trace_of_short_drafts_says_which_option_fits(tmp_path, capsys):
+    save_trace(tmp_path / "trace-0.npz", made_up_trace(longest=4))
+    assert policies.main([str(tmp_path), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "trace-0.npz holds drafts of up to 4 tokens, 16 are asked for: give --max-draft-length 4, or" in said
+    fits = ["--max-draft-length", "4", "--rules", "adaedl", "--out", str(tmp_path / "run")]
+    assert policies.main([str(tmp_path), *fits]) == 0

@@ -9,15 +9,6 @@ from tiny_pair import write_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-OWN_WEIGHTS = """
-import dataclasses
-import jax
-import specdec_jax as sd
-from specdec_jax.models import llama
-config = dataclasses.replace(llama.example_config(), max_position_embeddings=512)
-target = drafter = llama.language_model(config)
-target_params, drafter_params = (llama.init_params(config, jax.random.key(seed)) for seed in (0, 1))
-"""
 
 
 def run(code: str) -> str:
@@ -40,5 +31,5 @@ def test_generate_and_stream(tmp_path):
 
 
 def test_own_weights():
-    out = run(OWN_WEIGHTS + BLOCKS[1])
+    out = run(BLOCKS[1])
     assert "'num_emitted_tokens': " in out

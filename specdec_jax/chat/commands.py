@@ -13,7 +13,7 @@ from rich.text import Text
 from specdec_jax.chat import comparing, reports
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import LONGEST, check, with_option
-from specdec_jax.chat.suggest import suggest
+from specdec_jax.chat.suggest import same_drafts, suggest
 from specdec_jax.numbers import numbers_of
 
 
@@ -116,6 +116,8 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
     if text == "auto":
         if session.last is None:
             raise ValueError("there is no answer yet to suggest a length from")
+        if not same_drafts(session.last.settings, session.settings):
+            raise ValueError("there is no answer since the last change to suggest anything from: ask something first")
         advice = suggest(session.settings, session.last.result.statistics)
         if advice is None:
             return Text("Nothing to change: the acceptance rate suggests none.")
@@ -169,10 +171,7 @@ def _system(chat: Chat, text: str) -> RenderableType:
 
 def _most(chat: Chat, text: str) -> RenderableType:
     if text:
-        length = _number("max_draft_length", text, int)
-        if length > LONGEST:
-            raise ValueError(f"max-draft-length must be at most {LONGEST}, got {length}")
-        chat.session.change(max_draft_length=length)
+        chat.session.change(max_draft_length=_number("max_draft_length", text, int))
     return _shown(chat, "max_draft_length")
 
 

@@ -25,6 +25,7 @@ class Turn(NamedTuple):
     reused: int  # tokens of the prompt that the cache held from the turn before
     prefilled: int  # tokens of the prompt that were read
     why: str  # why they were read
+    settings: Settings  # what it was decoded with
 
 
 class Session:
@@ -139,7 +140,8 @@ class Session:
         if result.tokens:
             self.messages = [*messages, {"role": "assistant", "content": result.text}]
             slots = request.options["slots"]
-            self.last = Turn(ids, rendered, result, slots, chunks.reused, len(ids) - chunks.reused, why)
+            read = len(ids) - chunks.reused
+            self.last = Turn(ids, rendered, result, slots, chunks.reused, read, why, self.settings)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:

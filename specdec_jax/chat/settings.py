@@ -43,6 +43,8 @@ def check(settings: Settings) -> tuple[Choice, Choice]:
         value = getattr(settings, name)
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if settings.max_draft_length > LONGEST:
+        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {settings.max_draft_length}")
     if verifier.strategy.greedy_only and settings.temperature > 0:
         raise ValueError(f"{settings.verifier} verification needs temperature 0, got {settings.temperature:g}")
     if not 0 <= settings.seed < 2**32:

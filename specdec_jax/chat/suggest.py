@@ -1,5 +1,6 @@
 """After an answer: what its acceptance rate suggests. Above 0.8 longer drafts, below 0.5 shorter or adaptive ones."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,12 @@ HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with
 MOST = 16  # beyond it a draft is hardly ever accepted whole
 STEP = 0.2  # of lambda
 LOW_THRESHOLD = 0.3  # the least lambda of the paper's grid (arXiv 2410.18351)
+
+
+def same_drafts(before: Settings, now: Settings) -> bool:
+    """Whether an answer decoded with `before` tells anything of drafts made with `now`."""
+    told = [dataclasses.replace(each, max_new_tokens=0, seed=0, stop=(), phases=False) for each in (before, now)]
+    return told[0] == told[1]
 
 
 class Suggestion(NamedTuple):

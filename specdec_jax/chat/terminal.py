@@ -21,11 +21,11 @@ from specdec_jax.chat.reports import describe
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import Settings
 from specdec_jax.chat.suggest import suggest
-from specdec_jax.compilation_cache import enable
+from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.streaming import Piece
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import status, summary
-from specdec_jax.views.terminal import ansi, legend, shows_colours, visible
+from specdec_jax.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 
 BAD_INPUT = 2
 AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
@@ -35,24 +35,27 @@ def talk(settings: Settings) -> int:
     """The `chat` command: loads the models and talks until the end. 2: a line of a script was refused.
 
     Raises:
-        ValueError, OSError: models that cannot be loaded.
+        ValueError, OSError: models that cannot be loaded, or a standard input that is closed.
     """
-    enable()
+    if sys.stdin is None:  # Python's own sign of it
+        raise ValueError("standard input is closed: a chat reads its messages from it")
+    folder = enable()
     with interrupts_end_here(), status(f"Loading {settings.target} and {settings.drafter}"):
         chat = Chat(Session(settings))
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return Terminal(chat).by_hand()
-    return Terminal(chat).from_script(sys.stdin)
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
+        return Terminal(chat, kept(folder)).by_hand()
+    return Terminal(chat, kept(folder)).from_script(sys.stdin)
 
 
 class Terminal:
     """Prints what a Chat says: text to standard output, errors to standard error, in a script statistics too."""
 
-    def __init__(self, chat: Chat):
-        self._chat = chat
+    def __init__(self, chat: Chat, kept: str):
+        self._chat, self._kept = chat, kept  # where compiled programs are, as it is said while one waits for them
         self._console = Console(highlight=False)
-        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
         self._colours = shows_colours(self._console)
+        self._wraps = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def by_hand(self) -> int:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
@@ -104,21 +107,25 @@ class Terminal:
 
     def _ask(self, question: str, script: bool) -> None:
         session, before = self._chat.session, self._chat.session.last
+        wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
-                with status("Thinking (what is new to the cache compiles first, once)"):
+                with status(f"Thinking; what compiles is {self._kept}"):
                     first = next(chunks, None)
                 if first is not None:
-                    self._print(first.pieces, first.text)
+                    self._print(first.pieces, first.text, wrapping)
                 for chunk in chunks:
-                    self._print(chunk.pieces, chunk.text)
+                    self._print(chunk.pieces, chunk.text, wrapping)
         finally:
             if session.last is not before and session.last is not None:
                 print(flush=True)
                 self._conclude(script)
 
-    def _print(self, pieces: list[Piece], text: str) -> None:
-        if self._colours:
+    def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
+        if wrapping is not None:
+            shown = self._colours and self._chat.tokens
+            text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
+        elif self._colours:
             text = ansi(pieces) if self._chat.tokens else visible(Piece(text, "accepted"))
         print(text, end="", flush=True)
 
@@ -127,12 +134,14 @@ class Terminal:
         session = self._chat.session
         assert session.last is not None
         result, console = session.last.result, self._errors if script else self._console
-        console.print(Text(summary(result), "dim"), soft_wrap=True)
+        console.print(Text(summary(result), "dim"), soft_wrap=script)
         advice = suggest(session.settings, result.statistics)
         if advice is not None:
             rate = result.statistics["draft_acceptance_rate"]
             accepted = "" if rate is None else f"acceptance {rate:.2f} suggests "
-            console.print(Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=True)
+            console.print(
+                Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=script
+            )
 
     def _greet(self) -> None:
         self._console.print(Text(describe(self._chat.session.settings)))

@@ -3,6 +3,7 @@
 So a run that is resumed sees what it would have seen. A row holds several conversations, and none sees another.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,11 +44,18 @@ class Packing:
 
     def __post_init__(self):
         if not self.slots or any(self.tokens % slots for slots in self.slots) or min(self.slots) < 1:
-            raise ValueError(f"tokens a batch ({self.tokens}) must be a multiple of every row length {self.slots}")
+            fits = "lengths of 1 or more" if not self.slots or min(self.slots) < 1 else None
+            fits = fits or f"packing.tokens to {-(-self.tokens // math.lcm(*self.slots)) * math.lcm(*self.slots)}"
+            raise ValueError(
+                f"tokens a batch ({self.tokens}) must be a multiple of every row length {self.slots}: set {fits}"
+            )
         if list(self.slots) != sorted(set(self.slots)):
             raise ValueError(f"row lengths must grow, got {self.slots}")
         if self.candidates and not 0 < self.sampled < self.candidates:
-            raise ValueError(f"sampled ({self.sampled}) must be positive and below candidates ({self.candidates})")
+            raise ValueError(
+                f"sampled ({self.sampled}) must be positive and below candidates ({self.candidates}): "
+                f"set packing.sampled to {max(self.candidates // 8, 1)}"
+            )
         if min(self.by_writer) < 0 or max(self.by_writer) <= 0:
             raise ValueError(f"weights by writer must not be negative, nor all zero, got {self.by_writer}")
 
@@ -59,7 +67,9 @@ class Corpus:
         self.vocab_size = vocab_size
         widths = sorted({shard.top.shape[1] for shard in shards})
         if not shards or not sum(len(shard.kind) for shard in shards):
-            raise ValueError("there are no conversations to train on")
+            raise ValueError(
+                "there are no conversations to train on: write more tokens, in longer blocks (short.steps)"
+            )
         if len(widths) > 1:
             raise ValueError(f"shards keep different numbers of labels: {widths}. Label them anew")
         self.labels = widths[0]

@@ -154,7 +154,10 @@ class Author:
             if len(tokens) + request.turn_limit <= room:
                 return request, tokens
         last = f"the last has {len(tokens)} tokens" if tokens else "all touch what is held out"
-        raise ValueError(f"{TRIES} requests in a row did not fit rows of {slots} tokens: {last}")
+        raise ValueError(
+            f"{TRIES} requests in a row did not fit rows of {slots} tokens: {last}. Longer rows are "
+            "short.slots and long.slots"
+        )
 
     def _stitch(self, written: writing.Written, book: list[tuple[str, float]]) -> tuple[Shard, dict[str, Any]]:
         """Sorts what was fed by conversation; drops those that touch a held-out text or have no answer."""

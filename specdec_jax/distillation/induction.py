@@ -23,6 +23,7 @@ SIGNATURE = 40  # most dimensions of the residual stream that hold a signature o
 CONSTANT = 4.0  # what every embedding holds in its last dimension, in standard deviations of the others
 NEAR = 3  # fast pairs that find the token before: slower ones add to every place alike
 LOOK_BACK, MATCH = 9.0, 16.0  # nats by which the head prefers the token before, and a signature that matches
+OTHER = "shape.init to projection or random"  # for those who want a smaller drafter than the circuit allows
 QUIET = 0.1  # by which the random parts of the two layers are turned down
 COPY = 4.0  # how much of a copied token's embedding is added, in embeddings
 
@@ -40,13 +41,15 @@ def reserved(width: int) -> int:
 def check(layers: int, width: int, head_dim: int) -> None:
     """Raises ValueError where the circuit has no room."""
     if layers < 2:
-        raise ValueError(f"an induction circuit needs two layers, got {layers}")
+        raise ValueError(f"an induction circuit needs two layers, got {layers}: set shape.layers to 2, or {OTHER}")
     if width < 64:
-        raise ValueError(f"an induction circuit needs a width of at least 64, got {width}")
+        raise ValueError(
+            f"an induction circuit needs a width of at least 64, got {width}: set shape.width to 64, or {OTHER}"
+        )
     if head_dim < 2 * NEAR + signature_size(width):
         raise ValueError(
             f"an induction circuit of width {width} needs heads of at least "
-            f"{2 * NEAR + signature_size(width)}, got {head_dim}"
+            f"{2 * NEAR + signature_size(width)}, got {head_dim}: set shape.head-dim to that, or {OTHER}"
         )
 
 

@@ -41,7 +41,10 @@ class Schedule:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
         if not 0 <= self.warmup < self.steps:
-            raise ValueError(f"warmup must be from 0 to below steps ({self.steps}), got {self.warmup!r}")
+            raise ValueError(
+                f"warmup must be from 0 to below steps ({self.steps}), got {self.warmup!r}: set schedule.warmup to "
+                f"{self.steps // 10}"
+            )
         if not 0 <= self.final <= 1 or not 0 <= self.ema < 1 or self.decay < 0:
             raise ValueError(f"final in [0, 1], ema in [0, 1), decay not negative; got {self!r}")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specdec_jax.loading.checkpoint import Checkpoint
-from specdec_jax.loading.families import family_of
+from specdec_jax.loading.families import family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
@@ -19,18 +19,23 @@ CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.sa
 
 
 def open_hf_folder(folder: str | Path) -> Checkpoint:
-    """Reads config and tokenizer and looks for every weight file; tensors are read one by one as they are asked for.
+    """Reads config and tokenizer and looks into every weight file; tensors are read one by one as they are asked for.
 
-    Raises FileNotFoundError for a missing file and ValueError for a damaged one, naming it, before any tensor is read.
+    Raises FileNotFoundError for a missing file and ValueError for a damaged one or a family there is none of, naming
+    it, before any tensor is read. Weights come before the tokenizer: without them no tokenizer helps.
     """
     folder = Path(folder)
     config = read_config(folder)
-    tokenizer = tokenizer_from_folder(folder)
+    try:
+        family(config["model_type"])
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
     files = weight_files(folder)
     for path in files:
-        with _open(path):
-            pass
-    return Checkpoint(str(folder), config, _tensors(files), tokenizer)
+        with _open(path) as file:
+            if not file.keys():
+                raise ValueError(f"{path} holds no tensors")
+    return Checkpoint(str(folder), config, _tensors(files), tokenizer_from_folder(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -97,6 +102,8 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _open(path: Path) -> Any:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
     try:
         return safe_open(path, "numpy")
     except (SafetensorError, OSError) as error:

@@ -1,0 +1,65 @@
+"""Markdown on a terminal with tables whose names and numbers stay whole, however narrow it is."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
+from rich.text import Text
+
+GAPS = (2, 1)  # between columns; the narrow one where all columns stand side by side with it alone
+
+
+class WholeTable(TableElement):
+    """Cells wrap between words only. Columns that do not fit follow in a table of their own, names first again."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        heads = [] if self.header is None or self.header.row is None else [c.content for c in self.header.row.cells]
+        rows = [] if self.body is None else [[cell.content for cell in row.cells] for row in self.body.rows]
+        heads = [Text(head.plain, "bold") for head in heads]
+        columns = [[head, *(row[at] for row in rows)] for at, head in enumerate(heads)]
+        wide, narrow = (parts(columns, options.max_width, gap) for gap in GAPS)
+        shown, gap = (narrow, GAPS[1]) if len(narrow) == 1 < len(wide) else (wide, GAPS[0])
+        for part in shown:
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+            for (at, width), justify in zip(part, ["left"] + ["right"] * len(part), strict=False):
+                table.add_column(heads[at], width=width, no_wrap=at == 0, justify=justify)
+            for row in rows:
+                table.add_row(*(row[at] for at, _ in part))
+            yield table
+            yield Text()
+
+
+class Whole(Markdown):
+    """Markdown with such tables."""
+
+    elements = {**Markdown.elements, "table_open": WholeTable}  # noqa: RUF012 - rich's own way
+
+
+def parts(columns: Sequence[Sequence[Text]], room: int, gap: int) -> list[list[tuple[int, int]]]:
+    """Which columns stand together, by index, and how wide each is; the first is in every part and never wraps."""
+    widest = [max(cell.cell_len for cell in column) for column in columns]
+    least = [max(_longest_word(cell) for cell in column) for column in columns]
+    least[:1] = widest[:1]
+    found: list[list[int]] = [[0]]
+    for at in range(1, len(columns)):
+        if len(found[-1]) > 1 and sum(least[i] + gap for i in [*found[-1], at]) > room + gap:
+            found.append([0])
+        found[-1].append(at)
+    return [_shared(part, widest, least, room - gap * (len(part) - 1)) for part in found]
+
+
+def _shared(part: Sequence[int], widest: Sequence[int], least: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Widths that fit: from the widest down, those columns first that can spare the most."""
+    widths = {at: widest[at] for at in part}
+    while sum(widths.values()) > room:
+        at = max(part, key=lambda at: widths[at] - least[at])
+        if widths[at] == least[at]:
+            break
+        widths[at] -= 1
+    return list(widths.items())
+
+
+def _longest_word(cell: Text) -> int:
+    return max((Text(word).cell_len for word in cell.plain.split()), default=0)
