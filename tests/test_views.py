@@ -235,7 +235,7 @@ def test_bad_input_of_the_proof_is_one_line(capsys, arguments, message):
 
 
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
-    found = LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED
+    found = proof.Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
     monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
     models = [

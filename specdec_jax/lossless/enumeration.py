@@ -228,7 +228,7 @@ def after(
     nodes: Nodes,
     branches: Branches,
     outcomes: Outcomes,
-    chosen: tuple[np.ndarray, np.ndarray, np.ndarray],
+    chosen: tuple[np.ndarray, ...],
 ) -> Nodes:
     """The rows at the beginning of the next round, of the chosen (branch, accepted, token)."""
     branch, accepted, token = chosen

@@ -143,7 +143,7 @@ def _stands_alone(
     nodes: Nodes,
     branches: Branches,
     outcomes: Outcomes,
-    chosen: tuple[np.ndarray, np.ndarray, np.ndarray],
+    chosen: tuple[np.ndarray, ...],
     following: Nodes,
 ) -> bool:
     """Whether the same round comes out of the same rows in another order, so beside other rows."""
@@ -216,9 +216,7 @@ def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Ou
     return float(error) if np.isfinite(error) else np.inf
 
 
-def _one_each(
-    rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _one_each(rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int) -> tuple[np.ndarray, ...]:
     """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier."""
     branch, accepted, token = np.nonzero(outcomes.chance)
     node = branches.node[branch]

@@ -48,7 +48,7 @@ class Proof(NamedTuple):
     rounds_to_the_end: RoundsReport
     sampled: SampledReport
     sampled_to_the_end: SampledReport
-    pair: SampledReport | None  # on the user's own models
+    pair: SampledReport | None = None  # on the user's own models
 
     @property
     def passed(self) -> bool:
@@ -155,14 +155,13 @@ def verify(
     if target is not None and rules[1].strategy.greedy_only and temperature > 0:
         raise ValueError(f"{verifier} verification needs temperature 0 on the pair, got {temperature:g}")
     enable()
-    pair = None
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
         with interrupts_end_here():
-            on_toys = _on_toys(*rules, max_draft_length or TOY_DRAFTS, sequences)
+            proof = _on_toys(*rules, max_draft_length or TOY_DRAFTS, sequences)
         if target is not None and drafter is not None:
             most = max_draft_length or PAIR_DRAFTS
             pair = _sampled_on_pair(*rules, target, drafter, prompt, temperature, most, pair_sequences)
-    proof = Proof(*on_toys, pair)
+            proof = proof._replace(pair=pair)
     if json:
         print(as_json(proof, policy, verifier))
     else:
@@ -170,8 +169,8 @@ def verify(
     return proof.verdict
 
 
-def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> tuple[Any, ...]:
-    """The first five fields of a Proof."""
+def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> Proof:
+    """All but the pair."""
     strategies, numbers = (policy.strategy, verifier.strategy), _numbers(policy, verifier)
     to_the_end = static(), verifier.strategy
     all_of_it = {**numbers, "policy_numbers": {"draft_length": most}}
@@ -183,7 +182,7 @@ def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> tup
     with status(f"Decoding {sequences} sequences on a toy, twice"):
         sampled = _sampled_on_toy(*strategies, numbers, most, sequences)
         sampled_to_the_end = _sampled_on_toy(*to_the_end, all_of_it, most, sequences)
-    return exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end
+    return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end)
 
 
 def _numbers(policy: Choice, verifier: Choice) -> dict[str, Any]:
