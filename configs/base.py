@@ -212,7 +212,11 @@ def _options(config: Any, prefix: str = "--") -> list[str]:
 
 
 def describe(value: Any) -> Any:
-    """A config as JSON holds it: dataclasses are objects, a factory is `module:name`."""
+    """A config as JSON holds it: dataclasses are objects, a factory is `module:name`.
+
+    A strategy that stands in another, such as at_least's policy, is each of its functions with what it closes over:
+    two that were built otherwise differ there, whatever their factory is called.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -221,25 +225,43 @@ def describe(value: Any) -> Any:
         return [describe(entry) for entry in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
-    if hasattr(value, "_fields"):  # a strategy given as structure, such as at_least's inner policy
-        return describe(value[0])
+    if isinstance(value, functools.partial):
+        return {"function": describe(value.func), "given": describe([*value.args, value.keywords])}
+    if callable(value) and not hasattr(value, "_fields"):
+        name, code = f"{value.__module__}:{value.__qualname__}", getattr(value, "__code__", None)
+        held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        holds = dict(zip(code.co_freevars, map(describe, held), strict=True)) if code else {}
+        return {"function": name, "holds": holds} if holds else name
+    if hasattr(value, "_fields"):
+        return {name: describe(getattr(value, name)) for name in value._fields}
     return repr(value)
 
 
 def config_hash(config: Any) -> str:
-    """12 hex digits that change with whatever can change a result: the fields but the name's, and the prompts' text.
+    """12 hex digits that change with whatever can change a result: the fields but the name's, and what files hold.
 
-    A prompt file counts by its text and the `:n` after it, wherever it lies; any other source by its name.
+    A prompt file counts by its text and the `:n` after it, traces and costs by what is in them, wherever they lie; any
+    other source by its name.
     """
     fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
+    fields |= {key: _contents(fields[key]) for key in ("traces", "costs") if key in fields}
     source = str(fields.pop("prompts", ""))
     path, every = re.fullmatch(r"(.*?)(:\d+)?", source, re.DOTALL).groups()  # type: ignore[union-attr]
     file = Path(source) if Path(source).is_file() else Path(path)
     text = file.read_bytes() if file.is_file() else b""
     rest = (every or "") if text and file != Path(source) else ("" if text else source)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + b"\0" + text + rest.encode()).hexdigest()[:12]
+
+
+def _contents(source: Any) -> Any:
+    """What files hold, as digests, in the place of their paths; a folder is the traces in it."""
+    if isinstance(source, list):
+        return [_contents(entry) for entry in source]
+    path = Path(source) if isinstance(source, str) and source else None
+    if path is None or not path.exists():
+        return source
+    files = sorted(path.glob("trace-*.npz")) if path.is_dir() else [path]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def _explain(error: Exception) -> str:

@@ -81,7 +81,7 @@ def study(options: ReplayOptions, console: Console) -> None:
     rules = chosen_rules(options.rules, options.settings)
     whats = {label: (entry, chosen) for entry in rules.values() for label, chosen in entry_settings(entry)}
     if options.time:
-        console.print(timed(read_sources(options)[0][0]))
+        console.print(timed(read_sources(options)[0]))
         return
     run = open_run("replay", options, console)
 

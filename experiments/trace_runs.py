@@ -6,10 +6,8 @@ replayed over all texts of a trace; a task is a part of that replay, with a sett
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +29,6 @@ from experiments.traced import (
     repeated_shares,
     replay_rule,
     texts_by_task,
-    trace_files,
 )
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.replay import Replay
@@ -138,28 +135,25 @@ def open_run(name: str, options: TraceFiles, console: Console, made_up: Traces |
     Raises:
         FileNotFoundError, ValueError: bad input, before anything is written.
     """
-    sources, digests = read_sources(options, made_up)
+    sources = read_sources(options, made_up)
     costs = options.machine()
     config = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    config |= {"digests": digests, "machine": costs._asdict()}
+    config |= {"machine": costs._asdict()}
     return Run(options, RunFolder.create(name, config, options.out), sources, costs, console)
 
 
-def read_sources(options: TraceFiles, made_up: Traces | None = None) -> tuple[list[Source], list[str]]:
-    """The traces, and what tells their files from others. Raises as `load_by_drafter`, and for bad options."""
+def read_sources(options: TraceFiles, made_up: Traces | None = None) -> list[Source]:
+    """The traces by drafter and temperature. Raises as `load_by_drafter`, and for bad options."""
     options.check()
     if options.smoke:
-        groups, digests = made_up or {"made up": made_up_traces()}, []
+        groups = made_up or {"made up": made_up_traces()}
     else:
         groups = load_by_drafter(options.traces, options.longest)
-        files = trace_files(options.traces)
-        digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files]
-    sources = [
+    return [
         Source(drafter, temperature, trace, tasks_of(trace), np.round(repeated_shares(trace), 4))
         for drafter, traces in groups.items()
         for temperature, trace in traces.items()
     ]
-    return sources, digests
 
 
 def tasks_of(trace: Trace) -> dict[str, np.ndarray]:

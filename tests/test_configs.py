@@ -1,5 +1,6 @@
 """Configs: the committed ones load, overrides apply, every mistake is one message with the nearest name."""
 
+import functools
 import hashlib
 import json
 import sys
@@ -212,6 +213,45 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
     assert digest(prompts=str(moved)) == same and digest(prompts=f"{moved}:2") == digest(prompts=f"{prompts}:2")
     prompts.write_text('{"text": "b"}\n')
     assert len({same, *different, digest()}) == 11
+
+
+def test_strategies_inside_strategies_count_by_how_they_were_built():
+    def digest(inner, factory=at_least, **structure):
+        method = Method("a", factory, structure={"policy": inner} | structure)
+        return config_hash(CompareConfig(name="x", prompts="p", methods=(PLAIN, method)))
+
+    fast = adaedl()._replace(init=functools.partial(adaedl().init, threshold=0.5))
+    digests = [
+        digest(adaedl()),
+        digest(adaedl(keep_checked_token=True)),
+        digest(adaedl(raw_entropy=True)),
+        digest(at_least(2, adaedl())),
+        digest(at_least(2, adaedl(keep_checked_token=True))),
+        digest(fast),
+        digest(static()),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert digest(adaedl()) == digest(adaedl(keep_checked_token=False)) == digests[0]
+
+
+def test_traces_and_costs_count_by_what_is_in_them(tmp_path):
+    folder, costs = tmp_path / "traces", tmp_path / "costs.json"
+    folder.mkdir()
+    trace = folder / "trace-0.npz"
+
+    def digest(paths=(str(folder),)):
+        return config_hash({"traces": paths, "costs": str(costs), "rules": ("adaedl",)})
+
+    trace.write_bytes(b"one")
+    costs.write_text("{}")
+    first = digest()
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert digest((str(moved),)) == first
+    (moved / trace.name).write_bytes(b"recorded anew")
+    anew = digest((str(moved),))
+    costs.write_text('{"c": 1}')
+    assert len({first, anew, digest((str(moved),))}) == 3
+    assert digest([str(moved / trace.name)]) == digest((str(moved),))
 
 
 def test_a_description_is_json_and_names_factories():
