@@ -1,10 +1,12 @@
 # `make demo` and `make test` work on a fresh clone; `make help` lists the rest.
 # PYTHON=... chooses the interpreter (else the newest of 3.13, 3.12, 3.11 that works), VENV=... the folder,
-# ARGS=... is handed on: make demo ARGS="--max-new-tokens 32", make test ARGS="-k repetition".
+# ARGS=... is handed on: make demo ARGS="--max-new-tokens 32", make test ARGS="-k repetition". WORKERS=... is how many
+# processes test; each takes up to 3 GB.
 
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+WORKERS ?= 2
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
@@ -15,7 +17,7 @@ demo: $(VENV)/.runtime ## 12 prompts, plain and speculative decoding side by sid
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
 test: $(VENV)/.dev ## everything, real weights included
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN) -m ruff check .

@@ -36,7 +36,7 @@ from specdec_jax.views.printing import plain, status
 
 LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
 TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
-PAIR_BATCH, PAIR_JOINT = 64, 3  # sequences decoded at a time, and tokens of the joint test
+PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
 CLOSE = 0.5  # how far the drafter of the sampled toy is from its target: long drafts are accepted
 
 
@@ -245,9 +245,9 @@ def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
         print("stopping after this batch; Ctrl-C again ends at once", file=sys.stderr)
 
     def progress(done: int, seconds: float) -> bool:
-        left = seconds / max(done - min(PAIR_BATCH, sequences), 1) * (sequences - done)
-        known = f", about {max(left, 1):.0f} s left (Ctrl-C stops with what there is)" if seconds > 0 and left else ""
-        print(f"{done} of {sequences} sequences on the pair{known}", file=sys.stderr)
+        timed = done - PAIR_BATCH  # the first batch was compiled too
+        left = f", about {seconds / timed * (sequences - done):.0f} s left" if timed > 0 and done < sequences else ""
+        print(f"{done} of {sequences} sequences on the pair{left}", file=sys.stderr)
         return not stopped
 
     print(f"Compiling, then {sequences} sequences on the pair; Ctrl-C stops with what there is", file=sys.stderr)
