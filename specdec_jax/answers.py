@@ -35,7 +35,8 @@ def check_answers(
     """
     state, monitor = jax.tree.map(_shape, (state, monitor))
     whole, flags = _array(jnp.int32, batch), _array(jnp.bool_, batch)
-    context = RoundContext(whole, whole, whole, flags, _array(jnp.uint32, batch), _warp(batch), monitor)
+    price = _array(jnp.float32, batch)  # as several drafters tell it
+    context = RoundContext(whole, whole, whole, flags, _array(jnp.uint32, batch), _warp(batch), monitor, price)
     seen = _law(batch, vocab_size)
     for name, arguments in (
         ("begin", (context,)),

@@ -31,6 +31,8 @@ BATCH = 32  # rows that policy and verifier see at a time
 COMPARED = (0, 3)  # rounds that are played again with their rows in another order
 TOYS = tuple(narrow_pair(seed=seed) for seed in range(4))
 RAREST = 1e-8  # probabilities under it are zero but for rounding
+# Of two tokens (top-k 2) entropy is at most 0.69 nats, which says no to nothing under many a threshold.
+LONG_WARPS = tuple(warp if "top_k" not in warp else {**warp, "top_k": 6} for warp in WARPS)
 DRAWN = 5_500  # about as many drafts a round are listed, of drafters that draw
 
 
@@ -67,7 +69,7 @@ def prove_long_drafts(
     monitor_numbers: Mapping[str, Any] | None = None,
     max_draft_length: int = 5,
     rounds: int = 8,
-    warps: Sequence[Mapping[str, Any]] = WARPS,
+    warps: Sequence[Mapping[str, Any]] = LONG_WARPS,
 ) -> RoundsReport:
     """The exact law of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
 
@@ -129,11 +131,13 @@ def _play(setting: Setting, numbers: Numbers, rounds: int) -> tuple[float, int, 
         branches = enumeration.draft_tree(setting, nodes)
         outcomes = enumeration.judged(setting, nodes, branches)
         worst = max(worst, round_error(setting, nodes, branches, outcomes))
-        chosen = _one_each(rng, branches, outcomes, len(prompts))
+        chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
         following = enumeration.after(setting, nodes, branches, outcomes, chosen)
         if index in COMPARED:
             alone = alone and _stands_alone(rng, setting, nodes, branches, outcomes, chosen, following)
-        nodes = following._replace(chance=np.ones(len(prompts)))
+        nodes = following._replace(chance=np.ones(len(following.emitted)))
+        if len(nodes.emitted) == 0:
+            break
     return worst, rounds * len(prompts), alone
 
 
@@ -217,10 +221,14 @@ def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Ou
 
 
 def _one_each(rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int) -> tuple[np.ndarray, ...]:
-    """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier."""
+    """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier.
+
+    A node whose outcomes are no probabilities, of a verifier that is wrong, has none.
+    """
     branch, accepted, token = np.nonzero(outcomes.chance)
     node = branches.node[branch]
-    weight = np.log(outcomes.chance[branch, accepted, token])
+    with np.errstate(invalid="ignore"):
+        weight = np.log(outcomes.chance[branch, accepted, token])
     weight = np.where(node % 2 == 1, 2.0 * accepted + 0.2 * weight, weight)
     order = weight + rng.gumbel(size=len(weight))
     best = np.full(count, -np.inf)
