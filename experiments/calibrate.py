@@ -64,7 +64,7 @@ class Calibrate:
     max_draft_length: int = 7
     """Most drafts a round in replays."""
     max_deviation: float = 0.02
-    """Bounds lenience: mean total variation a token between what it emits and the target's law."""
+    """Bounds lenience: mean total variation a token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
     dtype: str = "bfloat16"

@@ -23,7 +23,8 @@ SURVIVAL = rule("survival")
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones.
 
-    The first two are those of the laws as sampled; the last is raw unless told otherwise, as the monitor reads it.
+    The first two are those of the distributions as sampled; the last is raw unless told otherwise, as the monitor reads
+    it.
     """
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)

@@ -83,7 +83,7 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
         for kind, found in figures.items()
         for name in ("drafter_entropy", "target_entropy", "running_entropy")
     ]
-    note = "Running entropies are of the target's raw laws, whatever the temperature; the others of laws as sampled."
+    note = "Running entropies are of the target's raw distributions, the others of the distributions as sampled."
     return table(["nats, by percentile", *names], lines) + "\n\n" + note
 
 

@@ -11,7 +11,7 @@ Output:    runs/drafter_size-<time>/ with manifest.json, results.jsonl (a line a
 A group is NAME:TRACES:COSTS: traces of the target with that drafter (experiments.record, the same prompts for all), and
 its costs: the cost_model.json of experiments.step_cost, or a number c, with which the target's passes are those of
 --costs. Settings are chosen for each drafter on the other half of the prompts. Acceptance is the mean overlap of the
-two laws along the target's texts; under greedy decoding, how often the drafter names the target's token.
+two distributions along the target's texts; under greedy decoding, how often the drafter names the target's token.
 """
 
 import sys
@@ -118,7 +118,7 @@ def _made_up(costs: CostModel) -> list[Group]:
 
 
 def acceptance(trace: Trace) -> Interval:
-    """The mean overlap of the laws over the emitted positions; for greedy texts, of the tokens they name."""
+    """The mean overlap of the distributions over the emitted positions; for greedy texts, of the tokens they name."""
     within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
     greedy = trace.temperature[:, None] <= 0
     values = np.where(greedy, trace.accepted, np.where(within, trace.overlap, 0.0))
@@ -148,10 +148,10 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     """A table a temperature: drafters down, rules across."""
     parts = [
         "# Drafters",
-        "Acceptance a: mean overlap of the laws (greedy: agreement) along the texts, ± half of the 95 % interval. "
-        "Tokens a pass: with 7 drafts a round, in brackets what a would give if positions were independent. Then the "
-        "speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the best rule "
-        "in bold; settings were chosen on the other half of the prompts.",
+        "Acceptance a: mean overlap of the distributions (greedy: agreement) along the texts, ± half of the 95 % "
+        "interval. Tokens a pass: with 7 drafts a round, in brackets what a would give if positions were independent. "
+        "Then the speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the "
+        "best rule in bold; settings were chosen on the other half of the prompts.",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         mine = [row for row in rows if row["temperature"] == temperature]

@@ -9,10 +9,11 @@ Output:    runs/gpt2_pairs-<time>/ with manifest.json, the models, trace-<pair>-
            line a pair and temperature), table.md and entropy.png; models and traces that are there stay
 
 A target of 3 layers and drafters of 1 and 2 are trained on Python's standard library with a vocabulary of 1,024 pieces.
-The target writes on from beginnings it was not trained on, at each temperature, and along its texts the laws of both
-are recorded (analysis.tracing). Traces given by path, of experiments.record, are read the same way and stand in the
-same table. Acceptance of a position is the overlap of the two laws; greedy, whether the drafter names the target's
-token. These models know little: what is compared is how acceptance hangs on entropy, not how much of it there is.
+The target writes on from beginnings it was not trained on, at each temperature, and along its texts the distributions
+of both are recorded (analysis.tracing). Traces given by path, of experiments.record, are read the same way and stand in
+the same table. Acceptance of a position is the overlap of the two distributions; greedy, whether the drafter names the
+target's token. These models know little: what is compared is how acceptance hangs on entropy, not how much of it there
+is.
 """
 
 import sys
@@ -232,9 +233,9 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     head = ["pair", "temp.", "n", "accept.", "entropy", "kept", "gamma", "rank H", "rank max"]
     parts = [
         "# Entropy and acceptance",
-        "n: positions. Accept.: mean overlap of the laws, greedy: agreement. Entropy: the drafter's, nats. Kept: "
-        "positions with at least 1 - sqrt(0.2 H). Gamma: the factor that fits in least squares. Rank: rank correlation "
-        "of acceptance with the entropy, and with the largest probability.",
+        "n: positions. Accept.: mean overlap of the distributions, greedy: agreement. Entropy: the drafter's, nats. "
+        "Kept: positions with at least 1 - sqrt(0.2 H). Gamma: the factor that fits in least squares. Rank: rank "
+        "correlation of acceptance with the entropy, and with the largest probability.",
         studies.table(head, lines),
     ]
     for heat in dict.fromkeys(row["temperature"] for row in rows):

@@ -169,7 +169,7 @@ def report(rows: Sequence[dict[str, Any]], config: LongRunStudy) -> str:
         f"{rows[0]['tokens']} tokens from one state, {how}. Forgotten: from then on all lambdas stay within "
         f"{config.within:g} of each other at every position of the text. Late: the second half of the tokens, all "
         "starts; lambda with its standard deviation over rounds; acceptance: accepted over drafted tokens; entropy: of "
-        "the laws that were looked at, nats; no draft: rounds without any.",
+        "the distributions that were looked at, nats; no draft: rounds without any.",
     ]
     head = ["rule", "temp.", "forgotten after tokens", "rounds", "late lambda", "acceptance", "entropy", "no draft"]
     lines = []

@@ -1,7 +1,7 @@
 """What does lossy verification buy, and what does it cost? Speed beside quality, in one paired run.
 
 Question:  How much faster than rejection is each lossy verifier at several numbers, and how far does its text leave the
-           target's law: per position, in likelihood under the target, and under greedy in tokens that differ?
+           target's distribution: per position, in likelihood under the target, and under greedy in tokens that differ?
 Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants lenience:lenience=0.5 typical ...]
 Hardware:  2 CPU cores, the built-in pair in bfloat16
 Time:      about 2 s a prompt, temperature and variant after compiling: 15 minutes for 15 prompts, 2 temperatures and 13
@@ -13,8 +13,8 @@ Output:    runs/lossy-<time>/ with manifest.json, results.jsonl (a line a prompt
 
 Variants alternate inside every prompt, so that a slow minute hits all of them. Quality is read off the text afterwards,
 by both models' passes over it: the log-likelihood of its tokens under the target at temperature 1 without truncation,
-and at every position how far the law of a token drafted there would be from the target's (lossless/deviation.py; not
-known for by_phase).
+and at every position how far the distribution of a token drafted there would be from the target's
+(lossless/deviation.py; not known for by_phase).
 """
 
 import itertools
@@ -37,7 +37,7 @@ from specdec_jax.choices import Choice, choose
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import LoadedModel, load_model
-from specdec_jax.lossless.deviation import LAWS, deviations
+from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
 
@@ -238,7 +238,7 @@ def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, A
 def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest: int) -> dict[str, Any]:
     """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
     verifier = job.variant.verifier
-    known = verifier is not None and verifier.name in LAWS
+    known = verifier is not None and verifier.name in DISTRIBUTIONS
     name, numbers = (verifier.name, verifier.numbers) if verifier is not None and known else (REJECTION, {})
     if verifier is not None and name == "easd" and "top_n=" in job.variant.name:
         options = dict(option.split("=") for option in job.variant.name.partition(":")[2].split(","))

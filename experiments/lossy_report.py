@@ -16,10 +16,10 @@ NOTES = (
     "Speed: tokens/s over those of rejection, all tokens over all seconds. Predicted: the same by counted rounds and "
     "drafter passes and a machine's costs. Log-likelihood: mean over prompts of a token's under the target at "
     "temperature 1, in nats, and its difference to rejection's on the same prompts. TV: mean total variation between "
-    "the law of a token drafted at a position and the target's, along the text; KL likewise, in nats. First choice: "
-    "share of tokens that are the target's most probable one after what stands before. Equal: share of tokens before "
-    "the first one that differs from plain decoding. Brackets: 95 % bootstrap interval over prompts. A verifier that "
-    "changes nothing differs from rejection by chance of drawing alone."
+    "the distribution of a token drafted at a position and the target's, along the text; KL likewise, in nats. First "
+    "choice: share of tokens that are the target's most probable one after what stands before. Equal: share of tokens "
+    "before the first one that differs from plain decoding. Brackets: 95 % bootstrap interval over prompts. A "
+    "verifier that changes nothing differs from rejection by chance of drawing alone."
 )
 COUNTS = ("seconds", "num_rounds", "num_draft_tokens", "num_emitted_tokens", "drafter_passes")
 MEANS = ("log_likelihood", "total_variation", "divergence", "first_choice")

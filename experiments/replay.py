@@ -154,8 +154,8 @@ def report(run: Run, rows: Sequence[Row], whats: Sequence[str]) -> str:
 NOTES = (
     "Speed-up against plain decoding, [95 % bootstrap interval over texts]; total: all tokens over all seconds. "
     "Without repeats: texts with at most 10 % repeated tokens. Head-room: 0 % is the best static length, 100 % the "
-    "oracle. Wasted: share of drafter passes that gave no accepted token; only checked: whose law gave no token at "
-    "all. By task: total speed-up; the best static length is each task's own."
+    "oracle. Wasted: share of drafter passes that gave no accepted token; only checked: whose distribution gave no "
+    "token at all. By task: total speed-up; the best static length is each task's own."
 )
 
 

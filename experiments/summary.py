@@ -34,7 +34,7 @@ class MethodSummary(NamedTuple):
     draft_acceptance_rate: float | None  # accepted / drafted tokens
     mean_draft_length: float | None  # drafted tokens / drafts
     mean_acceptance_length: float | None  # 1 + accepted / drafts
-    checked_fraction: float | None  # drafter passes whose law was only checked
+    checked_fraction: float | None  # drafter passes whose distribution was only checked
     equal: tuple[int, int] | None  # outputs equal to plain decoding, outputs compared
 
 

@@ -97,7 +97,7 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
         "interval and quartiles over prompts; total: all tokens over all seconds. Without repeats: mean over the "
         f"prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance rate: accepted over "
         "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft. Only checked: "
-        "drafter passes whose law gave no token. Equal: outputs that are plain decoding's token for token."
+        "drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for token."
     )
 
 

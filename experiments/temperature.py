@@ -86,8 +86,8 @@ def report(run: Run, rows: Sequence[Row]) -> str:
 NOTES = (
     "Speed-up over plain decoding, total over total, with its 95 % bootstrap interval over prompts; chosen: on one "
     "half / on the other. Wasted: drafter passes that gave no accepted token, by token emitted; only checked: share of "
-    "passes whose law gave no token. Gains of one rule over another are paired by prompt, bold where the interval "
-    "leaves 0 out."
+    "passes whose distribution gave no token. Gains of one rule over another are paired by prompt, bold where the "
+    "interval leaves 0 out."
 )
 
 

@@ -9,16 +9,16 @@ from jax import lax
 
 from specdec_jax.numbers import select_rows
 from specdec_jax.phase import recorded_phase
-from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, draw, laws, policy_seeds, uniforms
+from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
 from specdec_jax.statistics import count_round, record_round
 from specdec_jax.types import (
     Array,
     Cache,
     DecodeState,
+    Distribution,
     Draft,
     Drafter,
     LanguageModel,
-    Law,
     Monitor,
     MonitorState,
     Params,
@@ -124,7 +124,7 @@ def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
-    """The branch of one width: target pass, laws, acceptance and next token, all at that width."""
+    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
     most = parts.drafter.max_draft_length
     held = min(width - 1, most)  # drafts this width can hold
 
@@ -141,10 +141,12 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         cache = parts.target.with_length(state.target_cache, start)
         with jax.named_scope("target_pass"):
             logits, cache = parts.target.apply(params, fed, cache)
-        target = laws(logits[:, : held + 1], state.warp)
-        log_length, next_law, verifier = parts.verifier.law(state.verifier, draft, target, target.log_prob, context)
+        target = distributions(logits[:, : held + 1], state.warp)
+        log_length, next_distribution, verifier = parts.verifier.verify(
+            state.verifier, draft, target, target.log_prob, context
+        )
         accepted = draw_length(log_length, state.seed, context)
-        token = draw_next(next_law(accepted), state.seed, context, accepted)
+        token = draw_next(next_distribution(accepted), state.seed, context, accepted)
         verdict = _verdict(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
         monitor = parts.monitor.observe(state.monitor, logits, verdict, context)
@@ -154,7 +156,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
     return verify
 
 
-def _observed(drafter: Drafter, target: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Any:
+def _observed(drafter: Drafter, target: Distribution, draft: Draft, verdict: Verdict, context: RoundContext) -> Any:
     """What the drafter's observer reads, padded to K+1 positions: the branches of all widths return one shape."""
     if drafter.observer is None:
         return ()
@@ -179,7 +181,7 @@ def draw_length(log_length: Array, seed: Array, context: RoundContext) -> Array:
 
 
 def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:
-    """The recovered or bonus token [B] int32 from the next law's weights [B, V]."""
+    """The recovered or bonus token [B] int32 from the next distribution's weights [B, V]."""
     return draw(weights, uniforms(seed, context.emitted, accepted, NEXT))
 
 

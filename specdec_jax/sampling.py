@@ -1,4 +1,4 @@
-"""Logits to laws: warping, entropy, total variation, and drawing a token from one uniform.
+"""Logits to distributions: warping, entropy, total variation, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
 top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Law, RoundContext, Warp
+from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform
 POLICY = 2**32 - 1  # what seeds of policies are derived with: no count of emitted tokens comes to it
@@ -37,7 +37,7 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
 
 
 def log_probabilities(logits: Array, warp: Warp) -> Array:
-    """The warped law of [B, V] logits, as log-probabilities; at temperature 0 it is one-hot (the first maximum)."""
+    """The warped distribution of [B, V] logits, as log-probabilities; at temperature 0 one-hot (the first maximum)."""
     greedy = one_hot_log(argmax(logits), logits.shape[-1], logits.dtype)
     hot = warp.temperature > 0
 
@@ -47,11 +47,12 @@ def log_probabilities(logits: Array, warp: Warp) -> Array:
     return lax.cond(jnp.any(hot), sampled, lambda: greedy)
 
 
-def law(logits: Array, warp: Warp) -> Law:
-    """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Law.
+def distribution(logits: Array, warp: Warp) -> Distribution:
+    """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Distribution.
 
-    Entropies are in nats and skip zero probabilities. At temperature 0 the law sampled is one-hot and says nothing of
-    doubt, so `entropy`, `max_prob` and `margin` are then those of the raw law (AdaEDL leaves greedy open).
+    Entropies are in nats and skip zero probabilities. At temperature 0 the distribution sampled is one-hot and says
+    nothing of doubt, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves greedy
+    open).
     """
     log_prob = log_probabilities(logits, warp)
     hot = warp.temperature > 0
@@ -67,14 +68,14 @@ def law(logits: Array, warp: Warp) -> Law:
         )
 
     entropy, largest, margin = lax.cond(jnp.any(hot), sampled, lambda: (raw_entropy, raw_max, raw_margin))
-    return Law(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
+    return Distribution(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
 
 
-def laws(logits: Array, warp: Warp) -> Law:
-    """`law` for [B, T, V] logits under one Warp a row; every field gets a T axis after B."""
+def distributions(logits: Array, warp: Warp) -> Distribution:
+    """`distribution` for [B, T, V] logits under one Warp a row; every field gets a T axis after B."""
     batch, width, vocab = logits.shape
     wide = jax.tree.map(lambda number: jnp.repeat(number, width), warp)
-    flat = law(logits.reshape(batch * width, vocab), wide)
+    flat = distribution(logits.reshape(batch * width, vocab), wide)
     return jax.tree.map(lambda field: field.reshape(batch, width, *field.shape[1:]), flat)
 
 
@@ -89,7 +90,7 @@ def raw_entropy(logits: Array) -> Array:
     return entropy(_normalised(logits))
 
 
-def log_prob_of(distribution: Law, token: Array) -> Array:
+def log_prob_of(distribution: Distribution, token: Array) -> Array:
     """The log-probability [B] of the drawn `token` [B] as sampled: all that a replay knows of `log_prob`."""
     if distribution.token_log_prob is not None:
         return distribution.token_log_prob
@@ -97,7 +98,7 @@ def log_prob_of(distribution: Law, token: Array) -> Array:
 
 
 def total_variation(log_p: Array, log_q: Array) -> Array:
-    """Half the L1 distance of two [..., V] laws; one minus it is the expected acceptance of token rejection."""
+    """Half the L1 distance of two [..., V] distributions; 1 minus it is the expected acceptance of token rejection."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
 
 

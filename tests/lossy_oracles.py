@@ -1,8 +1,9 @@
-"""What lossy verifiers do, once more: paths of accepting and redrawing, walked one by one over plain numpy laws.
+"""What lossy verifiers do, once more: paths of accepting and redrawing, walked one by one over numpy distributions.
 
 Nothing here imports jax or the package. A verifier is a function (p, q, x, numbers) of one drafted position that lists
-what can happen: (chance, None) for the draft kept, (chance, law) for another token drawn from that law instead. p and q
-are the laws as sampled; `numbers` may bring `raw`, the target's law at temperature 1, for what greedy rules read.
+what can happen: (chance, None) for the draft kept, (chance, distribution) for another token drawn from that
+distribution instead. p and q are the distributions as sampled; `numbers` may bring `raw`, the target's distribution at
+temperature 1, for what greedy rules read.
 """
 
 import math
@@ -57,8 +58,8 @@ def easd(p, q, x, numbers):
     return [(accept, other / other.sum()), (1 - accept, residual(p, q))]
 
 
-def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
-    """The law [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
+def joint_distribution(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
+    """The distribution [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
 
     `target` and `drafter` are tables [V, V, V] of probabilities by the last two tokens. A round drafts no more than the
     budget allows: `limit` - emitted - 1. `phases`, if given, is the function of a text (its emitted part) that says
@@ -71,7 +72,7 @@ def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=
         for text, chance in texts.items():
             rule = judge if phases is None else judge[phases(text)]
             budget = min(drafts, limit - len(text) - 1)
-            for new, share in round_law(rule, target, drafter, (0, 1, *text), budget, numbers).items():
+            for new, share in round_distribution(rule, target, drafter, (0, 1, *text), budget, numbers).items():
                 whole = (text + new)[:tokens]
                 if len(whole) == tokens:
                     joint[whole] += chance * share
@@ -81,7 +82,7 @@ def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=
     return joint
 
 
-def round_law(judge, target, drafter, text, budget, numbers):
+def round_distribution(judge, target, drafter, text, budget, numbers):
     """{tokens: probability} of one round; drafts after a refusal don't matter, so they are never drawn here."""
     found = defaultdict(float)
     open_paths = [((), 1.0)]
@@ -95,14 +96,14 @@ def round_law(judge, target, drafter, text, budget, numbers):
             for x in range(len(q)):
                 if q[x] == 0:
                     continue
-                for share, law in judge(p, q, x, seen):
+                for share, distribution in judge(p, q, x, seen):
                     if share <= 0:
                         continue
-                    if law is None:
+                    if distribution is None:
                         kept.append(((*drafted, x), chance * q[x] * share))
                         continue
-                    for token in range(len(law)):
-                        found[(*drafted, token)] += chance * q[x] * share * law[token]
+                    for token in range(len(distribution)):
+                        found[(*drafted, token)] += chance * q[x] * share * distribution[token]
         open_paths = kept
     for drafted, chance in open_paths:  # the bonus token
         known = text + drafted
@@ -111,17 +112,17 @@ def round_law(judge, target, drafter, text, budget, numbers):
     return found
 
 
-def emitted_law(judge, p, q, numbers):
-    """The law [V] of the token that stands where one token was drafted."""
+def emitted_distribution(judge, p, q, numbers):
+    """The distribution [V] of the token that stands where one token was drafted."""
     out = np.zeros(len(p))
     for x in range(len(q)):
-        for share, law in judge(p, q, x, numbers) if q[x] > 0 else []:
-            out += q[x] * share * (np.eye(len(p))[x] if law is None else law)
+        for share, distribution in judge(p, q, x, numbers) if q[x] > 0 else []:
+            out += q[x] * share * (np.eye(len(p))[x] if distribution is None else distribution)
     return out
 
 
 def tables(toy, warp):
-    """The laws [V, V, V] of a toy pair, target and drafter."""
+    """The distributions [V, V, V] of a toy pair, target and drafter."""
     return [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table.astype(np.float64)) for table in toy]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from specdec_jax.numbers import per_row
 from specdec_jax.types import Array, StoppingPolicy
 
-# AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy laws.
+# AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy distributions.
 FAST = {"step": 0.5, "threshold_decay": 0.2, "threshold": 0.6}
 
 
@@ -28,10 +28,10 @@ def restless(most=2):
     def begin(state, context):
         return state.active, state
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return jnp.ones_like(context.alive), state
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return (drafted < most - 1) | (token == 0), state
 
     def update(state, draft, verdict):
@@ -58,10 +58,10 @@ def counting():
     def begin(state, context):
         return state.length > 0, state._replace(begins=state.begins + 1)
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return (drafted < state.length) | (state.length % 2 == 0), state._replace(checks=state.checks + 1)
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return (drafted < state.length) | (state.length % 2 == 1), state._replace(proceeds=state.proceeds + 1)
 
     def update(state, draft, verdict):

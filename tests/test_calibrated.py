@@ -140,7 +140,7 @@ def test_every_calibrated_variant_gets_its_numbers(calibrated):
             assert (decoding in learnt) == (found["name"] == "phase_length"), "the survival rule inside has its prior"
 
 
-def test_phases_of_sampled_laws_are_learnt_from_those():
+def test_phases_of_sampled_distributions_are_learnt_from_those():
     trace = made_up_traces()[1.0]
     warped = trace._replace(target_entropy=trace.target_entropy * 0.5)
     raw, other = phase_numbers(warped), phase_numbers(warped, raw_entropy=False)

@@ -76,7 +76,7 @@ DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("verifier", by_phase(easd(top_n=2)), DOUBT),
         ("verifier", by_phase(lenience(), lenience()), {"routine_lenience": 0.17, "reasoning_lenience": 0.17}),
         ("monitor", phases(), {"enter": 2.1, "leave": 2.0}),
-        ("monitor", phases(raw_entropy=False), {}),  # nats of other laws
+        ("monitor", phases(raw_entropy=False), {}),  # nats of other distributions
     ],
 )
 def test_numbers_are_those_of_the_structure(kind, strategy, numbers):

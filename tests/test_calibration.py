@@ -18,7 +18,7 @@ def logit(chance):
 
 
 def trace_with(bias, entropy, confidence, temperature=0.0):
-    """A made-up trace whose acceptance follows these weights; laws vary in entropy and confidence independently."""
+    """A made-up trace whose acceptance follows these weights; entropy and confidence vary independently."""
     trace, rng = made_up_trace(temperature, texts=80, tokens=120), np.random.default_rng(1)
     path = trace.path.copy()
     column = FEATURES.index

@@ -17,7 +17,7 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.models import llama
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import law, make_warp
+from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, Verdict, Verifier
 from specdec_jax.verification import rejection
@@ -39,8 +39,8 @@ def context():
     )
 
 
-def some_law():
-    return law(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
+def some_distribution():
+    return distribution(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
 
 
 def same_shapes(one, other):
@@ -59,7 +59,7 @@ def test_every_public_file_has_a_documented_factory_of_its_name(kind):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
-    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
     assert isinstance(policy, StoppingPolicy)
     state = policy.init(BATCH)
     assert all(jnp.shape(leaf)[0] == BATCH for leaf in jax.tree.leaves(state))
@@ -81,7 +81,7 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policys_rows_do_not_look_at_each_other(name):
     """The same row beside other neighbours gives the same answers and the same next state."""
-    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
     drafted = jnp.zeros((BATCH,), jnp.int32)
     accepted = jnp.array([3, 1, 2], jnp.int32)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 3)
@@ -112,20 +112,20 @@ def test_a_policys_numbers_are_traced_and_checked(name):
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-def test_a_verifiers_lengths_are_a_law(name):
-    """P(accepted = k) sums to one over 0..length and is zero beyond; a next law that can be reached has mass."""
+def test_a_verifiers_lengths_are_a_distribution(name):
+    """P(accepted = k) sums to one over 0..length and is zero beyond; a next distribution that can occur has mass."""
     verifier = find_factory("verifier", name)()
     assert isinstance(verifier, Verifier)
     temperature = 0.0 if verifier.greedy_only else 0.8
     warp = make_warp(BATCH * (MOST + 1), temperature)
     logits = jax.random.normal(jax.random.key(1), (BATCH * (MOST + 1), VOCAB))
-    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), law(logits, warp))
+    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), distribution(logits, warp))
     log_q = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (BATCH, MOST, VOCAB)))
     length = jnp.array([0, 2, MOST], jnp.int32)
     tokens = jnp.argmax(log_q, axis=-1).astype(jnp.int32)
     draft = Draft(tokens, log_q if verifier.needs_log_q else None, jnp.zeros((BATCH, MOST), bool), length)
     state = verifier.init(BATCH)
-    log_length, next_law, after = verifier.law(state, draft, target, target.log_prob, context())
+    log_length, next_distribution, after = verifier.verify(state, draft, target, target.log_prob, context())
     same_shapes(state, after)
     chances = np.exp(np.asarray(log_length, np.float64))
     assert chances.shape == (BATCH, MOST + 1) and np.all(chances >= 0)
@@ -133,7 +133,7 @@ def test_a_verifiers_lengths_are_a_law(name):
     for row in range(BATCH):
         assert np.all(chances[row, int(length[row]) + 1 :] == 0)
     for accepted in range(MOST + 1):
-        weights = np.asarray(next_law(jnp.full((BATCH,), accepted, jnp.int32)))
+        weights = np.asarray(next_distribution(jnp.full((BATCH,), accepted, jnp.int32)))
         assert weights.shape == (BATCH, VOCAB)
         reached = chances[:, accepted] > 0
         assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)

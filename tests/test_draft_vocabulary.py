@@ -1,4 +1,4 @@
-"""A drafter that proposes the most frequent tokens only: exactly the law it says, in every use of a model."""
+"""A drafter that proposes the most frequent tokens only: exactly the distribution it says, in every use of a model."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def headed_table(vocab):
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])
-def test_the_text_is_the_targets_in_law(verifier):
+def test_the_text_is_the_targets_in_distribution(verifier):
     """A token of the target that the drafter can never propose still comes as often as it should."""
     tables, small = toy_pair(3, 0), headed_table(3)
     drafter = model(with_reduced_head(small), 2, catch_up=4)
@@ -194,7 +194,7 @@ def test_a_draft_vocabulary_is_not_saved(save, tmp_path, smollm2_drafter):
 
 
 def test_tokens_that_the_target_lacks_are_refused(smollm2, smollm2_drafter):
-    """Rows that only pad the drafter's embedding: spread over the target's tokens their law would not sum to one."""
+    """Rows that only pad the drafter's embedding: spread over the target's tokens, probabilities would not sum to 1."""
     few = with_draft_vocabulary(smollm2_drafter, [1, 49151])
     shorter = smollm2._replace(model=with_vocabulary(smollm2.model, 49151))
     with pytest.raises(ValueError, match="would propose token 49151, and the target has 49151|has 49151 embeddings"):

@@ -30,7 +30,7 @@ NAN = math.nan
 
 
 def round_(proposed, accepted, emitted, entropy, threshold=0.7, phase=0, drafter_id=0):
-    """What RoundInfo holds of one round; the laws' largest probabilities follow from the entropies."""
+    """What RoundInfo holds of one round; the distributions' largest probabilities follow from the entropies."""
     room = 4 - len(proposed)
     seen = np.array([*entropy, *[NAN] * (4 - len(entropy))], np.float32)
     return {

@@ -91,11 +91,11 @@ def walk(trace, text, twin, most, costs=COSTS):
         while going:
             passes += 1
             if tail is None and trace.accepted[text, at + drafted]:
-                law, hit = trace.path[text, at + drafted], True
+                distribution, hit = trace.path[text, at + drafted], True
             else:
                 tail = trace.tails[trace.tail_of[text, at + accepted]] if tail is None else tail
-                law, hit = tail[drafted - accepted], False
-            fields = dict(zip(FEATURES, map(float, law), strict=True))
+                distribution, hit = tail[drafted - accepted], False
+            fields = dict(zip(FEATURES, map(float, distribution), strict=True))
             seen = Seen(*(fields[name] for name in ("entropy", "raw_entropy", "max_prob", "raw_max_prob")), 0.0)
             if not twin.draws(seen, drafted):
                 break

@@ -1,4 +1,4 @@
-"""Lossy verifiers have the law that is written down: paths walked in plain Python against ours, summed and drawn."""
+"""Lossy verifiers have the distribution documented: paths walked in plain Python against ours, summed and drawn."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.numbers import numbers_of
-from specdec_jax.sampling import laws, make_warp
+from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.types import Draft, RoundContext, Verifier
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
@@ -55,7 +55,7 @@ def oracle(judge, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKE
     if warp["temperature"] == 0:
         used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
     shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
-    return plain.joint_law(judge, target, drafter, numbers=used, **shape)
+    return plain.joint_distribution(judge, target, drafter, numbers=used, **shape)
 
 
 def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options):
@@ -75,23 +75,23 @@ def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_enumerated_law_is_that_of_the_paths(name):
+def test_the_enumerated_distribution_is_that_of_the_paths(name):
     verifier, judge, numbers = CASES[name]
     for case in enumerated(verifier, numbers).cases:
         expected = oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, numbers)
-        np.testing.assert_allclose(case.law, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
+        np.testing.assert_allclose(case.distribution, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
         np.testing.assert_allclose(expected.sum(), 1.0)
 
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd"])
-def test_another_number_is_another_law(name):
-    """The control of the test above: paths with a number a little off do not have the law of ours."""
+def test_another_number_is_another_distribution(name):
+    """The control of the test above: paths with a number a little off do not have the distribution of ours."""
     verifier, judge, numbers = CASES[name]
     key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[judge]
     wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
     cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
     apart = [
-        np.abs(case.law - oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, wrong)).sum()
+        np.abs(case.distribution - oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, wrong)).sum()
         for case in cases
     ]
     assert max(apart) > 1e-3
@@ -118,19 +118,19 @@ def judged(verifier, numbers, draft, target, warp):
     rows = len(draft.length)
     zeros = jnp.zeros(rows, jnp.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
-    log_length, next_law, _ = jax.jit(
+    log_length, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
-            verifier.law(state, draft, target, target.log_prob, context)
+            verifier.verify(state, draft, target, target.log_prob, context)
         )
     )(verifier.init(rows, **numbers))
-    return np.asarray(log_length), np.asarray(next_law)
+    return np.asarray(log_length), np.asarray(next_distribution)
 
 
 def random_case(rows, temperature, chosen=False, seed=0):
     rng = np.random.default_rng(seed)
     warp = make_warp(rows, temperature)
-    target = laws(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
-    drafter = laws(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
+    target = distributions(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
+    drafter = distributions(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
     tokens = rng.integers(0, 12, (rows, 3)).astype(np.int32) if temperature else np.asarray(drafter.top_token)
     one_hot = jnp.full((rows, 3), chosen)
     log_q = None if chosen else drafter.log_prob
@@ -176,7 +176,7 @@ def test_by_phase_judges_each_round_by_its_phase():
     for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
         judges = [plain.lenience, plain.rejection]
         expected = oracle(judges, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
-        np.testing.assert_allclose(case.law, expected, atol=1e-6)
+        np.testing.assert_allclose(case.distribution, expected, atol=1e-6)
         turned = oracle(judges[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
         assert np.abs(turned - expected).sum() > 1e-3
 
@@ -239,7 +239,7 @@ def test_what_they_refuse(factory, numbers, message):
 
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
-def test_the_whole_decoder_draws_from_that_law_and_not_the_targets(name):
+def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name):
     verifier, judge, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
     toy, limit = toy_pair(3, 0), TOKENS + DRAFTS
     rules, phases = plain.VERIFIERS[judge], None

@@ -58,7 +58,7 @@ def test_one_hard_token_does_not_make_a_phase_and_two_thresholds_hold_it():
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_rounds_of_any_length_find_the_same_phases(raw):
-    """The state after some tokens does not depend on the rounds they came in, nor on laws after the last of them."""
+    """The state after some tokens does not depend on the rounds they came in, nor on what comes after them."""
     rng, monitor, temperatures = np.random.default_rng(0), phases(raw_entropy=raw), np.array([0.6, 1.7])
     logits = rng.normal(0, 1, (2, 40, 7)) * rng.uniform(0, 4, (2, 40, 1))
     prob = np.exp(logits if raw else logits / temperatures[:, None, None])

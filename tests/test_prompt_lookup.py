@@ -115,11 +115,11 @@ def test_policies_see_a_longer_match_as_less_doubtful():
     assert np.all(info.max_prob == 1) and np.all(info.entropy == 0)
 
 
-def test_the_law_for_policies_is_a_law():
-    law = right_or_wrong(jnp.array([2, 0], jnp.int32), jnp.array([0.75, 1.0], jnp.float32), 5)
-    assert law.log_prob is not None
-    np.testing.assert_allclose(np.exp(law.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
-    np.testing.assert_allclose(law.margin, [0.5, 1.0])
+def test_the_distribution_for_policies_is_a_distribution():
+    distribution = right_or_wrong(jnp.array([2, 0], jnp.int32), jnp.array([0.75, 1.0], jnp.float32), 5)
+    assert distribution.log_prob is not None
+    np.testing.assert_allclose(np.exp(distribution.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
+    np.testing.assert_allclose(distribution.margin, [0.5, 1.0])
     chances = jnp.linspace(0.01, 1.0, 100)
     doubt = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
     assert np.all(np.diff(doubt) < 0) and doubt[-1] == 0  # surer means less entropy, below one half too

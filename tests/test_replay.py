@@ -1,4 +1,4 @@
-"""A replay's rounds are the live decoder's: one by one under greedy decoding, in law when sampled."""
+"""A replay's rounds are the live decoder's: one by one under greedy decoding, in distribution when sampled."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -161,7 +161,7 @@ def gap(state, found):
 
 
 @pytest.mark.parametrize("rule", SAMPLED)
-def test_sampled_rounds_have_the_live_law(rule, sampled_trace):
+def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     """2,000 live texts against 2,000 replayed ones; a trace whose acceptance ignores the text's token is seen."""
     policy, numbers = SAMPLED[rule]
     state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
@@ -171,7 +171,7 @@ def test_sampled_rounds_have_the_live_law(rule, sampled_trace):
 
 
 def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
-    """Those of the laws as sampled, by which traces went once, are others, and replays with them are seen."""
+    """Those of the distributions as sampled, by which traces went once, are others, and replays with them are seen."""
     assert np.nanmax(np.abs(sampled_trace.raw_target_entropy - sampled_trace.target_entropy)) > 0.01
     policy, numbers = SAMPLED["phase length"]
     state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
@@ -182,11 +182,11 @@ def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
 
 
 def test_raw_entropies_are_the_tables_own(sampled_trace):
-    """In plain numpy: the law after the tokens a, b is entry [a, b] of the table."""
+    """In plain numpy: the distribution after the tokens a, b is entry [a, b] of the table."""
     logits = np.asarray(PARAMS[0], np.float64)
-    law = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    law /= law.sum(axis=-1, keepdims=True)
-    entropy = -np.sum(law * np.log(law), axis=-1)
+    distribution = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    distribution /= distribution.sum(axis=-1, keepdims=True)
+    entropy = -np.sum(distribution * np.log(distribution), axis=-1)
     for row in range(5):
         length = int(sampled_trace.length[row])
         tokens = np.array([1, 2, *sampled_trace.tokens[row, :length]])
@@ -261,22 +261,28 @@ def reading(**answers):
     return static()._replace(**answers)
 
 
-def by_token(state, law, token, drafted, context):
+def by_token(state, distribution, token, drafted, context):
     return token != 3, state
 
 
 UNREADABLE = {
     "the probabilities of all tokens": reading(
-        check=lambda state, law, drafted, context: (jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state)
+        check=lambda state, distribution, drafted, context: (
+            jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2,
+            state,
+        )
     ),
     "the probabilities of all tokens (log_prob; ": reading(
-        check=lambda state, law, drafted, context: (law.log_prob[:, 0] < -1, state)
+        check=lambda state, distribution, drafted, context: (distribution.log_prob[:, 0] < -1, state)
     ),
     "the raw probabilities of all tokens": reading(
-        check=lambda state, law, drafted, context: (jnp.exp(law.raw_log_prob).max(axis=-1) > 0.2, state)
+        check=lambda state, distribution, drafted, context: (
+            jnp.exp(distribution.raw_log_prob).max(axis=-1) > 0.2,
+            state,
+        )
     ),
     "which token is the most probable": reading(
-        check=lambda state, law, drafted, context: (jnp.where(law.top_token == 2, True, False), state)
+        check=lambda state, distribution, drafted, context: (jnp.where(distribution.top_token == 2, True, False), state)
     ),
     "which token was drawn": reading(proceed=by_token),
     "the drafted tokens": reading(update=lambda state, draft, verdict: state._replace(draft_length=draft.tokens[:, 0])),
@@ -305,8 +311,8 @@ def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsy
     (tmp_path / "collision.py").write_text(
         "import jax.numpy as jnp\nfrom specdec_jax.stopping import static\n"
         "def collision():\n"
-        "    def check(state, law, drafted, context):\n"
-        "        return jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state\n"
+        "    def check(state, distribution, drafted, context):\n"
+        "        return jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2, state\n"
         "    return static()._replace(check=check)\n"
     )
     arguments = [

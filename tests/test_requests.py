@@ -246,9 +246,9 @@ def test_a_score_is_what_both_models_say(length):
         (params.drafter, scores.log_q, scores.drafter_entropy),
     ):
         logits, _ = jax.jit(tiny.apply)(weights, tokens, tiny.init_cache(weights, 2, length))
-        law = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32) / 0.7), np.float64)[:, :-1]
-        np.testing.assert_allclose(chances, np.take_along_axis(law, tokens[:, 1:, None], 2)[..., 0], atol=2e-4)
-        np.testing.assert_allclose(entropies, -(np.exp(law) * law).sum(-1), atol=2e-4)
+        distribution = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32) / 0.7), np.float64)[:, :-1]
+        np.testing.assert_allclose(chances, np.take_along_axis(distribution, tokens[:, 1:, None], 2)[..., 0], atol=2e-4)
+        np.testing.assert_allclose(entropies, -(np.exp(distribution) * distribution).sum(-1), atol=2e-4)
 
 
 def test_a_score_without_a_drafter_leaves_its_part_open():

@@ -200,10 +200,10 @@ def asking_prices():
     def begin(state, context):
         return jnp.full(context.length.shape, True), (state[0], context.price)
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return context.price <= state[0], state
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return context.price <= state[0], state
 
     return StoppingPolicy(init, begin, check, proceed, lambda state, draft, verdict: state, lambda state: state[1])
@@ -273,7 +273,7 @@ def test_the_text_is_the_targets_greedily():
 
 
 def test_observers_inside_see_the_target():
-    """An n-gram table filled from the target's laws holds more than what was emitted, also where a model drafts."""
+    """An n-gram table filled from the target's distributions holds more than was emitted, also where a model drafts."""
     held = {}
     for fill in (0, 1):
         joined = several([table(), ngram(MOST, order=2, slots=64, fill=fill)], prior=0.0, drift=0.0)
@@ -284,7 +284,7 @@ def test_observers_inside_see_the_target():
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])
-def test_the_text_is_the_targets_in_law(verifier):
+def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
     drafter = several([repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3)

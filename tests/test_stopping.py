@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from stopping_cases import K, context, law_of_entropies, outcome
+from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax.stopping import adaedl, at_least, static
 
@@ -70,7 +70,7 @@ def test_lambda_stays_within_0_and_099():
 @pytest.mark.parametrize("raw", [False, True])
 def test_the_bound_of_adaedl(temperature, raw):
     rows, policy = 300, adaedl(raw_entropy=raw)
-    seen, logits = law_of_entropies(rows, temperature=temperature)
+    seen, logits = distribution_of_entropies(rows, temperature=temperature)
     state = policy.init(rows, entropy_factor=0.15, threshold=0.75)
     draw, after = policy.check(state, seen, jnp.zeros(rows, jnp.int32), context(rows))
     read = 1.0 if raw or temperature == 0 else temperature
@@ -85,7 +85,7 @@ def test_the_bound_of_adaedl(temperature, raw):
 
 def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure():
     rows, keep, published = 300, adaedl(keep_checked_token=True), adaedl()
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     drafted, ctx = jnp.zeros(rows, jnp.int32), context(rows)
     says, _ = published.check(published.init(rows), seen, drafted, ctx)
     draw, state = keep.check(keep.init(rows), seen, drafted, ctx)
@@ -100,7 +100,7 @@ def test_static_stops_before_the_next_pass_is_paid():
     state = policy.init(rows, draft_length=[0, 1, 3, 9])
     begins, _ = policy.begin(state, context(rows))
     assert np.asarray(begins).tolist() == [False, True, True, True]
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     draw, _ = policy.check(state, seen, jnp.full(rows, 8, jnp.int32), context(rows))
     assert np.asarray(draw).all()
     for drafted in range(1, 10):
@@ -111,7 +111,7 @@ def test_static_stops_before_the_next_pass_is_paid():
 @pytest.mark.parametrize("minimum", [0, 1, 3])
 def test_at_least_overrules_until_its_minimum_only(minimum):
     rows, inner, policy = 300, adaedl(), at_least(minimum, adaedl())
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     for drafted in range(5):
         count = jnp.full(rows, drafted, jnp.int32)
         own, _ = inner.check(inner.init(rows), seen, count, context(rows))

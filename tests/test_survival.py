@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.sampling import law, make_warp
+from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
-from specdec_jax.types import Draft, Law, RoundContext, Verdict
+from specdec_jax.types import Distribution, Draft, RoundContext, Verdict
 
 K = 6
-LAW = jax.jit(law)  # its branches would be compiled anew by every call
+DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K, price=None):
@@ -23,10 +23,10 @@ def context(rows, temperature=0.0, budget=K, price=None):
     return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), price)
 
 
-def laws(rows, seed=0, temperature=0.0, vocab=30):
+def distributions(rows, seed=0, temperature=0.0, vocab=30):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, vocab)) * rng.uniform(0, 6, (rows, 1))
-    return LAW(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
+    return DISTRIBUTION(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
 
 
 def compiled(policy):
@@ -131,11 +131,13 @@ def test_rounds_line_by_line(look_ahead):
         decided |= agree("begin", says, gains)
         length = int(rng.integers(1, room + 1))
         for drafted in range(length):
-            seen = laws(rows, 100 * number + drafted, temperatures)
+            seen = distributions(rows, 100 * number + drafted, temperatures)
             token = jnp.where(hot, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
             says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
             entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
-            gains = [t.check(*law, drafted, room) for t, *law in zip(twins, entropy, largest, strict=True)]
+            gains = [
+                t.check(*distribution, drafted, room) for t, *distribution in zip(twins, entropy, largest, strict=True)
+            ]
             decided |= agree("check", says, gains)
             says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
             log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
@@ -157,9 +159,9 @@ def agree(name, says, gains):
     return {(name, bool(answer)) for answer in np.asarray(says)}
 
 
-def constant_law(rows, entropy=1.0, largest=0.5):
+def constant_distribution(rows, entropy=1.0, largest=0.5):
     fill = lambda value: jnp.full(rows, value, jnp.float32)  # noqa: E731
-    return Law(
+    return Distribution(
         fill(0.0)[:, None], jnp.zeros(rows, jnp.int32), *(fill(v) for v in (entropy, largest, 0.1, entropy, largest))
     )
 
@@ -188,17 +190,19 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
-    assert drafted_by(policy, state, constant_law(1)).tolist() == [expected]
+    assert drafted_by(policy, state, constant_distribution(1)).tolist() == [expected]
 
 
 def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
     policy = survival()
     entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
     prior = weights(2.0, -1.5, 0.0, 1.0, 0.3)
-    seen = constant_law(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
+    seen = constant_distribution(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
     lengths = drafted_by(policy, policy.init(5, greedy=prior), seen)
     assert (np.diff(lengths) <= 0).all() and lengths[0] > lengths[-1]
-    costs = drafted_by(policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_law(5, 1.0, 0.8))
+    costs = drafted_by(
+        policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_distribution(5, 1.0, 0.8)
+    )
     assert (np.diff(costs) <= 0).all() and costs[0] > costs[-2] and costs[-1] == 0
 
 
@@ -210,7 +214,7 @@ def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
         1, drafter_cost=0.55, verification_times=[1.0], greedy=half, initial_rate=0.6, rate_weight=100.0
     )
     assert float(policy.threshold(state)[0]) == 1.0
-    assert drafted_by(policy, state, constant_law(1)).tolist() == [0]
+    assert drafted_by(policy, state, constant_distribution(1)).tolist() == [0]
 
 
 def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
@@ -220,7 +224,7 @@ def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token
     for temperature in (0.7, 1.0, 1.2, 1.7):
         state = policy.init(3, sampled=hot)
         _, state = policy.begin(state, context(3, temperature))
-        seen = constant_law(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
+        seen = constant_distribution(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
         _, state = policy.check(state, seen, jnp.zeros(3, jnp.int32), context(3, temperature))
         chances.append(np.asarray(state.predicted[:, 0]))
     for told in chances:
@@ -234,8 +238,8 @@ def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
     certain = weights(2.5, 0.0, 0.0, 2.5, 0.0)
     numbers = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
     far, near = survival(), survival(look_ahead=False)
-    assert drafted_by(far, far.init(1, **numbers), constant_law(1), budget=8)[0] > 2
-    assert drafted_by(near, near.init(1, **numbers), constant_law(1), budget=8)[0] == 2
+    assert drafted_by(far, far.init(1, **numbers), constant_distribution(1), budget=8)[0] > 2
+    assert drafted_by(near, near.init(1, **numbers), constant_distribution(1), budget=8)[0] == 2
 
 
 def test_a_row_that_gave_up_drafting_tries_again():
@@ -243,7 +247,7 @@ def test_a_row_that_gave_up_drafting_tries_again():
     state = policy.init(1, drafter_cost=0.5, prior_precision=1.0)
     for _ in range(30):
         _, state = policy.begin(state, context(1))
-        _, state = policy.check(state, constant_law(1), jnp.zeros(1, jnp.int32), context(1))
+        _, state = policy.check(state, constant_distribution(1), jnp.zeros(1, jnp.int32), context(1))
         state = policy.update(state, *outcome([1], [0]))
     begins, _ = policy.begin(state, context(1))
     assert not bool(begins[0])

@@ -121,11 +121,11 @@ def generous():
     """Accepts more than it may."""
     fair = rejection()
 
-    def law(state, draft, laws, log_p, context):
-        log_length, next_law, state = fair.law(state, draft, laws, log_p + 0.3, context)
-        return log_length, lambda accepted: fair.law(state, draft, laws, log_p, context)[1](accepted), state
+    def verify(state, draft, distributions, log_p, context):
+        log_length, next_distribution, state = fair.verify(state, draft, distributions, log_p + 0.3, context)
+        return log_length, lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted), state
 
-    return fair._replace(law=law)
+    return fair._replace(verify=verify)
 '''
 
 

@@ -44,9 +44,9 @@ def positions(trace: Trace) -> Positions:
 def fit_prior(*traces: Trace) -> Prior:
     """The prior of greatest likelihood: logistic regressions, within their bounds.
 
-    The first tells acceptance from the law before the draw, the second adds the token's surprise after it, the third
-    tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or sampled
-    ones; several temperatures teach what heat does, from one it is taken to do nothing.
+    The first tells acceptance from the distribution before the draw, the second adds the token's surprise after it, the
+    third tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or
+    sampled ones; several temperatures teach what heat does, from one it is taken to do nothing.
 
     Raises:
         ValueError: no traces, or such in which nothing, or everything, was accepted.

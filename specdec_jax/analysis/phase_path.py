@@ -1,8 +1,8 @@
 """The phases of a trace's texts: what the monitor `phases` says before every position, without a model.
 
 A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
-target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the law as
-sampled. Sampled traces of earlier versions have only the latter.
+target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the distribution
+as sampled. Sampled traces of earlier versions have only the latter.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibr
 
 
 def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
-    """[N, T+1] float32, nats, of the target's law at every position; NaN beyond the end.
+    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end.
 
     Raises:
         ValueError: the raw one is asked for and the trace has none.

@@ -10,7 +10,17 @@ from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.analysis.unrecorded import Unrecorded
 from specdec_jax.numbers import select_rows
 from specdec_jax.sampling import policy_seeds
-from specdec_jax.types import Array, Draft, Law, Phases, PolicyState, RoundContext, StoppingPolicy, Verdict, Warp
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Draft,
+    Phases,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    Verdict,
+    Warp,
+)
 
 
 class Rows(NamedTuple):
@@ -95,13 +105,13 @@ def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, count
     begins, begun = policy.begin(rows.policy, context)
     state = select_rows(rows.fresh & ~rows.done, begun, rows.policy)
     going = ~rows.done & (~rows.fresh | (begins & (context.budget > 0)))
-    law, hit = _law(texts, rows)
+    distribution, hit = _distribution(texts, rows)
     token = unrecorded("which token was drawn")
-    wants, after = policy.check(state, law, rows.drafted, context)
+    wants, after = policy.check(state, distribution, rows.drafted, context)
     state = select_rows(going, after, state)
     drawn = going & wants
     drafted = rows.drafted + drawn.astype(jnp.int32)
-    goes_on, after = policy.proceed(state, law, token, drafted, context)
+    goes_on, after = policy.proceed(state, distribution, token, drafted, context)
     state = select_rows(drawn, after, state)
     rows = rows._replace(
         drafted=drafted,
@@ -130,8 +140,8 @@ def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
     )
 
 
-def _law(texts: Texts, rows: Rows) -> tuple[Law, Array]:
-    """The law of the next position as a law of one token, and whether that token would be accepted."""
+def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
+    """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
     at = rows.at + rows.accepted
     at = jnp.minimum(at, texts.path.shape[1] - 1)
     hit = texts.accepted[texts.text, at] & ~rows.diverged
@@ -141,14 +151,14 @@ def _law(texts: Texts, rows: Rows) -> tuple[Law, Array]:
     seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
     fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
     log_q = fields.pop("log_q")
-    law = Law(
+    distribution = Distribution(
         log_prob=unrecorded("the probabilities of all tokens (log_prob; sampling.log_prob_of has the drawn one's)"),
         top_token=unrecorded("which token is the most probable (top_token)"),
         raw_log_prob=unrecorded("the raw probabilities of all tokens (raw_log_prob)"),
         token_log_prob=log_q,
         **fields,
     )
-    return law, hit
+    return distribution, hit
 
 
 def _watched(phase: Array) -> Phases:

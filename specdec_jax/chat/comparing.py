@@ -51,7 +51,7 @@ def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Ta
     if not lossless:
         grid.caption = "The verifier is lossy, so its texts may differ from the target's."
     elif temperature > 0:
-        grid.caption = "Sampled: the same law from other draws, so the texts differ."
+        grid.caption = "Sampled: the same distribution from other draws, so the texts differ."
     elif not all(row.identical for row in rows):
         grid.caption = "A text that differs: a near tie of the target's, in the arithmetic of another width."
     for column in ("method", "tokens", "tokens/s", "against plain", "accepted", "mean draft", "passes", "text"):

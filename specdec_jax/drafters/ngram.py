@@ -5,7 +5,7 @@ hashed table a row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token 
 counted once, when it is committed; drafts that were rejected never are.
 
 Contexts that never occurred can be filled from what the target thought likely after them (`fill`): a verification looks
-at positions behind a rejected draft too, and its laws there are otherwise thrown away.
+at positions behind a rejected draft too, and its distributions there are otherwise thrown away.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from specdec_jax.drafters._walk import check_length, walk
 from specdec_jax.numbers import select_rows
 from specdec_jax.types import (
     Array,
+    Distribution,
     Draft,
     Drafter,
     DraftInfo,
-    Law,
     Observer,
     PolicyState,
     RoundContext,
@@ -56,13 +56,14 @@ def ngram(
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
 
     Parameters are None, or a table to begin with that `table_of` took out of an earlier state. Drafting costs no model
-    pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so.
+    pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so.
 
     Args:
         order: n: contexts of up to n - 1 tokens, 2 to 16.
         back_off: orders 2 to n, the longest known context decides; False: order n only.
         slots: contexts the table of an order holds, a power of two of at least 4. A full bucket of 4 drops its rarest.
-        fill: most probable tokens of the target's law put in as candidates of contexts never counted, 0 (off) to 4.
+        fill: most probable tokens of the target's distribution put in as candidates of contexts never counted, 0 (off)
+            to 4.
         keep: when a state is extended with another text (`Decoder.extend`), keep what was counted. False: where a row's
             text is cut back, its table is emptied and the new text is counted from its beginning.
         doubt: what stopping policies see. True: a token seen c times of t after m tokens is right with probability
@@ -115,11 +116,13 @@ def ngram(
         fresh = init(params, length.shape[0], 0) if not keep else state
         return _count_all(state, fresh, tokens, length, lengths, buckets)
 
-    def read(laws: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Array:
+    def read(distributions: Distribution, draft: Draft, verdict: Verdict, context: RoundContext) -> Array:
         del draft, verdict, context
         if fill == 1:
-            return laws.top_token[:, :, None]
-        values, tokens = lax.top_k(laws.log_prob if laws.raw_log_prob is None else laws.raw_log_prob, fill)
+            return distributions.top_token[:, :, None]
+        values, tokens = lax.top_k(
+            distributions.log_prob if distributions.raw_log_prob is None else distributions.raw_log_prob, fill
+        )
         return jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
 
     def learn(

@@ -36,7 +36,8 @@ def prompt_lookup(
     """Propose up to `max_draft_length` (K) tokens that followed the longest earlier match of the text's end.
 
     A row's last n tokens are looked for in its prompt and output, n from `longest` down to `shortest`. Drafting costs
-    no model pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so. Parameters are None.
+    no model pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so. Parameters are
+    None.
 
     Args:
         doubt: what stopping policies see. True: a match of m tokens, itself m agreements, is right with probability

@@ -75,6 +75,6 @@ class Tally:
         self.coverage.refused[drafted] += int(np.sum(~draws))
 
     def accepts(self, drafted: np.ndarray, chance: np.ndarray) -> None:
-        """Drafts of lengths [M] and the laws [M, K+1] of how many of their tokens are accepted."""
+        """Drafts of lengths [M] and the distributions [M, K+1] of how many of their tokens are accepted."""
         self.coverage.lengths[:] += np.bincount(drafted, minlength=len(self.coverage.lengths))
         self.coverage.accepted[:] += np.sum(chance > 0, axis=0)

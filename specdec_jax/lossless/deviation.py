@@ -1,8 +1,9 @@
-"""What a lossy verifier does to one token: its law where a token was drafted, in closed form, against the target's.
+"""What a lossy verifier does to one drafted token: its distribution in closed form, against the target's.
 
-A position at which nothing was drafted, the bonus token among them, has the target's own law. Where x was drafted from
-q, each function below gives the law of the token that is emitted there, given that everything before it was accepted;
-summing over x costs V, not V * V, because what follows a refusal does not depend on x, or does so by one entry.
+A position at which nothing was drafted, the bonus token among them, has the target's own distribution. Where x was
+drafted from q, each function below gives the distribution of the token that is emitted there, given that everything
+before it was accepted; summing over x costs V, not V * V, because what follows a refusal does not depend on x, or does
+so by one entry.
 
 `deviations` measures them along given texts of real models, by passes over the text: as if at every position a token
 had been drafted. How far whole texts go astray is not in it; on toys `losslessness.prove_exactly` sums that.
@@ -18,21 +19,22 @@ from jax import lax
 
 from specdec_jax.decoding import Decoder
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import entropy, laws, make_warp
-from specdec_jax.types import Array, LanguageModel, Law, Params, Warp
+from specdec_jax.sampling import distributions, entropy, make_warp
+from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
 from specdec_jax.verification.easd import shared_share
 
-EmittedLaw = Callable[..., Array]  # (target Law, drafter Law, hot [..., 1] bool, **numbers) -> [..., V] probabilities
+# (target Distribution, drafter Distribution, hot [..., 1] bool, **numbers) -> [..., V] probabilities
+EmittedDistribution = Callable[..., Array]
 
 
-def rejection_law(target: Law, drafter: Law, hot: Array) -> Array:
+def rejection_distribution(target: Distribution, drafter: Distribution, hot: Array) -> Array:
     """p itself."""
     del drafter, hot
     return jnp.exp(target.log_prob)
 
 
-def lenience_law(target: Law, drafter: Law, hot: Array, lenience: Any = 0.5) -> Array:
-    """min(q, p / l) and what is missing from max(0, p - q); at temperature 0 (`hot` False) by the raw law, l max p."""
+def lenience_distribution(target: Distribution, drafter: Distribution, hot: Array, lenience: Any = 0.5) -> Array:
+    """min(q, p / l) and what is missing from max(0, p - q); at temperature 0 (`hot` False) by the raw one, l max p."""
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
@@ -40,7 +42,9 @@ def lenience_law(target: Law, drafter: Law, hot: Array, lenience: Any = 0.5) -> 
     return kept + _missing(kept) * _normalised(jnp.maximum(p - q, 0.0))
 
 
-def typical_law(target: Law, drafter: Law, hot: Array, epsilon: Any = 0.09, delta: Any = 0.3) -> Array:
+def typical_distribution(
+    target: Distribution, drafter: Distribution, hot: Array, epsilon: Any = 0.09, delta: Any = 0.3
+) -> Array:
     """q where p exceeds the threshold, and what is missing from p."""
     del hot
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
@@ -49,9 +53,9 @@ def typical_law(target: Law, drafter: Law, hot: Array, epsilon: Any = 0.09, delt
     return kept + _missing(kept) * p
 
 
-def easd_law(
-    target: Law,
-    drafter: Law,
+def easd_distribution(
+    target: Distribution,
+    drafter: Distribution,
     hot: Array,
     drafter_entropy: Any = 1.0,
     target_entropy: Any = 1.0,
@@ -68,16 +72,16 @@ def easd_law(
     return jnp.where(doubtful[..., None], redrawn, p)
 
 
-LAWS: Mapping[str, EmittedLaw] = {
-    "rejection": rejection_law,
-    "lenience": lenience_law,
-    "typical": typical_law,
-    "easd": easd_law,
+DISTRIBUTIONS: Mapping[str, EmittedDistribution] = {
+    "rejection": rejection_distribution,
+    "lenience": lenience_distribution,
+    "typical": typical_distribution,
+    "easd": easd_distribution,
 }
 
 
 class Deviations(NamedTuple):
-    """At each position of given texts: how far the emitted token's law would be from the target's, and the text itself.
+    """At each position of texts: how far the emitted token's distribution is from the target's, and the text itself.
 
     Entry t is about token t + 1 given tokens 0..t.
     """
@@ -107,15 +111,15 @@ def deviations(
     """`Deviations` of texts [B, T] with both models of a decoder, by passes of `chunk` tokens; T = 2 or more.
 
     Args:
-        verifier: a name among `LAWS`.
-        numbers: keyword arguments of its law; numbers are traced, so that a sweep compiles once.
-        warp: how both laws are sampled; temperature 1 unless given.
+        verifier: a name among `DISTRIBUTIONS`.
+        numbers: keyword arguments of its distribution; numbers are traced, so that a sweep compiles once.
+        warp: how both distributions are sampled; temperature 1 unless given.
 
     Raises:
         ValueError: an unknown verifier, another shape, or a drafter without a model.
     """
-    if verifier not in LAWS:
-        raise ValueError(f"no emitted law of {verifier!r} is known (there are: {', '.join(LAWS)})")
+    if verifier not in DISTRIBUTIONS:
+        raise ValueError(f"no emitted distribution of {verifier!r} is known (there are: {', '.join(DISTRIBUTIONS)})")
     text = np.asarray(tokens, np.int32)
     if text.ndim != 2 or text.shape[1] < 2:
         raise ValueError(f"deviations need tokens [rows, length >= 2], got shape {text.shape}")
@@ -150,10 +154,10 @@ def _passes(
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         token = lax.dynamic_slice_in_dim(following, index * chunk, chunk, axis=1)
         (big, cache_p), (small, cache_q) = (
-            _laws(model, weights, fed, cache, warp)
+            _distributions(model, weights, fed, cache, warp)
             for model, weights, cache in zip((target, drafter), params, caches, strict=True)
         )
-        emitted = LAWS[verifier](big, small, hot, **numbers, **dict(structure))
+        emitted = DISTRIBUTIONS[verifier](big, small, hot, **numbers, **dict(structure))
         distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]
@@ -168,9 +172,11 @@ def _passes(
 _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
 
 
-def _laws(model: LanguageModel, params: Params, tokens: Array, cache: Any, warp: Warp) -> tuple[Law, Any]:
+def _distributions(
+    model: LanguageModel, params: Params, tokens: Array, cache: Any, warp: Warp
+) -> tuple[Distribution, Any]:
     logits, cache = model.apply(params, tokens, cache)
-    return laws(logits, warp), cache
+    return distributions(logits, warp), cache
 
 
 def _missing(kept: Array) -> Array:

@@ -1,11 +1,11 @@
-"""Every round of long drafts, one at a time: is what it emits, and goes on as the target would, the target's law?
+"""Every round of long drafts, one at a time: has what it emits, continued by the target, the target's distribution?
 
 If a round that begins at a text, with whatever states, emits tokens after which the target's own continuation gives
-the target's law, and every round does, then so does the whole decoding (by induction from the last round back). So
-rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five tokens cost no
-more than one round. Every sequence counts for the same, however seldom it is: what is compared is the largest
-relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long drafts only
-is seen as clearly as one that cheats in all.
+the target's distribution, and every round does, then so does the whole decoding (by induction from the last round
+back). So rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five
+tokens cost no more than one round. Every sequence counts for the same, however seldom it is: what is compared is the
+largest relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long
+drafts only is seen as clearly as one that cheats in all.
 
 The rounds are played on from many prompts, half of them towards long acceptance, half by chance, with the states of
 policy, verifier and monitor carried along.
@@ -20,7 +20,7 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Branches, Nodes, Numbers, Outcomes, Setting, law_table
+from specdec_jax.lossless.enumeration import Branches, Nodes, Numbers, Outcomes, Setting, distribution_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
 from specdec_jax.lossless.toys import narrow_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
@@ -69,9 +69,9 @@ def prove_long_drafts(
     rounds: int = 8,
     warps: Sequence[Mapping[str, Any]] = WARPS,
 ) -> RoundsReport:
-    """The exact law of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
+    """The exact distribution of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
 
-    Of drafters that draw their tokens, and of those that choose them (one-hot laws).
+    Of drafters that draw their tokens, and of those that choose them (one-hot distributions).
 
     Args:
         rounds: played one after the other from each prompt.
@@ -90,8 +90,8 @@ def prove_long_drafts(
                 policy,
                 verifier,
                 monitor,
-                law_table([toy.drafter for toy in TOYS], warp),
-                law_table([toy.target for toy in TOYS], warp),
+                distribution_table([toy.drafter for toy in TOYS], warp),
+                distribution_table([toy.target for toy in TOYS], warp),
                 warp,
                 most=max_draft_length,
                 tokens=rounds * (max_draft_length + 1),
@@ -112,7 +112,7 @@ def prove_long_drafts(
 
 def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     """Prompts [N, 2] and whose toy's they are [N]: all there are, or fewer where each has many drafts."""
-    vocab = setting.target_laws.log_prob.shape[-1]
+    vocab = setting.target_distributions.log_prob.shape[-1]
     toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
     allowed = max(2, int(DRAWN / CHOICES**setting.most)) * (2 if setting.chosen else 1)
     allowed = len(toy) if setting.warp["temperature"] == 0 else allowed
@@ -188,31 +188,31 @@ def _alike(first: Any, second: Any) -> bool:
 def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes) -> float:
     """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
 
-    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending; `law`
-    is that of rounds that emitted at most j tokens, the target going on from shorter ones.
+    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending;
+    `distribution` is that of rounds that emitted at most j tokens, the target going on from shorter ones.
     """
     vocab, digits = outcomes.chance.shape[-1], np.arange(outcomes.chance.shape[-1])
-    target = np.exp(setting.target_laws.log_prob)  # [V * V, V], by the last two tokens
+    target = np.exp(setting.target_distributions.log_prob)  # [V * V, V], by the last two tokens
     last = np.take_along_axis(nodes.tokens, nodes.emitted[:, None] + np.arange(2)[None, :], axis=1)
     key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
-    law, goal = np.zeros(len(last)), np.ones(len(last))
+    distribution, goal = np.zeros(len(last)), np.ones(len(last))
     branch_key = branches.node.astype(np.int64)
     for accepted in range(setting.most + 1):
-        law, goal = law[:, None] * target[pair], goal[:, None] * target[pair]
+        distribution, goal = distribution[:, None] * target[pair], goal[:, None] * target[pair]
         emitted = outcomes.chance[:, accepted] / nodes.chance[branches.node][:, None]  # [M, V]
         place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
         known = key[place] == branch_key
         if np.any(emitted[~known] > 0):
             return np.inf
-        np.add.at(law, place[known], emitted[known])
-        occurs = (law > 0) | (goal > 0) | np.isnan(law)
+        np.add.at(distribution, place[known], emitted[known])
+        occurs = (distribution > 0) | (goal > 0) | np.isnan(distribution)
         key = (key[:, None] * vocab + digits)[occurs]
         pair = (table[:, None] + pair[:, None] % vocab * vocab + digits)[occurs]
         table = np.broadcast_to(table[:, None], occurs.shape)[occurs]
-        law, goal = law[occurs], goal[occurs]
+        distribution, goal = distribution[occurs], goal[occurs]
         if accepted < setting.most:
             branch_key = branch_key * vocab + branches.text[:, 2 + accepted]
-    error = np.max(np.abs(law - goal) / np.maximum(goal, RAREST))
+    error = np.max(np.abs(distribution - goal) / np.maximum(goal, RAREST))
     return float(error) if np.isfinite(error) else np.inf
 
 

@@ -1,4 +1,4 @@
-"""Toy models whose laws can be enumerated: tables of logits by the last two tokens."""
+"""Toy models whose distributions can be enumerated: tables of logits by the last two tokens."""
 
 from typing import NamedTuple
 

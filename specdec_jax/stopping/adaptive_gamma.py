@@ -18,7 +18,7 @@ from specdec_jax.numbers import host, per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
 from specdec_jax.stopping._reached import reached, remember
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
 
 FACTOR_RANGE = (1e-3, 10.0)
 
@@ -38,7 +38,7 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
     """AdaEDL with a fitted entropy factor.
 
     Args:
-        keep_checked_token: as in `adaedl`: the law that fails the check still gives its token.
+        keep_checked_token: as in `adaedl`: the distribution that fails the check still gives its token.
         positions: drafts a round that the fit looks at.
 
     Numbers of `init`: entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay 0.98
@@ -78,9 +78,9 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
         )
 
     def check(
-        state: AdaptiveGammaState, law: Law, drafted: Array, context: RoundContext
+        state: AdaptiveGammaState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, AdaptiveGammaState]:
-        root = jnp.sqrt(jnp.maximum(law.entropy.astype(jnp.float32), 0.0))
+        root = jnp.sqrt(jnp.maximum(distribution.entropy.astype(jnp.float32), 0.0))
         failed = 1.0 - jnp.sqrt(fitted_factor(state)) * root < state.control.threshold
         draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
         return draw, state._replace(failed=failed, root_entropy=remember(state.root_entropy, drafted, root))

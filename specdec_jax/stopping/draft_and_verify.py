@@ -8,9 +8,10 @@ authors' `decoding.py` (their auto parameters 1, 0.5, 0.9, 0.01, 0.9):
     threshold = 0.9 * threshold + 0.1 * new
 
 Where AdaEDL's Algorithm 1 asks whether all of a full-length draft was accepted, this asks whether it was drafted.
-Open and decided here: the probability is the sampled law's (the authors take the softmax without temperature; equal at
-temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0, 0.99]. It
-starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for sampling.
+Open and decided here: the probability is the sampled distribution's (the authors take the softmax without temperature;
+equal at temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0,
+0.99]. It starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for
+sampling.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from specdec_jax.numbers import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
 
 
 class DraftAndVerifyState(NamedTuple):
@@ -65,10 +66,10 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         return init(batch, threshold)
 
     def proceed(
-        state: DraftAndVerifyState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: DraftAndVerifyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, DraftAndVerifyState]:
         del drafted
-        return ~(token_probability(law, token, context) < state.threshold), state
+        return ~(token_probability(distribution, token, context) < state.threshold), state
 
     begun = init if adaptive else init_fixed
     learnt = _update if adaptive else no_update

@@ -9,9 +9,9 @@ falling thresholds picks.
 
 Decided here: thresholds are the edges 0, 1/bins, ... of equal bins, where sklearn's `roc_curve` has the samples
 themselves (a list of any length has no place in a compiled state) and infinity; the history is the request's own and
-kept as a count per edge of the samples at or above it; probabilities are the sampled law's (at temperature 0 raw), as
-transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at most are
-the drafter's `max_draft_length`.
+kept as a count per edge of the samples at or above it; probabilities are the sampled distribution's (at temperature 0
+raw), as transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at
+most are the drafter's `max_draft_length`.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from specdec_jax.numbers import host, per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._reached import reached, remember
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
 
 
 class _History(NamedTuple):
@@ -79,9 +79,9 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
         return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), None)
 
     def proceed(
-        state: HFConfidenceState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: HFConfidenceState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, HFConfidenceState]:
-        probability = token_probability(law, token, context)
+        probability = token_probability(distribution, token, context)
         go_on = ~(probability < state.threshold)
         if state.history is not None:
             seen = remember(state.history.probability, drafted - 1, probability)

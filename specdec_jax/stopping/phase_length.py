@@ -15,7 +15,7 @@ from specdec_jax.numbers import numbers_of, per_row, with_numbers
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
 
 
 class PhaseLengthState(NamedTuple):
@@ -49,15 +49,15 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer & (length > 0), state._replace(policy=own, draft_length=length)
 
     def check(
-        state: PhaseLengthState, law: Law, drafted: Array, context: RoundContext
+        state: PhaseLengthState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.check(state.policy, law, drafted, _capped(context, state.draft_length))
+        answer, own = inner.check(state.policy, distribution, drafted, _capped(context, state.draft_length))
         return answer, state._replace(policy=own)
 
     def proceed(
-        state: PhaseLengthState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: PhaseLengthState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.proceed(state.policy, law, token, drafted, _capped(context, state.draft_length))
+        answer, own = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
         return answer & (drafted < state.draft_length), state._replace(policy=own)
 
     def update(state: PhaseLengthState, draft: Draft, verdict: Verdict) -> PhaseLengthState:

@@ -23,7 +23,7 @@ from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
 from specdec_jax.stopping.svip import svip
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
@@ -71,14 +71,14 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         return ask(state, "begin", context)
 
     def check(
-        state: PolicyBanditState, law: Law, drafted: Array, context: RoundContext
+        state: PolicyBanditState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyBanditState]:
-        return ask(state._replace(passes=state.passes + 1), "check", law, drafted, context)
+        return ask(state._replace(passes=state.passes + 1), "check", distribution, drafted, context)
 
     def proceed(
-        state: PolicyBanditState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: PolicyBanditState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyBanditState]:
-        return ask(state, "proceed", law, token, drafted, context)
+        return ask(state, "proceed", distribution, token, drafted, context)
 
     def update(state: PolicyBanditState, draft: Draft, verdict: Verdict) -> PolicyBanditState:
         inner = tuple(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specdec_jax.numbers import numbers_of, per_row, select_rows, with_numbers
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
 
 
 class UpdateEveryState(NamedTuple):
@@ -45,15 +45,15 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer, state._replace(policy=own)
 
     def check(
-        state: UpdateEveryState, law: Law, drafted: Array, context: RoundContext
+        state: UpdateEveryState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.check(state.policy, law, drafted, context)
+        answer, own = inner.check(state.policy, distribution, drafted, context)
         return answer, state._replace(policy=own)
 
     def proceed(
-        state: UpdateEveryState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: UpdateEveryState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.proceed(state.policy, law, token, drafted, context)
+        answer, own = inner.proceed(state.policy, distribution, token, drafted, context)
         return answer, state._replace(policy=own)
 
     def update(state: UpdateEveryState, draft: Draft, verdict: Verdict) -> UpdateEveryState:

@@ -19,7 +19,7 @@ def positions(width: int) -> Array:
 
 
 def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, Array]:
-    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot law."""
+    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot distribution."""
     vocab = log_p.shape[-1]
     hit = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == draft.tokens[:, :, None]
     certain = jnp.where(hit, jnp.zeros((), log_p.dtype), jnp.array(-jnp.inf, log_p.dtype))
@@ -46,7 +46,7 @@ def token_by_token(log_accept: Array, draft: Draft) -> Array:
 
 
 def residual(log_p: Array, log_q: Array) -> Array:
-    """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: nothing is ever refused there)."""
+    """max(0, p - q) of [B, V] distributions; p itself where that is zero everywhere (p = q: no refusal there)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
     empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
     return jnp.where(empty, jnp.exp(log_p), rest)
@@ -61,7 +61,7 @@ def at_position(values: Array, index: Array) -> Array:
 def bonus_or(
     recovered: Callable[[Array, Array], Array], draft: Draft, log_p: Array, log_q: Array, accepted: Array
 ) -> Array:
-    """The next law [B, V]: the target's own where the whole draft was accepted, else `recovered(log_p, log_q)`."""
+    """The next distribution [B, V]: the target's own where all drafts were accepted, else `recovered(log_p, log_q)`."""
     p = at_position(log_p, accepted)
     if draft.tokens.shape[1] == 0:
         return jnp.exp(p)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from specdec_jax.numbers import numbers_of, select_rows, with_numbers
 from specdec_jax.phase import ROUTINE, phase_of
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier, VerifierState
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience
 from specdec_jax.verification.rejection import rejection
 
@@ -21,8 +21,8 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     """`routine` (lenience unless given) judges rounds of routine phases, `reasoning` (rejection) the others.
 
     A row's phase is that of its monitor when the round began, so a round is judged by one verifier from its first draft
-    to its last token, and each round has that verifier's law. Lossless if both are: the phase is known before anything
-    is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
+    to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known before
+    anything is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
 
     Numbers of `init`: those of both; a number that both have is routine_NAME and reasoning_NAME.
 
@@ -47,24 +47,24 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
         ]
         return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
 
-    def law(
-        state: ByPhaseState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: ByPhaseState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
         is_routine = phase_of(context) == ROUTINE
-        lengths_a, next_a, state_a = relaxed.law(state.routine, draft, laws, log_p, context)
-        lengths_b, next_b, state_b = exact.law(state.reasoning, draft, laws, log_p, context)
+        lengths_a, next_a, state_a = relaxed.verify(state.routine, draft, distributions, log_p, context)
+        lengths_b, next_b, state_b = exact.verify(state.reasoning, draft, distributions, log_p, context)
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             return jnp.where(is_routine[:, None], next_a(accepted), next_b(accepted))
 
         after = ByPhaseState(
             select_rows(is_routine, state_a, state.routine), select_rows(is_routine, state.reasoning, state_b)
         )
-        return jnp.where(is_routine[:, None], lengths_a, lengths_b), next_law, after
+        return jnp.where(is_routine[:, None], lengths_a, lengths_b), next_distribution, after
 
     return Verifier(
         init,
-        law,
+        verify,
         lossless=relaxed.lossless and exact.lossless,
         needs_log_q=relaxed.needs_log_q or exact.needs_log_q,
         greedy_only=relaxed.greedy_only or exact.greedy_only,

@@ -302,7 +302,9 @@ def _asked_table(report: RoundsReport) -> Table:
 
 def as_json(proof: Proof, policy: str, verifier: str) -> str:
     """The same as one line of JSON."""
-    cases = [{key: value for key, value in case._asdict().items() if key != "law"} for case in proof.exact.cases]
+    cases = [
+        {key: value for key, value in case._asdict().items() if key != "distribution"} for case in proof.exact.cases
+    ]
     fields = {
         "policy": policy,
         "verifier": verifier,
@@ -327,7 +329,9 @@ def _rounds_fields(report: RoundsReport) -> dict[str, Any]:
 
 def _table(cases: Sequence[Case], title: str) -> Table:
     """Total variation by warp and batch, a column a toy; drawn and chosen drafts as the worse of the two."""
-    table = Table(title=f"Total variation from the target's law: {title}", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(
+        title=f"Total variation from the target's distribution: {title}", box=box.SIMPLE_HEAD, show_edge=False
+    )
     table.add_column("warp", no_wrap=True)
     table.add_column("batch", justify="right")
     toys = sorted({case.toy for case in cases})
