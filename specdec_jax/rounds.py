@@ -142,10 +142,10 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         with jax.named_scope("target_pass"):
             logits, cache = parts.target.apply(params, fed, cache)
         target = distributions(logits[:, : held + 1], state.warp)
-        log_length, next_distribution, verifier = parts.verifier.verify(
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(
             state.verifier, draft, target, target.log_prob, context
         )
-        accepted = draw_length(log_length, state.seed, context)
+        accepted = draw_accepted(log_prob_accepted, state.seed, context)
         token = draw_next(next_distribution(accepted), state.seed, context, accepted)
         verdict = _verdict(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
@@ -174,10 +174,10 @@ def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], A
     return uniform
 
 
-def draw_length(log_length: Array, seed: Array, context: RoundContext) -> Array:
+def draw_accepted(log_prob_accepted: Array, seed: Array, context: RoundContext) -> Array:
     """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
     uniform = uniforms(seed, context.emitted, jnp.int32(0), ACCEPT)
-    return draw(jnp.exp(log_length), uniform)
+    return draw(jnp.exp(log_prob_accepted), uniform)
 
 
 def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:

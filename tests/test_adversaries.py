@@ -163,7 +163,7 @@ def verifier(where, fair):
 
         places = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
         accept = jnp.minimum(0.0, log_p_token - log_q_token) + jnp.log(share(draft.tokens, places))
-        log_length = token_by_token(accept.astype(log_p.dtype), draft)
+        log_prob_accepted = token_by_token(accept.astype(log_p.dtype), draft)
 
         def next_distribution(accepted):
             def recovered(log_p, log_q):
@@ -173,7 +173,7 @@ def verifier(where, fair):
 
             return bonus_or(recovered, draft, log_p, log_q, accepted)
 
-        return log_length, next_distribution, Rounds(state.played + 1)
+        return log_prob_accepted, next_distribution, Rounds(state.played + 1)
 
     return rejection()._replace(init=init, verify=verify)
 

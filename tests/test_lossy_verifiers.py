@@ -118,12 +118,12 @@ def judged(verifier, numbers, draft, target, warp):
     rows = len(draft.length)
     zeros = jnp.zeros(rows, jnp.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
-    log_length, next_distribution, _ = jax.jit(
+    log_prob_accepted, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
             verifier.verify(state, draft, target, target.log_prob, context)
         )
     )(verifier.init(rows, **numbers))
-    return np.asarray(log_length), np.asarray(next_distribution)
+    return np.asarray(log_prob_accepted), np.asarray(next_distribution)
 
 
 def random_case(rows, temperature, chosen=False, seed=0):

@@ -53,25 +53,27 @@ def judged(verifier, draft, target):
 
     @jax.jit
     def judge(draft, target):
-        log_length, next_distribution, _ = verifier.verify(
+        log_prob_accepted, next_distribution, _ = verifier.verify(
             verifier.init(rows), draft, target, target.log_prob, context(rows)
         )
-        return log_length, jnp.stack([next_distribution(jnp.full(rows, k, jnp.int32)) for k in range(K + 1)], axis=1)
+        return log_prob_accepted, jnp.stack(
+            [next_distribution(jnp.full(rows, k, jnp.int32)) for k in range(K + 1)], axis=1
+        )
 
     return [np.asarray(result) for result in judge(draft, target)]
 
 
 def compare(name, rows, tolerance, **options):
     draft, target, (drafts, length, q) = case(rows, **options)
-    log_length, weights = judged(FACTORIES[name](), draft, target)
+    log_prob_accepted, weights = judged(FACTORIES[name](), draft, target)
     prob = np.exp(np.asarray(target.log_prob, np.float64))
     length_distribution, next_distribution = oracles.VERIFIERS[name]
     for row in range(rows):
         n = length[row]
         arguments = (drafts[row, :n].tolist(), q[row, :n], prob[row, : n + 1])
         expected = length_distribution(*arguments)
-        np.testing.assert_allclose(np.exp(log_length[row, : n + 1]), expected, atol=tolerance)
-        assert (log_length[row, n + 1 :] == -np.inf).all(), "more accepted than drafted"
+        np.testing.assert_allclose(np.exp(log_prob_accepted[row, : n + 1]), expected, atol=tolerance)
+        assert (log_prob_accepted[row, n + 1 :] == -np.inf).all(), "more accepted than drafted"
         for k in np.flatnonzero(expected > tolerance):
             distribution = weights[row, k] / weights[row, k].sum()
             np.testing.assert_allclose(
@@ -105,8 +107,8 @@ def test_all_verifiers_agree_at_temperature_0(name):
 def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
     """Block verification once gave NaN where a prefix is certain: 1 - h rounded below zero."""
     draft, target, _ = case(3000, seed=3, same=same)
-    log_length, weights = judged(FACTORIES[name](), draft, target)
-    np.testing.assert_allclose(np.exp(log_length).sum(axis=1), 1.0, atol=2e-5)
+    log_prob_accepted, weights = judged(FACTORIES[name](), draft, target)
+    np.testing.assert_allclose(np.exp(log_prob_accepted).sum(axis=1), 1.0, atol=2e-5)
     assert np.isfinite(weights).all() and (weights >= 0).all()
 
 
@@ -125,8 +127,8 @@ def test_sun_et_al_s_example():
         for drafts in np.ndindex(2, 2):
             log_q = jnp.tile(jnp.asarray(np.log(q), jnp.float32), (1, 2, 1))
             draft = Draft(jnp.array([drafts], jnp.int32), log_q, jnp.zeros((1, 2), bool), jnp.array([2], jnp.int32))
-            log_length, *_ = verifier.verify((), draft, target, target.log_prob, context(1))
-            total += q[list(drafts)].prod() * float((np.exp(log_length) @ np.arange(3))[0])
+            log_prob_accepted, *_ = verifier.verify((), draft, target, target.log_prob, context(1))
+            total += q[list(drafts)].prod() * float((np.exp(log_prob_accepted) @ np.arange(3))[0])
         expected[name] = total
     np.testing.assert_allclose([expected["rejection"], expected["block"]], [10 / 9, 11 / 9], rtol=1e-5)
 
@@ -138,8 +140,8 @@ def test_without_drafts_the_next_token_is_the_targets(name):
     target = distributions(jnp.asarray(np.log(prob)[:, None], jnp.float32), warp)
     empty = jnp.zeros((1, 0), jnp.int32)
     draft = Draft(empty, None, empty.astype(bool), jnp.zeros(1, jnp.int32))
-    log_length, next_distribution, _ = FACTORIES[name]().verify((), draft, target, target.log_prob, context(1))
-    np.testing.assert_array_equal(np.exp(log_length), [[1.0]])
+    log_prob_accepted, next_distribution, _ = FACTORIES[name]().verify((), draft, target, target.log_prob, context(1))
+    np.testing.assert_array_equal(np.exp(log_prob_accepted), [[1.0]])
     expected = [[0, 0, 1]] if name == "greedy" else prob
     np.testing.assert_allclose(next_distribution(jnp.zeros(1, jnp.int32)), expected, rtol=1e-5)
 

@@ -122,8 +122,9 @@ def generous():
     fair = rejection()
 
     def verify(state, draft, distributions, log_p, context):
-        log_length, next_distribution, state = fair.verify(state, draft, distributions, log_p + 0.3, context)
-        return log_length, lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted), state
+        log_prob_accepted, next_distribution, state = fair.verify(state, draft, distributions, log_p + 0.3, context)
+        honest = lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted)  # noqa: E731
+        return log_prob_accepted, honest, state
 
     return fair._replace(verify=verify)
 '''

@@ -220,8 +220,10 @@ def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     )
     state = take(nodes.verifier, branches.node)
     distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
-    log_length, weights, state = _judge(setting.verifier, setting.batch, most)(context, state, draft, distributions)
-    lengths = drawn_distribution(np.exp(log_length))
+    log_prob_accepted, weights, state = _judge(setting.verifier, setting.batch, most)(
+        context, state, draft, distributions
+    )
+    lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
     return Outcomes(chance, draft, distributions, state)
@@ -311,14 +313,14 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
 
 @functools.lru_cache(maxsize=64)
 def _judge(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
-    """(context, state, draft, distributions) -> log_length [M, K+1], next-token weights [M, K+1, V], state."""
+    """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
     def judge(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
-        log_length, next_distribution, state = verifier.verify(
+        log_prob_accepted, next_distribution, state = verifier.verify(
             state, draft, distributions, distributions.log_prob, context
         )
         weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
-        return log_length, jnp.stack(weights, axis=1), state
+        return log_prob_accepted, jnp.stack(weights, axis=1), state
 
     return in_batches(judge, batch)
 

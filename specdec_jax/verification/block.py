@@ -37,7 +37,7 @@ def block() -> Verifier:
         yes = jnp.where(index < length, prefix, jnp.where(index == length, weight, 0.0))
         yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
         no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
-        log_length = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
+        log_prob_accepted = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
 
         def next_distribution(accepted: Array) -> Array:
             scale = jnp.take_along_axis(weight, accepted[:, None], axis=1)
@@ -49,7 +49,7 @@ def block() -> Verifier:
 
             return bonus_or(recovered, draft, log_p, log_q, accepted)
 
-        return log_length, next_distribution, state
+        return log_prob_accepted, next_distribution, state
 
     return Verifier(no_numbers, verify, lossless=True)
 

@@ -64,7 +64,7 @@ def easd(top_n: int = 8) -> Verifier:
         unsure = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]
         unsure = unsure & (distributions.entropy[:, :-1] > jnp.asarray(state.target_entropy)[:, None])
         doubtful = unsure & (shared_share(log_p[:, :-1], log_q, top_n) >= jnp.asarray(state.overlap)[:, None])
-        log_length = token_by_token(jnp.where(doubtful, -jnp.inf, accept), draft)
+        log_prob_accepted = token_by_token(jnp.where(doubtful, -jnp.inf, accept), draft)
 
         def next_distribution(accepted: Array) -> Array:
             p = at_position(log_p, accepted)
@@ -77,7 +77,7 @@ def easd(top_n: int = 8) -> Verifier:
             mixed = (1.0 - passed)[:, None] * _normalised(rest) + again[:, None] * other
             return jnp.where((accepted == draft.length)[:, None], jnp.exp(p), mixed)
 
-        return log_length, next_distribution, state
+        return log_prob_accepted, next_distribution, state
 
     return Verifier(init, verify, lossless=False)
 

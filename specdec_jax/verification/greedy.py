@@ -25,13 +25,13 @@ def greedy() -> Verifier:
         accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
         dtype = distributions.entropy.dtype
         hit = positions(width + 1)[None, :] == accepted[:, None]
-        log_length = jnp.where(hit, jnp.zeros((), dtype), jnp.array(-jnp.inf, dtype))
+        log_prob_accepted = jnp.where(hit, jnp.zeros((), dtype), jnp.array(-jnp.inf, dtype))
 
         def next_distribution(accepted: Array) -> Array:
             token = jnp.take_along_axis(choice, accepted[:, None], axis=1)  # [B, 1]
             vocabulary = positions(distributions.log_prob.shape[-1])[None, :]
             return (vocabulary == token).astype(dtype)
 
-        return log_length, next_distribution, state
+        return log_prob_accepted, next_distribution, state
 
     return Verifier(no_numbers, verify, lossless=True, needs_log_q=False, greedy_only=True)

@@ -42,12 +42,12 @@ def lenience() -> Verifier:
         near = _raw_log_prob(distributions, draft) - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
         chosen = jnp.where(near | (draft.tokens == distributions.top_token[:, :-1]), 0.0, -jnp.inf)
         hot = (context.warp.temperature > 0)[:, None]
-        log_length = token_by_token(jnp.where(hot, sampled, chosen.astype(sampled.dtype)), draft)
+        log_prob_accepted = token_by_token(jnp.where(hot, sampled, chosen.astype(sampled.dtype)), draft)
 
         def next_distribution(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)
 
-        return log_length, next_distribution, state
+        return log_prob_accepted, next_distribution, state
 
     return Verifier(init, verify, lossless=False)
 

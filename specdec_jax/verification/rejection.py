@@ -20,11 +20,11 @@ def rejection() -> Verifier:
         del distributions, context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K], log of the acceptance probability
-        log_length = token_by_token(accept, draft)
+        log_prob_accepted = token_by_token(accept, draft)
 
         def next_distribution(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)
 
-        return log_length, next_distribution, state
+        return log_prob_accepted, next_distribution, state
 
     return Verifier(no_numbers, verify, lossless=True)
