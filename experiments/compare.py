@@ -244,16 +244,16 @@ def _equality(
 
 def _report(config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], console: Console) -> None:
     summaries = summarise(rows)
-    verdict = equality_verdict(rows)
-    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + verdict + "\n")
+    equality = equality_summary(rows)
+    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + equality + "\n")
     with folder.replacing("speedup.png") as path:
         save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
     console.print(rich_table(summaries, config.name))
-    console.print(verdict)
+    console.print(equality)
     console.print(f"Written to {folder.path}/: manifest.json, results.jsonl, table.md, speedup.png")
 
 
-def equality_verdict(rows: Iterable[dict[str, Any]]) -> str:
+def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     """One sentence on greedy equality, and a line for every output that differs."""
     compared = [row for row in rows if row["equals_plain"] is not None]
     different = [row for row in compared if not row["equals_plain"]]

@@ -94,9 +94,9 @@ def diff(config: Diff, console: Console) -> int:
     _print_alone("A", matched.only_a, config.most, console)
     _print_alone("B", matched.only_b, config.most, console)
     agree = not (changed or matched.only_a or matched.only_b)
-    verdict = "The results agree" if agree else f"{len(changed)} of {len(compared)} values differ"
+    conclusion = "The results agree" if agree else f"{len(changed)} of {len(compared)} values differ"
     by = ", ".join(keys) or "their order"
-    console.print(f"{verdict} (tolerance {config.tolerance:g}; {len(matched.pairs)} rows matched by {by}).")
+    console.print(f"{conclusion} (tolerance {config.tolerance:g}; {len(matched.pairs)} rows matched by {by}).")
     return 0 if agree else 1
 
 

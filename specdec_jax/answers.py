@@ -19,7 +19,7 @@ from specdec_jax.types import (
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
     Warp,
 )
 
@@ -68,8 +68,8 @@ def check_answers(
         _array(jnp.bool_, batch, max_draft_length),
         whole,
     )
-    verdict = Verdict(_array(jnp.int32, batch, max_draft_length + 1), whole)
-    _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, verdict))
+    result = VerificationResult(_array(jnp.int32, batch, max_draft_length + 1), whole)
+    _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, result))
 
 
 @functools.lru_cache(maxsize=16)

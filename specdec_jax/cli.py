@@ -224,8 +224,8 @@ def run_verify(command: VerifyLossless) -> int:
     from specdec_jax.views.proof import LOSSLESS, NOT_LOSSLESS, verify
 
     options = {name: value for name, value in vars(command).items() if name != "rules"}
-    verdict = verify(**asdict(command.rules), **options)
-    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verdict, NOT_SHOWN)
+    conclusion = verify(**asdict(command.rules), **options)
+    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:

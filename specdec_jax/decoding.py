@@ -64,7 +64,7 @@ class Scores(NamedTuple):
 
 def no_monitor() -> Monitor:
     """Observe nothing."""
-    return Monitor(lambda batch: (), lambda state, logits, verdict, context: state)
+    return Monitor(lambda batch: (), lambda state, logits, result, context: state)
 
 
 def default_widths(max_draft_length: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def count_round(
         drafter_passes=one * info.passes,
         checked_passes=one * info.checked,
         drafted_at=drafted.astype(jnp.int32),
-        reached_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
+        evaluated_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
         num_reasoning_tokens=emitted * phase,
@@ -119,7 +119,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
 
     `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
     `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
-    over those that reached the position. A figure without data is None.
+    over those in which the position was evaluated. A figure without data is None.
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
     drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)
@@ -144,7 +144,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
         "checked_fraction": _ratio(int(total.checked_passes), int(total.drafter_passes)),
         "acceptance_per_position": [_ratio(int(a), drafts) for a in total.accepted_at],
         "conditional_acceptance_per_position": [
-            _ratio(int(a), int(r)) for a, r in zip(total.accepted_at, total.reached_at, strict=True)
+            _ratio(int(a), int(r)) for a, r in zip(total.accepted_at, total.evaluated_at, strict=True)
         ],
         "acceptance_histogram": [int(n) for n in total.length_histogram],
     }

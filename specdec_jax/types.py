@@ -106,7 +106,7 @@ class DraftInfo(NamedTuple):
     drafter_id: Array  # [B] int32
 
 
-class Verdict(NamedTuple):
+class VerificationResult(NamedTuple):
     """The tokens a round emits: accepted drafts, then one recovered or bonus token."""
 
     tokens: Array  # [B, K+1] int32
@@ -116,7 +116,7 @@ class Verdict(NamedTuple):
 class RoundContext(NamedTuple):
     """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; nobody writes it.
 
-    No uniform that drafts or verifies follows from it: a rule that knew them could refuse tokens before they are drawn.
+    No uniform that drafts or verifies follows from it: a rule that knew them could reject tokens before they are drawn.
     """
 
     length: Array  # [B] int32, tokens known
@@ -149,7 +149,8 @@ class StoppingPolicy(NamedTuple):
     proceed: Callable[[PolicyState, Distribution, Array, Array, RoundContext], tuple[Array, PolicyState]]
     # token drawn and kept, pay for another?
     # (state, distribution, token [B], drafted [B], context) -> (go_on [B] bool, state)
-    update: Callable[[PolicyState, Draft, Verdict], PolicyState]  # once a round, before the end-of-sequence cut
+    update: Callable[[PolicyState, Draft, VerificationResult], PolicyState]
+    # once a round, before the end-of-sequence cut
     threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
 
@@ -172,8 +173,8 @@ class Verifier(NamedTuple):
 class Observer(NamedTuple):
     """How a drafter sees the target's distributions: `read` takes a little, `learn` gets it after the commit."""
 
-    read: Callable[[Distribution, Draft, Verdict, RoundContext], Any]
-    # inside the verification branch: (distributions, draft, verdict, context) -> pytree, leaves [B, T, ...], T the
+    read: Callable[[Distribution, Draft, VerificationResult, RoundContext], Any]
+    # inside the verification branch: (distributions, draft, result, context) -> pytree, leaves [B, T, ...], T the
     # positions this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless
     learn: Callable[..., DrafterState]
     # (params, state, what was read [B, K+1, ...], draft, tokens [B, S] as of the draft, context) -> state
@@ -197,8 +198,8 @@ class Monitor(NamedTuple):
     """What policy, drafter and verifier share about the text, observed once a round."""
 
     init: Callable[..., MonitorState]  # (batch, **numbers) -> state
-    observe: Callable[[MonitorState, Array, Verdict, RoundContext], MonitorState]
-    # (state, logits [B, T, V], verdict, context) -> state; logits and not distributions, because only those of the
+    observe: Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
+    # (state, logits [B, T, V], result, context) -> state; logits and not distributions, because only those of the
     # emitted tokens matter: what is made of the others would be paid for too
 
 
@@ -226,7 +227,7 @@ class Statistics(NamedTuple):
     drafter_passes: Array  # [B] int32
     checked_passes: Array  # [B] int32, drafter passes whose distribution was only checked
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
-    reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
+    evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase

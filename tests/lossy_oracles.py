@@ -58,19 +58,19 @@ def easd(p, q, x, numbers):
     return [(accept, other / other.sum()), (1 - accept, residual(p, q))]
 
 
-def joint_distribution(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
+def joint_distribution(verify, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
     """The distribution [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
 
     `target` and `drafter` are tables [V, V, V] of probabilities by the last two tokens. A round drafts no more than the
     budget allows: `limit` - emitted - 1. `phases`, if given, is the function of a text (its emitted part) that says
-    which entry of the list `judge` judges the round that begins there.
+    which entry of the list `verify` verifies the round that begins there.
     """
     vocab = len(target)
     joint, texts = np.zeros((vocab,) * tokens), {(): 1.0}
     while texts:
         longer = defaultdict(float)
         for text, chance in texts.items():
-            rule = judge if phases is None else judge[phases(text)]
+            rule = verify if phases is None else verify[phases(text)]
             budget = min(drafts, limit - len(text) - 1)
             for new, share in round_distribution(rule, target, drafter, (0, 1, *text), budget, numbers).items():
                 whole = (text + new)[:tokens]
@@ -82,8 +82,8 @@ def joint_distribution(judge, target, drafter, *, numbers, drafts, tokens, limit
     return joint
 
 
-def round_distribution(judge, target, drafter, text, budget, numbers):
-    """{tokens: probability} of one round; drafts after a refusal don't matter, so they are never drawn here."""
+def round_distribution(verify, target, drafter, text, budget, numbers):
+    """{tokens: probability} of one round; drafts after a rejection don't matter, so they are never drawn here."""
     found = defaultdict(float)
     open_paths = [((), 1.0)]
     for _ in range(budget):
@@ -96,7 +96,7 @@ def round_distribution(judge, target, drafter, text, budget, numbers):
             for x in range(len(q)):
                 if q[x] == 0:
                     continue
-                for share, distribution in judge(p, q, x, seen):
+                for share, distribution in verify(p, q, x, seen):
                     if share <= 0:
                         continue
                     if distribution is None:
@@ -112,11 +112,11 @@ def round_distribution(judge, target, drafter, text, budget, numbers):
     return found
 
 
-def emitted_distribution(judge, p, q, numbers):
+def emitted_distribution(verify, p, q, numbers):
     """The distribution [V] of the token that stands where one token was drafted."""
     out = np.zeros(len(p))
     for x in range(len(q)):
-        for share, distribution in judge(p, q, x, numbers) if q[x] > 0 else []:
+        for share, distribution in verify(p, q, x, numbers) if q[x] > 0 else []:
             out += q[x] * share * (np.eye(len(p))[x] if distribution is None else distribution)
     return out
 

@@ -18,7 +18,7 @@ class RestlessState(NamedTuple):
 def restless(most=2):
     """Drafts its last token only after token 0, and sits out the round after one that lacked it.
 
-    Its state so depends on tokens that may be drawn and refused. That is lossless; but a decoder that reads a uniform
+    Its state so depends on tokens that may be drawn and rejected. That is lossless; but a decoder that reads a uniform
     twice (keyed on the position alone) shows under it.
     """
 
@@ -34,7 +34,7 @@ def restless(most=2):
     def proceed(state, distribution, token, drafted, context):
         return (drafted < most - 1) | (token == 0), state
 
-    def update(state, draft, verdict):
+    def update(state, draft, result):
         return RestlessState(draft.length != most - 1)
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.active.astype(jnp.float32))
@@ -64,7 +64,7 @@ def counting():
     def proceed(state, distribution, token, drafted, context):
         return (drafted < state.length) | (state.length % 2 == 1), state._replace(proceeds=state.proceeds + 1)
 
-    def update(state, draft, verdict):
+    def update(state, draft, result):
         return state._replace(updates=state.updates + 1)
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.length.astype(jnp.float32))

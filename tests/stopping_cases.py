@@ -11,7 +11,7 @@ from jax import lax
 
 from specdec_jax.numbers import select_rows
 from specdec_jax.sampling import distribution, make_warp
-from specdec_jax.types import Distribution, Draft, RoundContext, Verdict
+from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
 K, VOCAB = 7, 30
 ROUNDS, ROWS, MOST = 60, 12, 5
@@ -30,7 +30,7 @@ def outcome(drafted, accepted, most=K):
     drafted, accepted = np.asarray(drafted, np.int32), np.asarray(accepted, np.int32)
     rows = len(drafted)
     draft = Draft(jnp.zeros((rows, most), jnp.int32), None, jnp.zeros((rows, most), bool), jnp.asarray(drafted))
-    return draft, Verdict(jnp.zeros((rows, most + 1), jnp.int32), jnp.asarray(accepted + 1))
+    return draft, VerificationResult(jnp.zeros((rows, most + 1), jnp.int32), jnp.asarray(accepted + 1))
 
 
 def distribution_of_entropies(rows, seed=0, temperature=1.0):
@@ -103,7 +103,7 @@ def play_round(policy, state, now, distributions, tokens, hits):
     accepted, shown = jnp.minimum(run, drafted), policy.threshold(state)
     blank = jnp.zeros((len(zeros), MOST + 1), jnp.int32)
     draft = Draft(blank[:, :MOST], None, blank[:, :MOST] > 0, drafted)
-    state = policy.update(state, draft, Verdict(blank, accepted + 1))
+    state = policy.update(state, draft, VerificationResult(blank, accepted + 1))
     return state, (drafted, passes, accepted, shown)
 
 

@@ -74,7 +74,7 @@ def policy(where, says_no):
         begin=begin,
         check=check,
         proceed=proceed,
-        update=lambda state, draft, verdict: state,
+        update=lambda state, draft, result: state,
         threshold=lambda state: state.played.astype(jnp.float32),
     )
 
@@ -129,10 +129,10 @@ def test_honest_policies_that_act_there_only_pass(place):
     rule = policy(PLACES[place], by_chance if place == "token 2" else doubtful)
     report = lossless.prove_long_drafts(rule, rejection(), **FEW)
     assert report.lossless and report.alone and report.error < 1e-7
-    asked, refused = report.coverage.asked, report.coverage.refused
+    asked, declined = report.coverage.asked, report.coverage.declined
     if place.startswith("draft"):
         draft = int(place[-1])
-        assert report.coverage.shown == draft and refused[draft - 1] > 0 and refused.sum() == refused[draft - 1]
+        assert report.coverage.shown == draft and declined[draft - 1] > 0 and declined.sum() == declined[draft - 1]
     else:
         assert report.coverage.shown == MOST
     assert asked.min() > 0

@@ -22,7 +22,7 @@ WRONG = {
         "proceed .* answers int32[2]",
     ),
     "update": (
-        lambda state, draft, verdict: state._replace(draft_length=draft.length.astype(jnp.float32)),
+        lambda state, draft, result: state._replace(draft_length=draft.length.astype(jnp.float32)),
         "update .* float32[2]",
     ),
 }

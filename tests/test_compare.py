@@ -6,7 +6,7 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import compare
-from experiments.compare import equality_verdict, main
+from experiments.compare import equality_summary, main
 from specdec_jax.generation import build_pair, generate
 
 CONFIG = """
@@ -79,7 +79,7 @@ def test_a_row_says_what_was_decoded(finished, config):
     assert all(row["equals_plain"] is None for row in rows(out) if row["temperature"] > 0)
 
 
-def test_the_table_has_greedy_and_sampled_rows_and_the_verdict(finished):
+def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
     assert "Greedy: all 2 outputs equal plain decoding token for token." in text
@@ -162,13 +162,13 @@ def test_a_misspelt_key_and_no_config_at_all(config, tmp_path, monkeypatch, caps
     assert "python -m experiments.compare configs/demo.py" in capsys.readouterr().out
 
 
-def test_the_verdict_names_every_difference_and_its_gap():
+def test_the_equality_summary_names_every_difference_and_its_gap():
     def row(method, equal, position=None, gap=None):
         difference = None if equal else {"position": position, "tokens": [1, 2], "logit_gap": gap}
         return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
 
-    assert equality_verdict([row("a", None), row("a", None)]) == "No greedy outputs to compare."
-    lines = equality_verdict(
+    assert equality_summary([row("a", None), row("a", None)]) == "No greedy outputs to compare."
+    lines = equality_summary(
         [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
     ).splitlines()
     assert lines[0] == "Greedy: 1 of 4 outputs equal plain decoding token for token."

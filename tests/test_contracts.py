@@ -19,7 +19,7 @@ from specdec_jax.models import llama
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import static
-from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, Verdict, Verifier
+from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, VerificationResult, Verifier
 from specdec_jax.verification import rejection
 
 BATCH, MOST, VOCAB = 3, 4, 11
@@ -72,8 +72,8 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
         assert answer.shape == (BATCH,) and answer.dtype == bool
         same_shapes(state, after)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 2)
-    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
-    same_shapes(state, jax.jit(policy.update)(state, draft, verdict))
+    result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
+    same_shapes(state, jax.jit(policy.update)(state, draft, result))
     shown = policy.threshold(state)
     assert shown.shape == (BATCH,) and jnp.result_type(shown) == jnp.float32
 
@@ -85,14 +85,14 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
     drafted = jnp.zeros((BATCH,), jnp.int32)
     accepted = jnp.array([3, 1, 2], jnp.int32)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 3)
-    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
+    result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
 
     def play(order):
         pick = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], tree)  # noqa: E731
         state = pick(policy.init(BATCH))
         draw, state = policy.check(state, pick(seen), drafted, pick(now))
         go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
-        return draw, go_on, policy.update(state, draft, pick(verdict))
+        return draw, go_on, policy.update(state, draft, pick(result))
 
     whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
     back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)
@@ -141,14 +141,14 @@ def test_a_verifiers_lengths_are_a_distribution(name):
 
 # A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): those meet `static` alone.
 LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
-JUDGED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
+VERIFIED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
 
 
-@pytest.mark.parametrize(("policy", "verifier"), JUDGED)
+@pytest.mark.parametrize(("policy", "verifier"), VERIFIED)
 def test_what_calls_itself_lossless_is(policy, verifier):
-    judge = find_factory("verifier", verifier)()
-    report = lossless.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
-    assert report.lossless == judge.lossless, f"total variation {report.total_variation}"
+    built = find_factory("verifier", verifier)()
+    report = lossless.prove_exactly(find_factory("policy", policy)(), built, batches=(3,), chosen=(False,))
+    assert report.lossless == built.lossless, f"total variation {report.total_variation}"
 
 
 # At their defaults these never say no within five drafts: what they would be is shown for others.
@@ -167,10 +167,10 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
-    judge = find_factory("verifier", name)()
-    report = lossless.prove_long_drafts(static(), judge, policy_numbers={"draft_length": 5}, rounds=2)
-    assert report.lossless == judge.lossless, report.error
-    assert judge.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
+    built = find_factory("verifier", name)()
+    report = lossless.prove_long_drafts(static(), built, policy_numbers={"draft_length": 5}, rounds=2)
+    assert report.lossless == built.lossless, report.error
+    assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -137,7 +137,8 @@ def assert_same_counts(state, row, rounds):
     for k in range(K):
         drafted = [turn for turn in rounds if turn["drafted"] > k]
         assert counts.drafted_at[k] == len(drafted)
-        assert counts.reached_at[k] == sum(turn["emitted"] > k for turn in drafted)  # a text that ended reaches nothing
+        # A text that ended evaluates nothing.
+        assert counts.evaluated_at[k] == sum(turn["emitted"] > k for turn in drafted)
         assert counts.accepted_at[k] == sum(turn["accepted"] > k for turn in drafted)
     histogram = [sum(turn["accepted"] == k for turn in rounds) for k in range(K + 1)]
     assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)

@@ -49,13 +49,13 @@ def as_used(numbers):
     }
 
 
-def oracle(judge, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKENS):
+def oracle(verify, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKENS):
     target, drafter = tables(toy, warp)
     used = as_used(numbers)
     if warp["temperature"] == 0:
         used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
     shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
-    return plain.joint_distribution(judge, target, drafter, numbers=used, **shape)
+    return plain.joint_distribution(verify, target, drafter, numbers=used, **shape)
 
 
 def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options):
@@ -76,9 +76,9 @@ def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_enumerated_distribution_is_that_of_the_paths(name):
-    verifier, judge, numbers = CASES[name]
+    verifier, kind, numbers = CASES[name]
     for case in enumerated(verifier, numbers).cases:
-        expected = oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, numbers)
+        expected = oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, numbers)
         np.testing.assert_allclose(case.distribution, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
         np.testing.assert_allclose(expected.sum(), 1.0)
 
@@ -86,12 +86,12 @@ def test_the_enumerated_distribution_is_that_of_the_paths(name):
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd"])
 def test_another_number_is_another_distribution(name):
     """The control of the test above: paths with a number a little off do not have the distribution of ours."""
-    verifier, judge, numbers = CASES[name]
-    key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[judge]
+    verifier, kind, numbers = CASES[name]
+    key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[kind]
     wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
     cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
     apart = [
-        np.abs(case.distribution - oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, wrong)).sum()
+        np.abs(case.distribution - oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, wrong)).sum()
         for case in cases
     ]
     assert max(apart) > 1e-3
@@ -114,7 +114,7 @@ def test_the_distance_begins_at_nothing_and_grows(verifier, sweep):
     assert distances[0] < 1e-12 and np.all(np.diff(distances) > 1e-3), distances
 
 
-def judged(verifier, numbers, draft, target, warp):
+def verified(verifier, numbers, draft, target, warp):
     rows = len(draft.length)
     zeros = jnp.zeros(rows, jnp.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
@@ -141,17 +141,19 @@ def random_case(rows, temperature, chosen=False, seed=0):
 @pytest.mark.parametrize("chosen", [False, True])
 def test_lenience_1_is_rejection_to_the_last_bit(temperature, chosen):
     case = random_case(200, temperature, chosen)
-    for one, other in zip(judged(lenience(), {"lenience": 1.0}, *case), judged(rejection(), {}, *case), strict=True):
+    for one, other in zip(
+        verified(lenience(), {"lenience": 1.0}, *case), verified(rejection(), {}, *case), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(judged(lenience(), {"lenience": 0.3}, *case)[0], judged(rejection(), {}, *case)[0])
+    assert not np.array_equal(verified(lenience(), {"lenience": 0.3}, *case)[0], verified(rejection(), {}, *case)[0])
 
 
 @pytest.mark.parametrize(("temperature", "chosen"), [(0.0, False), (0.8, True)])
 def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
     case = random_case(200, temperature, chosen)
     zero = {"drafter_entropy": 0.0, "target_entropy": 0.0, "overlap": 0.0}
-    lengths, weights = judged(easd(), zero, *case)
-    expected, others = judged(rejection(), {}, *case)
+    lengths, weights = verified(easd(), zero, *case)
+    expected, others = verified(rejection(), {}, *case)
     np.testing.assert_array_equal(lengths, expected)
     reached = np.isfinite(expected).T  # [K+1, B]
     found, wanted = (values[reached] / values[reached].sum(-1, keepdims=True) for values in (weights, others))
@@ -160,8 +162,8 @@ def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
 
 def test_typical_at_temperature_0_keeps_first_choices_only():
     draft, target, warp = random_case(200, 0.0)
-    expected, _ = judged(rejection(), {}, draft, target, warp)
-    np.testing.assert_array_equal(judged(typical(), {}, draft, target, warp)[0], expected)
+    expected, _ = verified(rejection(), {}, draft, target, warp)
+    np.testing.assert_array_equal(verified(typical(), {}, draft, target, warp)[0], expected)
 
 
 # Phases
@@ -171,13 +173,13 @@ def last_is_odd(text):
     return text[-1] % 2 if text else 0
 
 
-def test_by_phase_judges_each_round_by_its_phase():
+def test_by_phase_verifies_each_round_by_its_phase():
     numbers = {"lenience": 0.4}
     for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
-        judges = [plain.lenience, plain.rejection]
-        expected = oracle(judges, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        rules = [plain.lenience, plain.rejection]
+        expected = oracle(rules, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
         np.testing.assert_allclose(case.distribution, expected, atol=1e-6)
-        turned = oracle(judges[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        turned = oracle(rules[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
         assert np.abs(turned - expected).sum() > 1e-3
 
 
@@ -240,9 +242,9 @@ def test_what_they_refuse(factory, numbers, message):
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
 def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name):
-    verifier, judge, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
+    verifier, kind, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
     toy, limit = toy_pair(3, 0), TOKENS + DRAFTS
-    rules, phases = plain.VERIFIERS[judge], None
+    rules, phases = plain.VERIFIERS[kind], None
     if name == "by_phase":
         rules, phases = [plain.lenience, plain.rejection], last_is_odd
     expected = oracle(rules, toy, WARPS[0], numbers, limit, phases)

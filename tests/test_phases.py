@@ -18,7 +18,7 @@ from specdec_jax.numbers import numbers_of
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, phase_length, static
-from specdec_jax.types import RoundContext, Verdict
+from specdec_jax.types import RoundContext, VerificationResult
 from specdec_jax.verification import rejection
 
 NUMBERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
@@ -71,8 +71,8 @@ def test_rounds_of_any_length_find_the_same_phases(raw):
     context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
     for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
         block = np.stack([logits[row, at[row] : at[row] + 4] for row in range(2)])
-        verdict = Verdict(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
-        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), verdict, context), at + lengths
+        result = VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
+        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), result, context), at + lengths
     assert at.tolist() == [24, 24]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
 

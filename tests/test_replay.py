@@ -285,12 +285,12 @@ UNREADABLE = {
         check=lambda state, distribution, drafted, context: (jnp.where(distribution.top_token == 2, True, False), state)
     ),
     "which token was drawn": reading(proceed=by_token),
-    "the drafted tokens": reading(update=lambda state, draft, verdict: state._replace(draft_length=draft.tokens[:, 0])),
+    "the drafted tokens": reading(update=lambda state, draft, result: state._replace(draft_length=draft.tokens[:, 0])),
     "the emitted tokens": reading(
-        update=lambda state, draft, verdict: state._replace(draft_length=jnp.max(verdict.tokens, axis=1))
+        update=lambda state, draft, result: state._replace(draft_length=jnp.max(result.tokens, axis=1))
     ),
     "the distributions that drafts were drawn from": reading(
-        update=lambda state, draft, verdict: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
+        update=lambda state, draft, result: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
     ),
     "the monitor's entropy": reading(begin=lambda state, context: (context.monitor.entropy > 1, state)),
 }

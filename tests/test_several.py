@@ -68,9 +68,10 @@ def rounds_of(state, row):
 def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
     joined = several([table() for _ in range(drafters)], prior=0.0, drift=0.0)
-    rule, judge = adaedl(), verifier()
+    rule, verification = adaedl(), verifier()
     alone, among = (
-        decode(drafter, weights, policy=rule, verifier=judge) for drafter, weights in ((table(), BAD), (joined, params))
+        decode(drafter, weights, policy=rule, verifier=verification)
+        for drafter, weights in ((table(), BAD), (joined, params))
     )
     np.testing.assert_array_equal(among.tokens, alone.tokens)
     jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
@@ -206,7 +207,7 @@ def asking_prices():
     def proceed(state, distribution, token, drafted, context):
         return context.price <= state[0], state
 
-    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, verdict: state, lambda state: state[1])
+    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
 def test_rules_are_told_who_drafts_at_what_price():

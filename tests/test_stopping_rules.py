@@ -11,7 +11,7 @@ from stopping_cases import K, context, distribution_of_entropies, outcome
 from specdec_jax import stopping
 from specdec_jax.choices import find_factory, names
 from specdec_jax.stopping import _arms, adaptive_gamma, bandit, goodput, hf_confidence, policy_bandit
-from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
@@ -61,11 +61,11 @@ def test_a_rule_reads_no_more_of_a_distribution_than_a_replay_keeps(name):
     jax.tree.map(np.testing.assert_array_equal, ask(distribution, token), ask(little, zeros()))
 
 
-def test_positions_reached():
-    """3 drafted: 1 accepted judges two of them; all accepted judges three; beyond the buffer nothing is remembered."""
-    judged, accepted = reached(*outcome([3, 3, 0, 3], [1, 3, 0, 0]), positions=4)
-    assert np.asarray(judged).sum(axis=1).tolist() == [2, 3, 0, 1]
-    assert np.asarray(judged & accepted).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0] * 4, [0] * 4]
+def test_positions_evaluated():
+    """3 drafted: 1 accepted evaluates two of them; all accepted three; beyond the buffer nothing is remembered."""
+    evaluated, accepted = evaluated_positions(*outcome([3, 3, 0, 3], [1, 3, 0, 0]), positions=4)
+    assert np.asarray(evaluated).sum(axis=1).tolist() == [2, 3, 0, 1]
+    assert np.asarray(evaluated & accepted).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0] * 4, [0] * 4]
     buffer = remember(jnp.zeros((3, 2)), jnp.array([0, 1, 2]), jnp.array([5.0, 6.0, 7.0]))
     assert buffer.tolist() == [[5, 0], [0, 6], [0, 0]]
 

@@ -10,7 +10,7 @@ import pytest
 from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
-from specdec_jax.types import Distribution, Draft, RoundContext, Verdict
+from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
 K = 6
 DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
@@ -37,7 +37,7 @@ def compiled(policy):
 def outcome(drafted, accepted):
     rows = len(drafted)
     draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted, jnp.int32))
-    return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
+    return draft, VerificationResult(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
 
 
 def weights(bias, entropy, confidence, next_bias, next_slope):
@@ -94,9 +94,9 @@ class Twin:
         return self.gain(first, self.chance(p.next_bias), drafted, room - drafted, 0)
 
     def update(self, drafted, accepted):
-        judged = self.told[: min(drafted, accepted + 1)]
-        excess = sum((index < accepted) - told for index, told in enumerate(judged))
-        information = sum(told * (1 - told) for told in judged)
+        evaluated = self.told[: min(drafted, accepted + 1)]
+        excess = sum((index < accepted) - told for index, told in enumerate(evaluated))
+        information = sum(told * (1 - told) for told in evaluated)
         self.precision = self.p0 + self.decay * (self.precision - self.p0) + information
         kept = 1 - (1 - self.decay) * self.p0 / self.precision
         self.offset = min(max(self.offset * kept + excess / self.precision, -4), 4)

@@ -1,4 +1,4 @@
-"""update_every: the wrapped rule learns every n-th round that drafted, on that round's verdict; all else is its own."""
+"""update_every: the wrapped rule learns every n-th round that drafted, on that round's result; all else is its own."""
 
 import jax
 import numpy as np

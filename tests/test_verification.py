@@ -48,11 +48,11 @@ def context(rows):
     return RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), make_warp(rows), ())
 
 
-def judged(verifier, draft, target):
+def verified(verifier, draft, target):
     rows = len(draft.length)
 
     @jax.jit
-    def judge(draft, target):
+    def verify(draft, target):
         log_prob_accepted, next_distribution, _ = verifier.verify(
             verifier.init(rows), draft, target, target.log_prob, context(rows)
         )
@@ -60,12 +60,12 @@ def judged(verifier, draft, target):
             [next_distribution(jnp.full(rows, k, jnp.int32)) for k in range(K + 1)], axis=1
         )
 
-    return [np.asarray(result) for result in judge(draft, target)]
+    return [np.asarray(result) for result in verify(draft, target)]
 
 
 def compare(name, rows, tolerance, **options):
     draft, target, (drafts, length, q) = case(rows, **options)
-    log_prob_accepted, weights = judged(FACTORIES[name](), draft, target)
+    log_prob_accepted, weights = verified(FACTORIES[name](), draft, target)
     prob = np.exp(np.asarray(target.log_prob, np.float64))
     length_distribution, next_distribution = oracles.VERIFIERS[name]
     for row in range(rows):
@@ -107,14 +107,14 @@ def test_all_verifiers_agree_at_temperature_0(name):
 def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
     """Block verification once gave NaN where a prefix is certain: 1 - h rounded below zero."""
     draft, target, _ = case(3000, seed=3, same=same)
-    log_prob_accepted, weights = judged(FACTORIES[name](), draft, target)
+    log_prob_accepted, weights = verified(FACTORIES[name](), draft, target)
     np.testing.assert_allclose(np.exp(log_prob_accepted).sum(axis=1), 1.0, atol=2e-5)
     assert np.isfinite(weights).all() and (weights >= 0).all()
 
 
 def test_block_verification_accepts_more():
     draft, target, _ = case(500, seed=4)
-    accepted = [np.exp(judged(v(), draft, target)[0]) @ np.arange(K + 1) for v in (rejection, block)]
+    accepted = [np.exp(verified(v(), draft, target)[0]) @ np.arange(K + 1) for v in (rejection, block)]
     assert accepted[1].mean() > accepted[0].mean() + 0.01
 
 
@@ -147,9 +147,9 @@ def test_without_drafts_the_next_token_is_the_targets(name):
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_a_row_is_judged_as_if_alone(name):
+def test_a_row_is_verified_as_if_alone(name):
     draft, target, _ = case(12, seed=5, temperature=0.0 if name == "greedy" else 1.0)
     take = functools.partial(jax.tree.map, lambda leaf: leaf[3:4])
-    together, alone = judged(FACTORIES[name](), draft, target), judged(FACTORIES[name](), take(draft), take(target))
+    together, alone = verified(FACTORIES[name](), draft, target), verified(FACTORIES[name](), take(draft), take(target))
     for many, one in zip(together, alone, strict=True):
         np.testing.assert_array_equal(many[3:4], one)

@@ -116,7 +116,7 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
     for index in range(trace.max_draft_length):
         looked = played & (index < passes)
         on_path = trace.path[text, np.minimum(at + index, last), ENTROPY]
-        # The first distribution after the accepted tokens is the path's own; what follows a refused token is in its
+        # The first distribution after the accepted tokens is the path's own; what follows a rejected token is in its
         # tail.
         rejected = trace.tail_of[text, np.minimum(at + accepted, last)]
         beyond = trace.tails[rejected, np.clip(index - accepted, 0, trace.max_draft_length - 1), ENTROPY]

@@ -1,11 +1,11 @@
 """Replay: any stopping rule over a trace, without a model, many settings at once.
 
 What is exact: with token rejection (and under greedy decoding) a replay's rounds have the distribution of a live run's,
-whatever the rule, because a rule sees only the drafter's distributions and its own verdicts; under greedy decoding they
-are the live rounds themselves, up to ties in the numerics of the two programs. What is not: block and lossy verifiers
-accept other tokens; a rule that reads more of a distribution than its statistics and the probability of the drafted
-token cannot be replayed and says so (unrecorded.py); drafts longer than the trace's tails cannot be followed; a clock
-is the cost model's.
+whatever the rule, because a rule sees only the drafter's distributions and the results of its own verifications; under
+greedy decoding they are the live rounds themselves, up to ties in the numerics of the two programs. What is not: block
+and lossy verifiers accept other tokens; a rule that reads more of a distribution than its statistics and the
+probability of the drafted token cannot be replayed and says so (unrecorded.py); drafts longer than the trace's tails
+cannot be followed; a clock is the cost model's.
 """
 
 import functools

@@ -18,7 +18,7 @@ from specdec_jax.types import (
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
     Warp,
 )
 
@@ -183,8 +183,8 @@ def _end(
         one_hot=jnp.zeros((size, most), bool),
         length=rows.drafted,
     )
-    verdict = Verdict(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
-    state = select_rows(ends, policy.update(rows.policy, draft, verdict), rows.policy)
+    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]
     emitted = jnp.minimum(rows.accepted + 1, length - rows.at)
     accepted = jnp.minimum(rows.accepted, emitted)

@@ -216,7 +216,7 @@ def _compare(
 ) -> _Path:
     """Both distributions before the tokens `text` [B, C]: would the drafter's token have become the text's, or which?
 
-    Where the text is `over` the drafter's token is nobody's to refuse: it is drawn from q.
+    Where the text is `over` the drafter's token is nobody's to reject: it is drawn from q.
     """
     p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
     p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)

@@ -29,7 +29,7 @@ from specdec_jax.types import (
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
 )
 
 
@@ -116,8 +116,8 @@ def ngram(
         fresh = init(params, length.shape[0], 0) if not keep else state
         return _count_all(state, fresh, tokens, length, lengths, buckets)
 
-    def read(distributions: Distribution, draft: Draft, verdict: Verdict, context: RoundContext) -> Array:
-        del draft, verdict, context
+    def read(distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext) -> Array:
+        del draft, result, context
         if fill == 1:
             return distributions.top_token[:, :, None]
         values, tokens = lax.top_k(

@@ -31,7 +31,7 @@ from specdec_jax.types import (
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
 )
 
 PHASES = 2
@@ -259,8 +259,10 @@ def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
     if not watching:
         return None
 
-    def read(distributions: Distribution, draft: Draft, verdict: Verdict, context: RoundContext) -> dict[int, Any]:
-        return {index: observer.read(distributions, draft, verdict, context) for index, observer in watching.items()}
+    def read(
+        distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
+    ) -> dict[int, Any]:
+        return {index: observer.read(distributions, draft, result, context) for index, observer in watching.items()}
 
     def learn(
         params: Sequence[Params],

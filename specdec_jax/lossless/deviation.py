@@ -2,8 +2,8 @@
 
 A position at which nothing was drafted, the bonus token among them, has the target's own distribution. Where x was
 drafted from q, each function below gives the distribution of the token that is emitted there, given that everything
-before it was accepted; summing over x costs V, not V * V, because what follows a refusal does not depend on x, or does
-so by one entry.
+before it was accepted; summing over x costs V, not V * V, because what follows a rejection does not depend on x, or
+does so by one entry.
 
 `deviations` measures them along given texts of real models, by passes over the text: as if at every position a token
 had been drafted. How far whole texts go astray is not in it; on toys `losslessness.prove_exactly` sums that.

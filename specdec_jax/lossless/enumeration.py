@@ -1,4 +1,4 @@
-"""The exact output distribution of one decoding on a toy model: every draft, every verdict, round after round.
+"""The exact output distribution of one decoding on a toy model: every draft, every verification, round after round.
 
 States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
 it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
@@ -17,7 +17,7 @@ from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.numbers import host, select_rows
 from specdec_jax.sampling import distribution, make_warp
-from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, Verdict, Verifier
+from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 PROMPT = np.array([[0, 1]], np.int32)
 
@@ -112,7 +112,7 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
     joint = np.zeros((vocab,) * setting.tokens)
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
-        outcomes = judged(setting, nodes, branches)
+        outcomes = verified(setting, nodes, branches)
         following = _merged(after(setting, nodes, branches, outcomes, np.nonzero(outcomes.chance)))
         done = following.emitted >= setting.tokens
         finished = take(following, done)
@@ -205,7 +205,7 @@ class Outcomes(NamedTuple):
     verifier: Any  # its state after the round, [M, ...]
 
 
-def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
+def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
     vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
     context = take(context_of(setting, nodes), branches.node)
@@ -220,7 +220,7 @@ def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     )
     state = take(nodes.verifier, branches.node)
     distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
-    log_prob_accepted, weights, state = _judge(setting.verifier, setting.batch, most)(
+    log_prob_accepted, weights, state = _verification(setting.verifier, setting.batch, most)(
         context, state, draft, distributions
     )
     lengths = drawn_distribution(np.exp(log_prob_accepted))
@@ -244,26 +244,26 @@ def after(
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
-    verdict = Verdict(host(new), host((accepted + 1).astype(np.int32)))
-    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), verdict)
+    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)))
+    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor, setting.batch)
-        monitor = watch(context, monitor, take(outcomes.distributions, branch), verdict)
+        monitor = watch(context, monitor, take(outcomes.distributions, branch), result)
     node = branches.node[branch]
-    tokens = _appended(nodes.tokens[node], nodes.emitted[node], verdict)
+    tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
     chance = outcomes.chance[branch, accepted, token]
-    emitted = (nodes.emitted[node] + verdict.length).astype(np.int32)
+    emitted = (nodes.emitted[node] + result.length).astype(np.int32)
     return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
 
 
-def _appended(tokens: np.ndarray, emitted: np.ndarray, verdict: Verdict) -> np.ndarray:
+def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResult) -> np.ndarray:
     """Texts with a round's tokens after those emitted before; what does not fit is left out."""
     tokens = tokens.copy()
-    for k in range(verdict.tokens.shape[1]):
+    for k in range(result.tokens.shape[1]):
         place = 2 + emitted + k
-        rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
-        tokens[rows, place[rows]] = verdict.tokens[rows, k]
+        rows = np.flatnonzero((k < result.length) & (place < tokens.shape[1]))
+        tokens[rows, place[rows]] = result.tokens[rows, k]
     return tokens
 
 
@@ -293,8 +293,8 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
         go_on, new = policy.begin(state, context)
         return go_on & context.alive, select_rows(context.alive, new, state)
 
-    def update(context: RoundContext, state: Any, draft: Draft, verdict: Verdict) -> Any:
-        return select_rows(context.alive, policy.update(state, draft, verdict), state)
+    def update(context: RoundContext, state: Any, draft: Draft, result: VerificationResult) -> Any:
+        return select_rows(context.alive, policy.update(state, draft, result), state)
 
     return _Rules(
         begin=in_batches(begin, batch),
@@ -312,26 +312,26 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
 
 
 @functools.lru_cache(maxsize=64)
-def _judge(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+def _verification(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
-    def judge(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
+    def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(
             state, draft, distributions, distributions.log_prob, context
         )
         weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
         return log_prob_accepted, jnp.stack(weights, axis=1), state
 
-    return in_batches(judge, batch)
+    return in_batches(verify, batch)
 
 
 @functools.lru_cache(maxsize=64)
 def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
-    """(context, state, distributions, verdict) -> state, of rows that are not finished."""
+    """(context, state, distributions, result) -> state, of rows that are not finished."""
 
-    def observe(context: RoundContext, state: Any, distributions: Distribution, verdict: Verdict) -> Any:
+    def observe(context: RoundContext, state: Any, distributions: Distribution, result: VerificationResult) -> Any:
         assert distributions.raw_log_prob is not None  # logits, but for a constant
-        return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, verdict, context), state)
+        return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, result, context), state)
 
     return in_batches(observe, batch)
 

@@ -127,7 +127,7 @@ def _play(setting: Setting, numbers: Numbers, rounds: int) -> tuple[float, int, 
     nodes = enumeration.first_nodes(setting, numbers, prompts, toy)
     for index in range(rounds):
         branches = enumeration.draft_tree(setting, nodes)
-        outcomes = enumeration.judged(setting, nodes, branches)
+        outcomes = enumeration.verified(setting, nodes, branches)
         worst = max(worst, round_error(setting, nodes, branches, outcomes))
         chosen = _one_each(rng, branches, outcomes, len(prompts))
         following = enumeration.after(setting, nodes, branches, outcomes, chosen)
@@ -150,7 +150,7 @@ def _stands_alone(
     order = rng.permutation(len(nodes.emitted))
     other = setting._replace(tally=Tally(setting.most))
     shuffled = enumeration.draft_tree(other, take(nodes, order))
-    again = enumeration.judged(other, take(nodes, order), shuffled)
+    again = enumeration.verified(other, take(nodes, order), shuffled)
     shuffled = shuffled._replace(node=order[shuffled.node])
     first, second = _sorted(branches), _sorted(shuffled)
     if len(first) != len(second):

@@ -8,7 +8,7 @@ import numpy as np
 from specdec_jax.models.adapters import TokenCache, from_function
 from specdec_jax.numbers import per_row
 from specdec_jax.phase import REASONING, ROUTINE
-from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, Verdict
+from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, VerificationResult
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
 
@@ -80,9 +80,9 @@ def toy_phases() -> Monitor:
     def init(batch: int) -> ToyPhases:
         return ToyPhases(per_row(batch, ROUTINE, "phase", dtype=jnp.int32))
 
-    def observe(state: ToyPhases, logits: Array, verdict: Verdict, context: RoundContext) -> ToyPhases:
+    def observe(state: ToyPhases, logits: Array, result: VerificationResult, context: RoundContext) -> ToyPhases:
         del logits, context
-        last = jnp.take_along_axis(verdict.tokens, verdict.length[:, None] - 1, axis=1)[:, 0]
+        last = jnp.take_along_axis(result.tokens, result.length[:, None] - 1, axis=1)[:, 0]
         return ToyPhases(jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype))
 
     return Monitor(init, observe)

@@ -20,7 +20,7 @@ from specdec_jax.numbers import per_row, select_rows
 from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.sampling import distribution
 from specdec_jax.sampling import raw_entropy as raw_entropy_of
-from specdec_jax.types import Array, Monitor, Phases, RoundContext, Verdict
+from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
 
 
 def phases(raw_entropy: bool = True) -> Monitor:
@@ -52,13 +52,13 @@ def phases(raw_entropy: bool = True) -> Monitor:
         _check_order(state)
         return state
 
-    def observe(state: Phases, logits: Array, verdict: Verdict, context: RoundContext) -> Phases:
+    def observe(state: Phases, logits: Array, result: VerificationResult, context: RoundContext) -> Phases:
         def body(index: Array, state: Phases) -> Phases:
             seen = lax.dynamic_index_in_dim(logits, index, axis=1, keepdims=False)
             value = raw_entropy_of(seen) if raw_entropy else distribution(seen, context.warp).entropy
-            return select_rows(index < verdict.length, observe_token(state, value), state)
+            return select_rows(index < result.length, observe_token(state, value), state)
 
-        return lax.fori_loop(0, jnp.max(verdict.length), body, state)
+        return lax.fori_loop(0, jnp.max(result.length), body, state)
 
     return Monitor(init, observe)
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, VerificationResult
 
 
 def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
@@ -26,9 +26,9 @@ def always_proceed(
     return jnp.ones_like(context.alive), state
 
 
-def no_update(state: PolicyState, draft: Draft, verdict: Verdict) -> PolicyState:
-    """The verdict teaches nothing."""
-    del draft, verdict
+def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
+    """The result of the verification teaches nothing."""
+    del draft, result
     return state
 
 

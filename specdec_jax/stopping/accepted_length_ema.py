@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_jax.numbers import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
 class AcceptedLengthEMAState(NamedTuple):
@@ -59,9 +59,9 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
             warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
         )
 
-    def update(state: AcceptedLengthEMAState, draft: Draft, verdict: Verdict) -> AcceptedLengthEMAState:
+    def update(state: AcceptedLengthEMAState, draft: Draft, result: VerificationResult) -> AcceptedLengthEMAState:
         drafted = draft.length > 0
-        accepted = (verdict.length - 1).astype(jnp.float32)
+        accepted = (result.length - 1).astype(jnp.float32)
         average = jnp.where(drafted, (1.0 - state.weight) * state.average + state.weight * accepted, state.average)
         rounds = state.rounds + drafted.astype(jnp.int32)
         since = rounds - state.warmup

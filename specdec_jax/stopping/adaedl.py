@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specdec_jax.numbers import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class AdaEDLState(NamedTuple):
@@ -81,6 +81,6 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
     return StoppingPolicy(init, always_begin, check, proceed, update_threshold, lambda state: state.threshold)
 
 
-def update_threshold(state: AdaEDLState, draft: Draft, verdict: Verdict) -> AdaEDLState:
+def update_threshold(state: AdaEDLState, draft: Draft, result: VerificationResult) -> AdaEDLState:
     """Algorithm 1 moves lambda."""
-    return state._replace(control=algorithm_1(state.control, draft, verdict))
+    return state._replace(control=algorithm_1(state.control, draft, result))

@@ -16,7 +16,7 @@ import numpy as np
 from specdec_jax.numbers import per_row
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 6.0
 
@@ -65,7 +65,7 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
         state = state._replace(arms=state.arms._replace(arm=arm), draft_length=jnp.asarray(choices)[arm])
         return jnp.ones_like(context.alive), state
 
-    def update(state: BanditState, draft: Draft, verdict: Verdict) -> BanditState:
-        return state._replace(arms=learn(state.arms, verdict.length, draft.length, draft.length))
+    def update(state: BanditState, draft: Draft, result: VerificationResult) -> BanditState:
+        return state._replace(arms=learn(state.arms, result.length, draft.length, draft.length))
 
     return StoppingPolicy(init, begin, always_draw, proceed_to_length, update, show_length)

@@ -22,7 +22,7 @@ from specdec_jax.numbers import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class DraftAndVerifyState(NamedTuple):
@@ -76,9 +76,9 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
     return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
 
 
-def _update(state: DraftAndVerifyState, draft: Draft, verdict: Verdict) -> DraftAndVerifyState:
+def _update(state: DraftAndVerifyState, draft: Draft, result: VerificationResult) -> DraftAndVerifyState:
     full_length = draft.tokens.shape[1]
-    rate = (verdict.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+    rate = (result.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
     match = state.match_decay * state.match + (1.0 - state.match_decay) * rate
     lower = jnp.where(draft.length != full_length, state.threshold - state.step, state.threshold)
     proposal = jnp.where(match < state.target_match, state.threshold + state.step, lower)

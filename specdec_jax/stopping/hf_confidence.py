@@ -21,9 +21,9 @@ import numpy as np
 
 from specdec_jax.numbers import host, per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
-from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class _History(NamedTuple):
@@ -92,9 +92,9 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
     return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
 
 
-def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfidenceState:
+def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:
     assert state.history is not None
-    history = _with_round(state.history, draft, verdict)
+    history = _with_round(state.history, draft, result)
     accepted_above, rejected_above = (
         counts.astype(jnp.float32) for counts in (history.accepted_above, history.rejected_above)
     )
@@ -110,18 +110,18 @@ def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfid
     return HFConfidenceState(jnp.where(ready, fitted, state.threshold), history)
 
 
-def _with_round(history: _History, draft: Draft, verdict: Verdict) -> _History:
+def _with_round(history: _History, draft: Draft, result: VerificationResult) -> _History:
     """The counts with this round's samples."""
     bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
     above = probability[:, :, None] >= _edges(bins)[None, None, :]  # [B, P, bins]
-    judged, accepted = reached(draft, verdict, probability.shape[1])
+    evaluated, accepted = evaluated_positions(draft, result, probability.shape[1])
 
     def count(chosen: Array) -> Array:
         return jnp.sum(above & chosen[:, :, None], axis=1, dtype=jnp.int32)
 
     return history._replace(
-        accepted_above=history.accepted_above + count(judged & accepted),
-        rejected_above=history.rejected_above + count(judged & ~accepted),
+        accepted_above=history.accepted_above + count(evaluated & accepted),
+        rejected_above=history.rejected_above + count(evaluated & ~accepted),
     )
 
 

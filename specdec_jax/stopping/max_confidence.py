@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specdec_jax.numbers import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class MaxConfidenceState(NamedTuple):
@@ -61,8 +61,8 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
         draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
         return draw, state._replace(failed=failed)
 
-    def update(state: MaxConfidenceState, draft: Draft, verdict: Verdict) -> MaxConfidenceState:
-        return state._replace(control=algorithm_1(state.control, draft, verdict))
+    def update(state: MaxConfidenceState, draft: Draft, result: VerificationResult) -> MaxConfidenceState:
+        return state._replace(control=algorithm_1(state.control, draft, result))
 
     return StoppingPolicy(
         init if adaptive else init_fixed,

@@ -1,7 +1,7 @@
 """Draft length by phase: longer drafts in routine text, shorter ones where the target hesitates.
 
 Entropy-aware systems change the draft length with the phase of the text (`monitors/phases.py`): where the target's
-running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are refused and
+running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are rejected and
 short ones waste less. Alone this is a static length a phase; around another rule it is a cap a phase, and the rule may
 stop sooner.
 """
@@ -15,7 +15,7 @@ from specdec_jax.numbers import numbers_of, per_row, with_numbers
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
 class PhaseLengthState(NamedTuple):
@@ -60,8 +60,8 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         answer, own = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
         return answer & (drafted < state.draft_length), state._replace(policy=own)
 
-    def update(state: PhaseLengthState, draft: Draft, verdict: Verdict) -> PhaseLengthState:
-        return state._replace(policy=inner.update(state.policy, draft, verdict))
+    def update(state: PhaseLengthState, draft: Draft, result: VerificationResult) -> PhaseLengthState:
+        return state._replace(policy=inner.update(state.policy, draft, result))
 
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)

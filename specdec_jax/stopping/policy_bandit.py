@@ -23,7 +23,7 @@ from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
 from specdec_jax.stopping.svip import svip
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
@@ -80,12 +80,12 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     ) -> tuple[Array, PolicyBanditState]:
         return ask(state, "proceed", distribution, token, drafted, context)
 
-    def update(state: PolicyBanditState, draft: Draft, verdict: Verdict) -> PolicyBanditState:
+    def update(state: PolicyBanditState, draft: Draft, result: VerificationResult) -> PolicyBanditState:
         inner = tuple(
-            select_rows(state.arms.arm == index, rule.update(own, draft, verdict), own)
+            select_rows(state.arms.arm == index, rule.update(own, draft, result), own)
             for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True))
         )
-        return state._replace(arms=learn(state.arms, verdict.length, state.passes, draft.length), policies=inner)
+        return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=inner)
 
     ask = functools.partial(_ask, rules)
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32))

@@ -14,7 +14,7 @@ The chance of a token is a logistic function of the distribution's entropy and l
 tokens whose distribution is not known yet is their mean, moved a little by the last distribution. The few weights are a
 prior, learnt once per pair of models (analysis/calibration.py) for greedy and for sampled decoding. One number a row,
 an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
-positions that are rarely reached need no estimate of their own.
+positions that are rarely evaluated need no estimate of their own.
 
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
@@ -27,9 +27,9 @@ import numpy as np
 
 from specdec_jax.numbers import per_row, vector_per_row
 from specdec_jax.sampling import log_prob_of
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._price import price
-from specdec_jax.stopping._reached import reached, remember
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
 
@@ -82,7 +82,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate` gives what
     it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the
     pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k unless
-    given), greedy and sampled (a Prior each), prior_precision (6: how many judged tokens' worth the prior is, roughly
+    given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is, roughly
     times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R
     before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
 
@@ -163,8 +163,8 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         later = _chance(state, prior.next_bias)
         return _gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
 
-    def update(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
-        return _learn_rate(_learn_offset(state, draft, verdict, positions), draft, verdict)
+    def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
+        return _learn_rate(_learn_offset(state, draft, result, positions), draft, result)
 
     return StoppingPolicy(init, begin, check, proceed, update, _rate)
 
@@ -227,10 +227,10 @@ def _gain(
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
 
 
-def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, positions: int) -> SurvivalState:
+def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
     """One step of the filter: the offset moves by what was accepted beyond what was foretold, over its precision."""
-    seen, accepted = reached(draft, verdict, positions)
-    weight, chance = seen.astype(jnp.float32), state.predicted
+    evaluated, accepted = evaluated_positions(draft, result, positions)
+    weight, chance = evaluated.astype(jnp.float32), state.predicted
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
     information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
     learnt = state.decay * (state.precision - state.prior_precision)
@@ -242,10 +242,10 @@ def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, position
     return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
 
 
-def _learn_rate(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
+def _learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
     """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
     spent = _time_of(state, draft.length[:, None])[:, 0] + state.drafter_cost * state.passes
     prior = state.rate_weight * state.initial_rate
-    tokens = prior + state.rate_decay * (state.tokens - prior) + verdict.length.astype(jnp.float32)
+    tokens = prior + state.rate_decay * (state.tokens - prior) + result.length.astype(jnp.float32)
     time = state.rate_weight + state.rate_decay * (state.time - state.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

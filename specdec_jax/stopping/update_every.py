@@ -1,7 +1,7 @@
-"""A slower hand on any rule: what it learns from verdicts takes effect every n-th round only.
+"""A slower hand on any rule: what it learns from verifications takes effect every n-th round only.
 
 AdaEDL's Algorithm 1 (arXiv 2410.18351) moves lambda after every round; implementations that read the acceptance back
-from a device do so more rarely. This asks what that costs. The rule's `update` sees the verdict of the n-th round that
+from a device do so more rarely. This asks what that costs. The rule's `update` sees the result of the n-th round that
 drafted, the last one, and not the n - 1 before it; rounds without drafts are not counted. Everything else is the
 rule's own.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specdec_jax.numbers import numbers_of, per_row, select_rows, with_numbers
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
 class UpdateEveryState(NamedTuple):
@@ -22,7 +22,7 @@ class UpdateEveryState(NamedTuple):
 
 
 def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's verdict.
+    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's result.
 
     Numbers of `init`: the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
     rounds without drafts is itself).
@@ -56,10 +56,10 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         answer, own = inner.proceed(state.policy, distribution, token, drafted, context)
         return answer, state._replace(policy=own)
 
-    def update(state: UpdateEveryState, draft: Draft, verdict: Verdict) -> UpdateEveryState:
+    def update(state: UpdateEveryState, draft: Draft, result: VerificationResult) -> UpdateEveryState:
         since = state.since + (draft.length > 0).astype(jnp.int32)
         due = since >= state.rounds
-        learnt = select_rows(due, inner.update(state.policy, draft, verdict), state.policy)
+        learnt = select_rows(due, inner.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: inner.threshold(state.policy))

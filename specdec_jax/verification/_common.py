@@ -39,14 +39,14 @@ def token_by_token(log_accept: Array, draft: Draft) -> Array:
     drafted = positions(width)[None, :] < draft.length[:, None]
     accept = jnp.where(drafted, log_accept, 0.0)
     survived = jnp.pad(jnp.cumsum(accept, axis=1), ((0, 0), (1, 0)))  # [B, K+1]
-    refused = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
-    refused = jnp.pad(refused, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    rejected = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
+    rejected = jnp.pad(rejected, ((0, 0), (0, 1)), constant_values=-jnp.inf)
     at_end = positions(width + 1)[None, :] == draft.length[:, None]
-    return survived + jnp.where(at_end, 0.0, refused)
+    return survived + jnp.where(at_end, 0.0, rejected)
 
 
 def residual(log_p: Array, log_q: Array) -> Array:
-    """max(0, p - q) of [B, V] distributions; p itself where that is zero everywhere (p = q: no refusal there)."""
+    """max(0, p - q) of [B, V] distributions; p itself where that is zero everywhere (p = q: no rejection there)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
     empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
     return jnp.where(empty, jnp.exp(log_p), rest)

@@ -1,4 +1,4 @@
-"""Block verification: the whole draft judged together (Sun et al., arXiv 2403.10444, algorithm 2)."""
+"""Block verification: the whole draft verified together (Sun et al., arXiv 2403.10444, algorithm 2)."""
 
 from collections.abc import Callable
 

@@ -18,11 +18,11 @@ class ByPhaseState(NamedTuple):
 
 
 def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None) -> Verifier:
-    """`routine` (lenience unless given) judges rounds of routine phases, `reasoning` (rejection) the others.
+    """`routine` (lenience unless given) verifies rounds of routine phases, `reasoning` (rejection) the others.
 
-    A row's phase is that of its monitor when the round began, so a round is judged by one verifier from its first draft
-    to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known before
-    anything is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
+    A row's phase is that of its monitor when the round began, so a round is verified by one verifier from its first
+    draft to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known
+    before anything is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
 
     Numbers of `init`: those of both; a number that both have is routine_NAME and reasoning_NAME.
 

@@ -15,17 +15,17 @@ class LenienceState(NamedTuple):
 
 
 def lenience() -> Verifier:
-    """Accept draft x with probability min(1, p(x) / (l q(x))); at the first refusal draw from max(0, p - q).
+    """Accept draft x with probability min(1, p(x) / (l q(x))); at the first rejection draw from max(0, p - q).
 
-    q is multiplied by l where it is compared, and only there: after a refusal the token comes from the residual of
+    q is multiplied by l where it is compared, and only there: after a rejection the token comes from the residual of
     plain rejection. With the residual of l q instead, max(0, p - l q), tokens that already come too often would get
     more; of all ways to fill up after this acceptance ours has the least total variation to the target. A token drafted
     at a position then has the distribution min(q, p / l) + c max(0, p - q), c = sum max(0, q - p / l) / sum max(0, q -
     p): none comes with more than p / l, the guarantee of the paper, and the distance is sum max(0, min(q, p / l) - p).
 
     At temperature 0 the target's distribution is one-hot and a factor means nothing, so the raw distribution decides
-    (the paper's form for argmax): accept x if it is the target's first choice or p(x) > l max p; a refusal gives the
-    first choice. With > for the paper's >=, ties with the first choice are refused at l = 1.
+    (the paper's form for argmax): accept x if it is the target's first choice or p(x) > l max p; a rejection gives the
+    first choice. With > for the paper's >=, ties with the first choice are rejected at l = 1.
 
     Lossy below 1, and exactly `rejection` at 1. Numbers of `init`: lenience 0.5 (l, in (0, 1]).
     """

@@ -9,7 +9,7 @@ from specdec_jax.verification._common import bonus_or, draft_log_probabilities, 
 
 
 def rejection() -> Verifier:
-    """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first refusal draw from max(0, p - q).
+    """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first rejection draw from max(0, p - q).
 
     Lossless: the output distribution is the target's whatever the drafter.
     """

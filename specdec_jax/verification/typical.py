@@ -20,12 +20,13 @@ def typical() -> Verifier:
 
     p is the target's distribution as sampled. No coin is thrown and q plays no part: the drafter's likes go straight
     into the text. The token after k accepted drafts has the target's distribution there, whether draft k + 1 was
-    refused or there was none, so the refused token may come back. Medusa always keeps its first token; that one is the
-    target's own, and so is the last token of our rounds: there is no further rule for a first draft. A token drafted at
-    a position has the distribution q(x) [p(x) > t] + (1 - Q) p(x), Q the mass that q has on the accepted tokens.
+    rejected or there was none, so the rejected token may come back. Medusa always keeps its first token; that one is
+    the target's own, and so is the last token of our rounds: there is no further rule for a first draft. A token
+    drafted at a position has the distribution q(x) [p(x) > t] + (1 - Q) p(x), Q the mass that q has on the accepted
+    tokens.
 
     At temperature 0 p is one-hot, so (epsilon below 1) the target's first choice passes and nothing else, whatever H,
-    which is then the raw distribution's: the output is greedy decoding's. Thresholds of 1 refuse every draft.
+    which is then the raw distribution's: the output is greedy decoding's. Thresholds of 1 reject every draft.
 
     Lossy. Numbers of `init`: epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
     """

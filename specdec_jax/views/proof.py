@@ -69,7 +69,7 @@ class Proof(NamedTuple):
         return max(0, least if self.pair is None else min(least, _occurred(self.pair)))
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN: nothing failed, and something was not tried."""
         if not self.passed:
             return NOT_LOSSLESS
@@ -84,8 +84,8 @@ def _policy_gaps(report: RoundsReport) -> list[str]:
 def _undecided(coverage: Coverage) -> list[str]:
     if coverage.shown == len(coverage.asked):
         return []
-    refused = [draft for draft in coverage.never_refused if draft > coverage.shown]
-    gaps = [f"the rule never said no to {_drafts(refused)}"] if refused else []
+    declined = [draft for draft in coverage.never_declined if draft > coverage.shown]
+    gaps = [f"the rule never said no to {_drafts(declined)}"] if declined else []
     return gaps + ([f"{_drafts(coverage.never_asked)} never came up"] if coverage.never_asked else [])
 
 
@@ -144,7 +144,7 @@ def verify(
     pair_sequences: int = 512,
     json: bool = False,
 ) -> str:
-    """Runs the proofs, prints them (as one line of JSON if asked), and returns the verdict.
+    """Runs the proofs, prints them (as one line of JSON if asked), and returns the conclusion.
 
     Raises ValueError on unknown rules and options, numbers out of range, and one of target and drafter alone."""
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
@@ -166,7 +166,7 @@ def verify(
         print(as_json(proof, policy, verifier))
     else:
         show(proof, Console(highlight=False), f"{policy} with {verifier} verification")
-    return proof.verdict
+    return proof.conclusion
 
 
 def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> Proof:
@@ -279,12 +279,12 @@ def show(proof: Proof, console: Console, title: str) -> None:
     console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
-    if proof.verdict == NOT_SHOWN:
+    if proof.conclusion == NOT_SHOWN:
         console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
         console.print("--max-draft-length says how long the drafts are that are put to the test.")
         return
-    style = "bold green" if proof.verdict == LOSSLESS else "bold red"
-    console.print("Lossless." if proof.verdict == LOSSLESS else "NOT lossless.", style=style)
+    style = "bold green" if proof.conclusion == LOSSLESS else "bold red"
+    console.print("Lossless." if proof.conclusion == LOSSLESS else "NOT lossless.", style=style)
 
 
 def _asked_table(report: RoundsReport) -> Table:
@@ -295,8 +295,10 @@ def _asked_table(report: RoundsReport) -> Table:
     for case in report.cases:
         table.add_column(_warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
     for index in range(len(report.cases[0].coverage.asked)):
-        counts = [(case.coverage.refused[index], case.coverage.asked[index]) for case in report.cases]
-        table.add_row(str(index + 1), *(f"{refused}/{asked}" if asked else "never asked" for refused, asked in counts))
+        counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
+        table.add_row(
+            str(index + 1), *(f"{declined}/{asked}" if asked else "never asked" for declined, asked in counts)
+        )
     return table
 
 
@@ -308,8 +310,8 @@ def as_json(proof: Proof, policy: str, verifier: str) -> str:
     fields = {
         "policy": policy,
         "verifier": verifier,
-        "verdict": proof.verdict,
-        "lossless": proof.verdict == LOSSLESS,
+        "conclusion": proof.conclusion,
+        "lossless": proof.conclusion == LOSSLESS,
         "shown": proof.shown,
         "gaps": list(proof.gaps),
         "exact": {**proof.exact._asdict(), "cases": cases},

@@ -1,4 +1,4 @@
-"""A cheat: it draws the drafter's uniform again and refuses tokens that it knows will be improbable."""
+"""A cheat: it draws the drafter's uniform again and rejects tokens that it knows will be improbable."""
 
 import jax.numpy as jnp
 
