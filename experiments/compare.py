@@ -95,7 +95,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
-    """Both models once, and a decoder for each method. Methods of equal structure share a compiled program."""
+    """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
     target = load_model(config.target, dtype=config.dtype)
     needs_drafter = any(method.policy is not None and method.drafter is None for method in config.chosen_methods())
     drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
@@ -162,8 +162,11 @@ def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -
     options = {name: value for name, value in request.items() if name != "prompt"}
     if not jax.tree.leaves(pair.params.drafter):  # a calibration is of models
         options["calibration"] = None
-    numbers = {"policy_numbers": dict(method.numbers), "verifier_numbers": dict(method.verifier_numbers)}
-    return prepare(pair, [request["prompt"]], **options, **numbers, **more)
+    hyperparameters = {
+        "policy_hyperparameters": dict(method.hyperparameters),
+        "verifier_hyperparameters": dict(method.verifier_hyperparameters),
+    }
+    return prepare(pair, [request["prompt"]], **options, **hyperparameters, **more)
 
 
 def _warm_up(
@@ -190,8 +193,11 @@ def _warm_up(
     console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     last = missing[-1].method
     options = {name: value for name, value in request.items() if name not in ("prompt", "slots", "calibration")}
-    numbers = {"policy_numbers": dict(last.numbers), "verifier_numbers": dict(last.verifier_numbers)}
-    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **numbers)
+    hyperparameters = {
+        "policy_hyperparameters": dict(last.hyperparameters),
+        "verifier_hyperparameters": dict(last.verifier_hyperparameters),
+    }
+    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **hyperparameters)
 
 
 def _measure(
@@ -219,15 +225,15 @@ def _measure(
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
         **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
-        "policy_numbers": _plain_numbers(asked.options["policy_numbers"]),
+        "policy_hyperparameters": _plain_hyperparameters(asked.options["policy_hyperparameters"]),
         "tokens": result.tokens,
         "text": result.text,
     }
 
 
-def _plain_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as JSON has them; None is a number's own way to say that its rule decides."""
-    return {name: np.asarray(value).tolist() for name, value in numbers.items() if value is not None}
+def _plain_hyperparameters(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON has them; None is a hyperparameter's own way to say that its rule decides."""
+    return {name: np.asarray(value).tolist() for name, value in hyperparameters.items() if value is not None}
 
 
 def _equality(

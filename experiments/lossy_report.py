@@ -130,7 +130,7 @@ def cells(line: Line, greedy: bool) -> list[str]:
 
 
 def label(variant: str) -> str:
-    """The verifier and the values of its numbers, for what is narrow."""
+    """The verifier and the values of its hyperparameters, for what is narrow."""
     name, _, options = variant.partition(":")
     values = "/".join(option.partition("=")[2] for option in options.split(",")) if options else ""
     return f"{name} {values}".strip()
@@ -144,7 +144,7 @@ def interval(value: Interval, form: str = ".2f") -> str:
 
 
 def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
-    """Speed against the difference in log-likelihood, a line a verifier over its numbers, a panel a temperature."""
+    """Speed against the difference in log-likelihood, a line a verifier over its settings, a panel a temperature."""
     heats = list(dict.fromkeys(row["temperature"] for row in rows))
     figure = Figure(figsize=(max(5.4 * len(heats), 6.4), 4.4), dpi=150, layout="constrained")
     for axes, temperature in zip(figure.subplots(1, len(heats), squeeze=False)[0], heats, strict=True):
@@ -156,11 +156,13 @@ def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
             across, up = [line.speed.estimate for line in mine], [line.difference.estimate for line in mine]
             axes.plot(across, up, "o-", color=colour, lw=1.4, ms=5, label=family)
             for line in mine if family != REJECTION else []:
-                numbers, where = (
+                hyperparameters, where = (
                     label(line.variant).removeprefix(family),
                     (line.speed.estimate, line.difference.estimate),
                 )
-                axes.annotate(numbers, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour)
+                axes.annotate(
+                    hyperparameters, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour
+                )
         axes.axhline(0, color=INK, lw=0.8, ls="--", zorder=1)
         axes.axvline(1, color=INK, lw=0.8, ls="--", zorder=1)
         axes.set_xlabel("tokens/s over rejection's")

@@ -100,11 +100,12 @@ def replay_rule(
 ) -> Replay:
     """A rule's settings (its published one unless given) over a trace, told the machine's costs.
 
-    One that reads phases gets them at the numbers `phases`, or at percentiles of the texts' own running entropy.
+    One that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' own running
+    entropy.
     """
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.build()
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
-    return replay(trace, policy, rule.numbers(chosen, costs, longest), max_draft_length=longest, phases=path)
+    return replay(trace, policy, rule.hyperparameters(chosen, costs, longest), max_draft_length=longest, phases=path)
 
 
 class Judged(NamedTuple):

@@ -7,7 +7,8 @@ Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.j
 
 Of the greedy trace, and of all sampled ones together, a prior is fitted by likelihood
 (specdec_jax/analysis/calibration.py). With --judge it is judged on those traces; without, each half of the texts judges
-the other's. prior.json has the numbers for `survival`: `policy_numbers={"greedy": [...], "sampled": [...]}`.
+the other's. prior.json has the hyperparameters for `survival`:
+`policy_hyperparameters={"greedy": [...], "sampled": [...]}`.
 """
 
 import sys
@@ -111,13 +112,13 @@ def _judge(trace: Trace, kind: str, learnt: Prior, costs: CostModel) -> dict[str
     entry, seconds = rule("survival"), {}
     for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
-        numbers = entry.numbers([{}], costs, trace.max_draft_length) | setting
-        seconds[name] = replay(trace, entry.build(), numbers).seconds(costs)[0]
+        hyperparameters = entry.hyperparameters([{}], costs, trace.max_draft_length) | setting
+        seconds[name] = replay(trace, entry.build(), hyperparameters).seconds(costs)[0]
     return seconds
 
 
 def priors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers for `survival`, by kind of decoding."""
+    """Hyperparameters for `survival`, by kind of decoding."""
     by_kind = {row["kind"]: [round(weight, 4) for weight in row["prior"].values()] for row in rows}
     return {"fields": list(Prior._fields), **by_kind}
 

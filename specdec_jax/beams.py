@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.generation import Conversation, build_pair, prepare
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
-from specdec_jax.numbers import per_row
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 MOST_PENALTY = 8.0  # length**8 of the longest contexts still fits float32

@@ -201,13 +201,13 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
 
 
 def _check_policy(parts: Parts, state: DecodeState) -> None:
-    """Once for each program: while prefill is traced the numbers are known to `init`, and nothing is compiled yet."""
+    """Once for each program: while prefill is traced `init` knows the hyperparameters, and nothing is compiled yet."""
     batch, vocab, most = state.tokens.shape[0], parts.target.spec.vocab_size, parts.drafter.max_draft_length
     check_answers(parts.policy, state.policy, state.monitor, batch=batch, vocab_size=vocab, max_draft_length=most)
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:
-    """By the factory's name: two decoders of one verifier, at whatever numbers, are one warning."""
+    """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
     name = verifier.verify.__qualname__.split(".")[0]
     if not verifier.lossless and name not in _said:
         _said.add(name)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.phase import recorded_phase
 from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
 from specdec_jax.statistics import count_round, record_round

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform

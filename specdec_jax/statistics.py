@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.numbers import host
+from specdec_jax.hyperparameters import host
 from specdec_jax.types import Array, DecodeState, Draft, DraftInfo, RoundInfo, Statistics
 
 

@@ -8,7 +8,7 @@ Axis legend, used in every comment, docstring and einsum of the project:
     S  cache slots                          D  width of the model
 
 Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
-What a factory takes is static (structure); what ``init`` takes is traced (numbers), so a sweep compiles once.
+What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
 """
 
 from collections.abc import Callable
@@ -140,7 +140,7 @@ class RoundContext(NamedTuple):
 class StoppingPolicy(NamedTuple):
     """When to stop drafting. Whether a token is drafted is decided before it is drawn (DESIGN, invariant 2)."""
 
-    init: Callable[..., PolicyState]  # (batch, **numbers) -> state; every number is traced
+    init: Callable[..., PolicyState]  # (batch, **hyperparameters) -> state; every one is traced
     begin: Callable[[PolicyState, RoundContext], tuple[Array, PolicyState]]
     # once a round, before the first drafter pass: (state, context) -> (go_on [B] bool, state)
     check: Callable[[PolicyState, Distribution, Array, RoundContext], tuple[Array, PolicyState]]
@@ -158,7 +158,7 @@ class StoppingPolicy(NamedTuple):
 class Verifier(NamedTuple):
     """How many drafts survive, and the distribution of the token after them."""
 
-    init: Callable[..., VerifierState]  # (batch, **numbers) -> state
+    init: Callable[..., VerifierState]  # (batch, **hyperparameters) -> state
     verify: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
     # (state, draft, distributions, log_p [B, K+1, V], context) -> (log_prob_accepted [B, K+1], next_distribution,
     # state) distributions: Distribution with a K+1 axis after B. log_prob_accepted[b, k] = log P(k accepted | draft);
@@ -197,7 +197,7 @@ class Drafter(NamedTuple):
 class Monitor(NamedTuple):
     """What policy, drafter and verifier share about the text, observed once a round."""
 
-    init: Callable[..., MonitorState]  # (batch, **numbers) -> state
+    init: Callable[..., MonitorState]  # (batch, **hyperparameters) -> state
     observe: Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
     # (state, logits [B, T, V], result, context) -> state; logits and not distributions, because only those of the
     # emitted tokens matter: what is made of the others would be paid for too

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, StoppingPolicy
 
 # AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy distributions.

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 from jax import lax
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
@@ -107,9 +107,9 @@ def play_round(policy, state, now, distributions, tokens, hits):
     return state, (drafted, passes, accepted, shown)
 
 
-def play_rows(policy, numbers):
+def play_rows(policy, hyperparameters):
     """Every round of the story: (drafted, passes, accepted, shown) [ROUNDS, ROWS] each, and the last state."""
-    told, state, rounds = story(), jax.tree.map(jnp.asarray, policy.init(ROWS, **numbers)), []
+    told, state, rounds = story(), jax.tree.map(jnp.asarray, policy.init(ROWS, **hyperparameters)), []
     for index in range(ROUNDS):
         now = context(ROWS, TEMPERATURES, told.budgets[index].astype(np.int32), emitted=index)
         distributions = jax.tree.map(lambda leaf, at=index: leaf[at], told.distributions)

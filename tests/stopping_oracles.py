@@ -54,8 +54,8 @@ class Led(Rule):
 
 
 class AdaEDL(Led):
-    def __init__(self, gamma=0.2, raw=False, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, gamma=0.2, raw=False, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.gamma, self.raw = gamma, raw
 
     def confidence(self, seen, drafted):
@@ -63,8 +63,8 @@ class AdaEDL(Led):
 
 
 class MaxConfidence(Led):
-    def __init__(self, raw=False, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, raw=False, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.raw = raw
 
     def confidence(self, seen, drafted):
@@ -74,8 +74,8 @@ class MaxConfidence(Led):
 class AdaptiveGamma(Led):
     """The factor's root is rejected / sum of roots, over what was evaluated, with a prior of positions at 1 nat."""
 
-    def __init__(self, gamma=0.2, weight=10.0, decay=0.98, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, gamma=0.2, weight=10.0, decay=0.98, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.prior, self.decay = (weight * math.sqrt(gamma), weight), decay
         self.rejected = self.roots = 0.0
         self.round = {}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import cli, lossless
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.sampling import DRAFT, draw, policy_uniforms, uniforms
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
@@ -187,7 +187,7 @@ def beside_a_longer_row(context, index, token, rounds):
 
 
 VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
-TO_THE_END = {"policy_numbers": {"draft_length": MOST}, **FEW}
+TO_THE_END = {"policy_hyperparameters": {"draft_length": MOST}, **FEW}
 
 
 @pytest.mark.parametrize("place", VERIFIED)

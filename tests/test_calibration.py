@@ -88,5 +88,9 @@ def test_who_knows_the_overlap_lies_between_the_rule_and_the_oracle():
     told = knows_the_overlap(trace, costs).total_speedup(costs)[0]
     times = (costs.pass_times(16) / costs.plain_pass)[None, :]
     blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    numbers = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
-    assert replay(trace, survival(), numbers).total_speedup(costs)[0] < told < oracle(trace).total_speedup(costs)[0]
+    hyperparameters = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
+    assert (
+        replay(trace, survival(), hyperparameters).total_speedup(costs)[0]
+        < told
+        < oracle(trace).total_speedup(costs)[0]
+    )

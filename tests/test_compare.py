@@ -16,7 +16,7 @@ from specdec_jax.stopping import static
 config = CompareConfig(
     name="tiny",
     prompts={prompts!r},
-    methods=(Method("plain", policy=None), Method("static-2", static, numbers={{"draft_length": 2}})),
+    methods=(Method("plain", policy=None), Method("static-2", static, hyperparameters={{"draft_length": 2}})),
     target={target!r},
     drafter={drafter!r},
     dtype="float32",

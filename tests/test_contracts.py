@@ -100,11 +100,13 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policys_numbers_are_traced_and_checked(name):
+def test_a_policys_hyperparameters_are_traced_and_checked(name):
     policy = find_factory("policy", name)()
-    numbers = {key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"}
-    given = {key: value for key, value in numbers.items() if value is not None}
-    init = jax.jit(lambda numbers: policy.init(BATCH, **numbers))
+    hyperparameters = {
+        key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"
+    }
+    given = {key: value for key, value in hyperparameters.items() if value is not None}
+    init = jax.jit(lambda hyperparameters: policy.init(BATCH, **hyperparameters))
     same_shapes(policy.init(BATCH), init(jax.tree.map(jnp.asarray, given)))
     for key in given:
         with pytest.raises(ValueError, match=key):
@@ -168,7 +170,7 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
     built = find_factory("verifier", name)()
-    report = lossless.prove_long_drafts(static(), built, policy_numbers={"draft_length": 5}, rounds=2)
+    report = lossless.prove_long_drafts(static(), built, policy_hyperparameters={"draft_length": 5}, rounds=2)
     assert report.lossless == built.lossless, report.error
     assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
 

@@ -40,14 +40,14 @@ EMITTED = {
 def test_the_distribution_of_one_token_in_closed_form(name, temperature):
     (target, drafter), (p, q), raw = two_distributions(temperature)
     hot = jnp.full((1, 1, 1), temperature > 0)
-    for numbers in EMITTED[name]:
-        found = np.asarray(deviation.DISTRIBUTIONS[name](target, drafter, hot, **numbers))[0]
+    for hyperparameters in EMITTED[name]:
+        found = np.asarray(deviation.DISTRIBUTIONS[name](target, drafter, hot, **hyperparameters))[0]
         for row in range(len(p)):
-            given = numbers | ({} if temperature else {"raw": raw[row]})
+            given = hyperparameters | ({} if temperature else {"raw": raw[row]})
             expected = plain.emitted_distribution(plain.VERIFIERS[name], p[row], q[row], given)
             np.testing.assert_allclose(found[row], expected, atol=2e-6)
         moved = 0.5 * np.abs(found - p).sum(axis=-1).max()
-        same = name == "rejection" or numbers.get("lenience") == 1 or (temperature == 0 and name != "lenience")
+        same = name == "rejection" or hyperparameters.get("lenience") == 1 or (temperature == 0 and name != "lenience")
         assert (moved < 1e-5) if same else (moved > 0.01)
 
 
@@ -75,7 +75,7 @@ def test_deviations_along_a_text(temperature):
         ModelParams(*toy),
         text,
         verifier="lenience",
-        numbers={"lenience": 0.3},
+        hyperparameters={"lenience": 0.3},
         warp=make_warp(2, temperature),
         chunk=4,
     )

@@ -71,7 +71,7 @@ def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
         decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
         state = decoder.prefill(
             ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=temperature, top_k=20),
-            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_numbers={"drafter_cost": 0.01},
+            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_hyperparameters={"drafter_cost": 0.01},
         )  # fmt: skip
         states.append(jax.tree.map(np.asarray, decoder.run(ModelParams(params, few), state)))
     np.testing.assert_array_equal(states[0].tokens, states[1].tokens)
@@ -102,7 +102,7 @@ def test_the_text_is_the_targets_in_distribution(verifier):
     drafter = model(with_reduced_head(small), 2, catch_up=4)
     decoder = build_decoder(table_model(3), drafter, adaedl(), verifier(), prefill_chunk=4)
     params = ModelParams(tables.target, reduce_params(small, tables.drafter, [2, 0]))
-    report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_numbers={"threshold": 0.1})
+    report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_hyperparameters={"threshold": 0.1})
     assert report.lossless, report
 
 

@@ -128,8 +128,8 @@ def same_counts(result, its_tokenizer):
 
 def test_a_real_text_is_told_as_it_was_counted(smollm2, smollm2_drafter):
     pair = build_pair(smollm2, smollm2_drafter)
-    numbers = {"threshold": 0.3}
-    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_numbers=numbers)
+    hyperparameters = {"threshold": 0.3}
+    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_hyperparameters=hyperparameters)
     same_counts(result, smollm2.tokenizer)
     assert all(math.isfinite(token.entropy) for token in told(result, smollm2.tokenizer)[:-1] if token.kind != "bonus")
 

@@ -123,8 +123,12 @@ def compare_folder(path, most=20):
     trace = made_up_traces()[0.0]
     path.mkdir()
     methods = [{"name": "plain", "policy": None}]
-    static = {"name": "static-3", "policy": "specdec_jax.stopping.static:static", "numbers": {"draft_length": 3}}
-    methods.append(static | {"structure": {}, "max_draft_length": None})
+    static = {
+        "name": "static-3",
+        "policy": "specdec_jax.stopping.static:static",
+        "hyperparameters": {"draft_length": 3},
+    }
+    methods.append(static | {"static_options": {}, "max_draft_length": None})
     config = {"methods": methods, "max_draft_length": 5, "max_new_tokens": most, "verification_widths": None}
     (path / "manifest.json").write_text(json.dumps({"config": config}))
     rows = []
@@ -272,16 +276,18 @@ def test_a_long_run_says_where_lambda_goes(ran):
 
 
 def test_a_live_long_run_keeps_its_state_over_windows():
-    numbers = {"threshold": np.array([0.3, 0.9])}
-    run = live_run(Live(prompt="hi", window=64), adaedl(keep_checked_token=True), numbers, 100, 2, 0, smoke=True)
+    hyperparameters = {"threshold": np.array([0.3, 0.9])}
+    run = live_run(
+        Live(prompt="hi", window=64), adaedl(keep_checked_token=True), hyperparameters, 100, 2, 0, smoke=True
+    )
     assert run.tokens == 100 and (run.position[:, 0] == 0).all()
     for row in range(2):
         count = run.rounds[row]
         assert (np.diff(run.position[row, :count]) == run.accepted[row, : count - 1] + 1).all()
         steps = np.abs(np.diff(run.threshold[row, :count]))
-        assert steps.max() <= 0.00101 and run.threshold[row, count - 1] != numbers["threshold"][row]
+        assert steps.max() <= 0.00101 and run.threshold[row, count - 1] != hyperparameters["threshold"][row]
     with pytest.raises(ValueError, match="window"):
-        live_run(Live(prompt="hi", window=8), adaedl(), numbers, 10, 2, 0, smoke=True)
+        live_run(Live(prompt="hi", window=8), adaedl(), hyperparameters, 10, 2, 0, smoke=True)
 
 
 def test_gpt2_is_causal_and_learns():

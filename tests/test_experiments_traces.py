@@ -285,7 +285,7 @@ def test_the_papers_figures_stand_beside_ours(finished):
 
 
 def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
-    """Two drafters' traces from files, a machine by two numbers, a user's rule with structure and numbers by --set."""
+    """Two drafters' traces from files, a machine by two numbers, a user's rule and its settings by --set."""
     rule = tmp_path / "short.py"
     rule.write_text("from specdec_jax.stopping import static\n\ndef short(unused: int = 0):\n    return static()\n")
     trace = made_up_trace(1.0, texts=6)

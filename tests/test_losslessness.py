@@ -46,9 +46,9 @@ VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_output_distribution_is_exactly_the_targets(policy, verifier):
-    rule, numbers = POLICIES[policy]
+    rule, hyperparameters = POLICIES[policy]
     batches = (1, 3) if verifier == "rejection" else (3,)
-    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_numbers=numbers, batches=batches)
+    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_hyperparameters=hyperparameters, batches=batches)
     assert report.total_variation < 1e-6 and report.lossless
     assert {case.batch for case in report.cases} == set(batches)
     if verifier != "greedy":  # at temperature 0 a toy has one text, and a rule may never draft two tokens on it
@@ -60,7 +60,7 @@ def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
     report = lossless.prove_exactly(
         adaedl(keep_checked_token=True),
         VERIFIERS[verifier],
-        policy_numbers=FAST,
+        policy_hyperparameters=FAST,
         max_draft_length=3,
         tokens=4,
         batches=(3,),
@@ -87,7 +87,7 @@ def test_a_users_own_file_is_proven(tmp_path):
         "    return static()._replace(check=check)\n"
     )
     rule = choose("policy", str(file))
-    report = lossless.prove_exactly(rule.strategy, rejection(), policy_numbers=rule.numbers)
+    report = lossless.prove_exactly(rule.strategy, rejection(), policy_hyperparameters=rule.hyperparameters)
     assert report.lossless and report.draft_lengths == (0, 1, 2)
 
 
@@ -161,9 +161,9 @@ SAMPLED = {
 }
 
 
-def sampled(policy, verifier, numbers, warp, **options):
+def sampled(policy, verifier, hyperparameters, warp, **options):
     decoder, params = lossless.toy_decoder(policy, verifier, max_draft_length=3, toy=1)
-    return lossless.test_by_sampling(decoder, params, warp=warp, policy_numbers=numbers, **options)
+    return lossless.test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
 @pytest.mark.parametrize("name", SAMPLED)

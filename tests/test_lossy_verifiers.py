@@ -11,8 +11,8 @@ from specdec_jax import decoding, lossless
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.numbers import numbers_of
 from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.types import Draft, RoundContext, Verifier
@@ -38,32 +38,32 @@ WARPS = (
 )
 
 
-def traced(numbers):
-    """The numbers of `init`: a set's size is structure."""
-    return {name: value for name, value in numbers.items() if name != "top_n"}
+def traced(hyperparameters):
+    """The hyperparameters of `init`: a set's size is static."""
+    return {name: value for name, value in hyperparameters.items() if name != "top_n"}
 
 
-def as_used(numbers):
-    return {name: float(np.float32(value)) for name, value in numbers.items() if name != "top_n"} | {
-        "top_n": numbers.get("top_n", 8)
+def as_used(hyperparameters):
+    return {name: float(np.float32(value)) for name, value in hyperparameters.items() if name != "top_n"} | {
+        "top_n": hyperparameters.get("top_n", 8)
     }
 
 
-def oracle(verify, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKENS):
+def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, tokens=TOKENS):
     target, drafter = tables(toy, warp)
-    used = as_used(numbers)
+    used = as_used(hyperparameters)
     if warp["temperature"] == 0:
         used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
     shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
-    return plain.joint_distribution(verify, target, drafter, numbers=used, **shape)
+    return plain.joint_distribution(verify, target, drafter, hyperparameters=used, **shape)
 
 
-def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options):
+def enumerated(verifier, hyperparameters, toys=lossless.TOYS[:2], warps=WARPS, **options):
     return lossless.prove_exactly(
         static(),
         verifier,
-        policy_numbers={"draft_length": DRAFTS},
-        verifier_numbers=traced(numbers),
+        policy_hyperparameters={"draft_length": DRAFTS},
+        verifier_hyperparameters=traced(hyperparameters),
         batches=(3,),
         chosen=(False,),
         toys=toys,
@@ -76,9 +76,9 @@ def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_enumerated_distribution_is_that_of_the_paths(name):
-    verifier, kind, numbers = CASES[name]
-    for case in enumerated(verifier, numbers).cases:
-        expected = oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, numbers)
+    verifier, kind, hyperparameters = CASES[name]
+    for case in enumerated(verifier, hyperparameters).cases:
+        expected = oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, hyperparameters)
         np.testing.assert_allclose(case.distribution, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
         np.testing.assert_allclose(expected.sum(), 1.0)
 
@@ -86,10 +86,10 @@ def test_the_enumerated_distribution_is_that_of_the_paths(name):
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd"])
 def test_another_number_is_another_distribution(name):
     """The control of the test above: paths with a number a little off do not have the distribution of ours."""
-    verifier, kind, numbers = CASES[name]
+    verifier, kind, hyperparameters = CASES[name]
     key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[kind]
-    wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
-    cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+    wrong = hyperparameters | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
+    cases = enumerated(verifier, hyperparameters, warps=WARPS[:1]).cases
     apart = [
         np.abs(case.distribution - oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, wrong)).sum()
         for case in cases
@@ -108,13 +108,13 @@ def test_another_number_is_another_distribution(name):
 )
 def test_the_distance_begins_at_nothing_and_grows(verifier, sweep):
     distances = []
-    for numbers in sweep:
-        cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+    for hyperparameters in sweep:
+        cases = enumerated(verifier, hyperparameters, warps=WARPS[:1]).cases
         distances.append(np.mean([case.total_variation for case in cases]))
     assert distances[0] < 1e-12 and np.all(np.diff(distances) > 1e-3), distances
 
 
-def verified(verifier, numbers, draft, target, warp):
+def verified(verifier, hyperparameters, draft, target, warp):
     rows = len(draft.length)
     zeros = jnp.zeros(rows, jnp.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
@@ -122,7 +122,7 @@ def verified(verifier, numbers, draft, target, warp):
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
             verifier.verify(state, draft, target, target.log_prob, context)
         )
-    )(verifier.init(rows, **numbers))
+    )(verifier.init(rows, **hyperparameters))
     return np.asarray(log_prob_accepted), np.asarray(next_distribution)
 
 
@@ -174,12 +174,12 @@ def last_is_odd(text):
 
 
 def test_by_phase_verifies_each_round_by_its_phase():
-    numbers = {"lenience": 0.4}
-    for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
+    hyperparameters = {"lenience": 0.4}
+    for case in enumerated(by_phase(), hyperparameters, warps=WARPS[:2]).cases:
         rules = [plain.lenience, plain.rejection]
-        expected = oracle(rules, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        expected = oracle(rules, lossless.TOYS[case.toy], case.warp, hyperparameters, phases=last_is_odd)
         np.testing.assert_allclose(case.distribution, expected, atol=1e-6)
-        turned = oracle(rules[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+        turned = oracle(rules[::-1], lossless.TOYS[case.toy], case.warp, hyperparameters, phases=last_is_odd)
         assert np.abs(turned - expected).sum() > 1e-3
 
 
@@ -190,9 +190,12 @@ def test_by_phase_of_lossless_verifiers_is_lossless():
     assert not by_phase(typical(), typical()).needs_log_q
 
 
-def test_by_phase_hands_numbers_on():
-    assert numbers_of(by_phase().init) == numbers_of(lenience().init)
-    assert numbers_of(by_phase(lenience(), lenience()).init) == {"routine_lenience": 0.5, "reasoning_lenience": 0.5}
+def test_by_phase_hands_hyperparameters_on():
+    assert hyperparameters_of(by_phase().init) == hyperparameters_of(lenience().init)
+    assert hyperparameters_of(by_phase(lenience(), lenience()).init) == {
+        "routine_lenience": 0.5,
+        "reasoning_lenience": 0.5,
+    }
     state = by_phase(lenience(), typical()).init(2, lenience=0.4, delta=0.2)
     assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
     two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])
@@ -206,7 +209,7 @@ def test_by_phase_hands_numbers_on():
 def test_verifiers_wrap_by_name():
     options = ["routine=easd", "reasoning=typical", "top_n=3", "overlap=0.7", "epsilon=0.2"]
     choice = choose("verifier", "by_phase", options)
-    assert isinstance(choice.strategy, Verifier) and choice.numbers == {"overlap": 0.7, "epsilon": 0.2}
+    assert isinstance(choice.strategy, Verifier) and choice.hyperparameters == {"overlap": 0.7, "epsilon": 0.2}
     with pytest.raises(ValueError, match="has no option 'lenienc'; did you mean 'lenience'"):
         choose("verifier", "by_phase", ["lenienc=0.3"])
     with pytest.raises(ValueError, match="unknown verifier 'typcal'; did you mean 'typical'"):
@@ -220,7 +223,7 @@ def test_a_decoder_for_phases_needs_a_monitor():
 
 
 @pytest.mark.parametrize(
-    ("factory", "numbers", "message"),
+    ("factory", "hyperparameters", "message"),
     [
         (lenience, {"lenience": 0.0}, r"lenience must lie in \(0, 1\], got 0"),
         (lenience, {"lenience": 1.5}, r"lenience must lie in \(0, 1\], got 1.5"),
@@ -230,9 +233,9 @@ def test_a_decoder_for_phases_needs_a_monitor():
         (easd, {"target_entropy": float("nan")}, "target_entropy"),
     ],
 )
-def test_what_they_refuse(factory, numbers, message):
+def test_what_they_refuse(factory, hyperparameters, message):
     with pytest.raises(ValueError, match=message):
-        factory().init(2, **numbers)
+        factory().init(2, **hyperparameters)
     with pytest.raises(ValueError, match="top_n of 1 or more, got 0"):
         easd(top_n=0)
 
@@ -242,14 +245,18 @@ def test_what_they_refuse(factory, numbers, message):
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
 def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name):
-    verifier, kind, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
+    verifier, kind, hyperparameters = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
     toy, limit = toy_pair(3, 0), TOKENS + DRAFTS
     rules, phases = plain.VERIFIERS[kind], None
     if name == "by_phase":
         rules, phases = [plain.lenience, plain.rejection], last_is_odd
-    expected = oracle(rules, toy, WARPS[0], numbers, limit, phases)
+    expected = oracle(rules, toy, WARPS[0], hyperparameters, limit, phases)
     decoder, params = lossless.toy_decoder(static(), verifier, DRAFTS)
-    options = {"verifier_numbers": traced(numbers), "policy_numbers": {"draft_length": DRAFTS}, "tokens": TOKENS}
+    options = {
+        "verifier_hyperparameters": traced(hyperparameters),
+        "policy_hyperparameters": {"draft_length": DRAFTS},
+        "tokens": TOKENS,
+    }
     drawn = lossless.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
     assert drawn.p_value > 1e-3 and drawn.degrees >= 15
     assert lossless.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12

@@ -45,13 +45,13 @@ def context_of(lengths, budgets, temperature=0.0):
     )
 
 
-def proposed(drafter, texts, budgets, slots=40, policy=None, **numbers):
+def proposed(drafter, texts, budgets, slots=40, policy=None, **hyperparameters):
     """(Draft, DraftInfo) of one round on those texts."""
     rng, policy = np.random.default_rng(0), policy or static()
     tokens = rng.integers(0, 4, (len(texts), slots)).astype(np.int32)  # what lies beyond a text must not matter
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
-    now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **numbers)
+    now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **hyperparameters)
     draft, info, *_ = drafter.propose(None, (), jnp.array(tokens), now, None, policy, state, True)
     return draft, info
 
@@ -134,7 +134,7 @@ def test_the_distribution_for_policies_is_a_distribution():
         ({"shortest": 0}, "shortest 0"),
     ],
 )
-def test_bad_numbers_are_refused(given, message):
+def test_bad_hyperparameters_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         prompt_lookup(**given)
 
@@ -167,10 +167,14 @@ def test_the_whole_decoder_is_lossless(verifier):
     policy = draft_and_verify()
     decoder = build_decoder(table_model(3), prompt_lookup(3, vocab_size=3), policy, verifier, prefill_chunk=4)
     params, prompt = ModelParams(toy_pair(3, 0).target), [0, 1, 2, 0, 1]
-    numbers = {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}
-    report = lossless.test_by_sampling(decoder, params, prompt, sequences=16_384, policy_numbers=numbers)
+    hyperparameters = {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}
+    report = lossless.test_by_sampling(
+        decoder, params, prompt, sequences=16_384, policy_hyperparameters=hyperparameters
+    )
     assert report.lossless and report.cells > 40, report
-    state = decoder.prefill(params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0), policy_numbers=numbers)
+    state = decoder.prefill(
+        params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0), policy_hyperparameters=hyperparameters
+    )
     drafted = np.asarray(decoder.run(params, state).statistics.num_draft_tokens)
     assert drafted.sum() > 64  # a decoder that never drafts proves nothing
 
@@ -183,7 +187,7 @@ def test_a_repeated_paragraph_is_accepted_from_the_prompt(smollm2):
     )
     pair = build_pair(smollm2, "prompt_lookup", policy=static(), max_draft_length=7)
     prompt = f"Repeat this paragraph word for word:\n\n{paragraph}"
-    result = generate(prompt, pair=pair, max_new_tokens=64, policy_numbers={"draft_length": 7}, record=True)
+    result = generate(prompt, pair=pair, max_new_tokens=64, policy_hyperparameters={"draft_length": 7}, record=True)
     assert result.statistics["num_accepted_tokens"] > 32, result.text
     assert result.statistics["drafter_passes"] == 0
 

@@ -39,7 +39,7 @@ def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
     return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)]
 
 
-def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
+def live(policy, prompts, hyperparameters, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     decoder = build_decoder(
         TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4,
         monitor=phases(),
@@ -47,7 +47,7 @@ def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     rows = len(prompts)
     state = decoder.prefill(
         PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + seed, warp=make_warp(rows, **warp),
-        stop_ids=stop_ids, policy_numbers=numbers, record_rounds=limit, monitor_numbers=WATCH,
+        stop_ids=stop_ids, policy_hyperparameters=hyperparameters, record_rounds=limit, monitor_hyperparameters=WATCH,
     )  # fmt: skip
     return decoder.run(PARAMS, state)
 
@@ -85,9 +85,9 @@ def greedy_trace():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
-    policy, numbers = RULES[rule]
-    state = live(policy, PROMPTS, numbers, stop_ids=STOPS)
-    found = replay(greedy_trace, policy, numbers, record=True, phases=phase_path(greedy_trace, **WATCH))
+    policy, hyperparameters = RULES[rule]
+    state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
+    found = replay(greedy_trace, policy, hyperparameters, record=True, phases=phase_path(greedy_trace, **WATCH))
     for row in range(len(PROMPTS)):
         mine, its = found.record[0, row], recorded(state, row)
         np.testing.assert_array_equal(mine[: len(its)], its)
@@ -163,20 +163,21 @@ def gap(state, found):
 @pytest.mark.parametrize("rule", SAMPLED)
 def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     """2,000 live texts against 2,000 replayed ones; a trace whose acceptance ignores the text's token is seen."""
-    policy, numbers = SAMPLED[rule]
-    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    policy, hyperparameters = SAMPLED[rule]
+    state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
     watched = phase_path(sampled_trace, **WATCH)
-    assert gap(state, replay(sampled_trace, policy, numbers, phases=watched)) < 4
-    assert gap(state, replay(independent(sampled_trace), policy, numbers, phases=watched)) > 6
+    assert gap(state, replay(sampled_trace, policy, hyperparameters, phases=watched)) < 4
+    assert gap(state, replay(independent(sampled_trace), policy, hyperparameters, phases=watched)) > 6
 
 
 def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
     """Those of the distributions as sampled, by which traces went once, are others, and replays with them are seen."""
     assert np.nanmax(np.abs(sampled_trace.raw_target_entropy - sampled_trace.target_entropy)) > 0.01
-    policy, numbers = SAMPLED["phase length"]
-    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    policy, hyperparameters = SAMPLED["phase length"]
+    state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
     found = [
-        replay(sampled_trace, policy, numbers, phases=phase_path(sampled_trace, raw, **WATCH)) for raw in (True, False)
+        replay(sampled_trace, policy, hyperparameters, phases=phase_path(sampled_trace, raw, **WATCH))
+        for raw in (True, False)
     ]
     assert gap(state, found[0]) < 4 and gap(state, found[1]) > 6
 
@@ -215,8 +216,8 @@ def test_many_settings_are_each_replayed_as_alone(greedy_trace):
     "options, words",
     [
         ({"max_draft_length": 7}, "max_draft_length.*6.*7"),
-        ({"numbers": {"threshold": np.zeros(2), "step": np.zeros(3)}}, "2, 3"),
-        ({"numbers": {"threshold": 2.0}}, "threshold.*2"),
+        ({"hyperparameters": {"threshold": np.zeros(2), "step": np.zeros(3)}}, "2, 3"),
+        ({"hyperparameters": {"threshold": 2.0}}, "threshold.*2"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(greedy_trace, options, words):

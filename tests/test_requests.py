@@ -19,7 +19,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
 CONFIG = tiny_llama.variant(max_position_embeddings=256)
-# This llama is never sure, and often rejected: at the published numbers lambda soon forbids every draft.
+# This llama is never sure, and often rejected: at the published hyperparameters lambda soon forbids every draft.
 LIVELY = {"entropy_factor": 0.05, "threshold": 0.6, "step": 0.04, "threshold_decay": 0.2, "target_acceptance": 0.4}
 POLICIES = {
     "static": (static(), {"draft_length": 3}),
@@ -53,8 +53,14 @@ def decoder_of(policy="adaedl", verifier="rejection", widths=(4,)):
 
 
 def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
-    numbers = POLICIES[policy][1]
-    options = {"max_new_tokens": NEW, "slots": SLOTS, "policy_numbers": numbers, "record_rounds": NEW, **options}
+    hyperparameters = POLICIES[policy][1]
+    options = {
+        "max_new_tokens": NEW,
+        "slots": SLOTS,
+        "policy_hyperparameters": hyperparameters,
+        "record_rounds": NEW,
+        **options,
+    }
     return decoder.prefill(pair()[1], prompts, **options)
 
 
@@ -128,7 +134,7 @@ def same_history(one, other):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_row_does_not_depend_on_its_neighbours(temperature):
-    """Another text, another seed, another end and other numbers beside it; one verification width."""
+    """Another text, another seed, another end and other hyperparameters beside it; one verification width."""
     decoder, params = decoder_of(), pair()[1]
     decode = lambda *prompts, **options: decoder.run(params, begin(decoder, prompts, **options))  # noqa: E731
     one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
@@ -136,7 +142,7 @@ def test_a_row_does_not_depend_on_its_neighbours(temperature):
         "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
         "seed": [0, 6, 1],
         "max_new_tokens": [3, NEW, 0],
-        "policy_numbers": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
+        "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
     }
     same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
     same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
@@ -151,7 +157,7 @@ def snapshot(state):
 def test_the_drafters_cache_is_one_pass_over_the_text():
     """After the prompt, rejections and full acceptance, and in rows that never draft or ended long ago."""
     decoder, (tiny, params) = decoder_of("static", "rejection", widths=default_widths(3)), pair()
-    options = {"policy_numbers": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
+    options = {"policy_hyperparameters": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
     state = begin(decoder, policy="static", **options)
     seen = [snapshot(state)]
     while not np.asarray(state.done).all():
@@ -213,7 +219,7 @@ def test_seeds_of_a_batch_count_up_from_one_number():
 )
 def test_extending_is_prefilling_anew(temperature, change):
     decoder, params = decoder_of(), pair()[1]
-    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_numbers": LIVELY, "seed": 3}
+    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_hyperparameters": LIVELY, "seed": 3}
     state = decoder.run(params, decoder.prefill(params, PROMPTS, max_new_tokens=NEW, **options))
     prompts = [change(text) for text in texts(state)]
     prompts[0] = prompts[0][:9]  # rows go different ways
@@ -277,7 +283,7 @@ def test_a_score_without_a_drafter_leaves_its_part_open():
         ([[1]], {"seed": 2**32}, "seed.*4294967296"),
         ([[1]], {"seed": 0.5}, "seed.*0.5"),
         ([[1]], {"seed": [1, 2]}, "seed.*1.*2"),
-        ([[1]], {"policy_numbers": {"threshold": 2.0}}, "threshold.*2.0"),
+        ([[1]], {"policy_hyperparameters": {"threshold": 2.0}}, "threshold.*2.0"),
     ],
 )
 def test_requests_that_cannot_be_decoded_are_refused(prompts, options, words):

@@ -11,7 +11,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 
 
 @pytest.mark.parametrize(
-    "numbers, own",
+    "hyperparameters, own",
     [
         ({}, {}),
         ({"threshold": 0.3, "target_acceptance": 0.6}, {"lam": 0.3, "alpha": 0.6}),
@@ -22,11 +22,11 @@ from specdec_jax.stopping import adaedl, at_least, static
     ],
     ids=["paper", "other_target", "fast"],
 )
-def test_algorithm_1_line_by_line(numbers, own):
+def test_algorithm_1_line_by_line(hyperparameters, own):
     """300 rounds of 20 rows with random outcomes: rounds without drafts, full ones, and drafts cut by the budget."""
     rng, rows, policy = np.random.default_rng(1), 20, adaedl()
     twins = [oracles.AdaEDL(**own) for _ in range(rows)]
-    state, update = policy.init(rows, **numbers), jax.jit(policy.update)
+    state, update = policy.init(rows, **hyperparameters), jax.jit(policy.update)
     seen = set()
     for _ in range(300):
         drafted = rng.integers(0, K + 1, rows)
@@ -60,9 +60,9 @@ def test_a_round_without_drafts_teaches_nothing():
 
 def test_lambda_stays_within_0_and_099():
     policy = adaedl()
-    numbers = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
-    up = policy.update(policy.init(1, threshold=0.95, **numbers), *outcome([3], [0]))
-    down = policy.update(policy.init(1, threshold=0.05, **numbers), *outcome([3], [3]))
+    hyperparameters = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
+    up = policy.update(policy.init(1, threshold=0.95, **hyperparameters), *outcome([3], [0]))
+    down = policy.update(policy.init(1, threshold=0.05, **hyperparameters), *outcome([3], [3]))
     np.testing.assert_allclose([up.threshold[0], down.threshold[0]], [0.99, 0.0], rtol=1e-6)
 
 
@@ -129,7 +129,7 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
 
 
 @pytest.mark.parametrize(
-    "policy, numbers, words",
+    "policy, hyperparameters, words",
     [
         (adaedl(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
         (adaedl(), {"threshold": -0.1}, "threshold.*-0.1"),
@@ -145,9 +145,9 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
         (adaedl(), {"entropy_factor": 1e-60}, "entropy_factor.*1e-60"),
     ],
 )
-def test_numbers_out_of_range_are_named(policy, numbers, words):
+def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
     with pytest.raises(ValueError, match=words):
-        policy.init(2, **numbers)
+        policy.init(2, **hyperparameters)
 
 
 def test_a_threshold_read_from_a_state_is_accepted():

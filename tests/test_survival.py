@@ -236,10 +236,10 @@ def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token
 def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
     times = [1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
     certain = weights(2.5, 0.0, 0.0, 2.5, 0.0)
-    numbers = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
+    hyperparameters = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
     far, near = survival(), survival(look_ahead=False)
-    assert drafted_by(far, far.init(1, **numbers), constant_distribution(1), budget=8)[0] > 2
-    assert drafted_by(near, near.init(1, **numbers), constant_distribution(1), budget=8)[0] == 2
+    assert drafted_by(far, far.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] > 2
+    assert drafted_by(near, near.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] == 2
 
 
 def test_a_row_that_gave_up_drafting_tries_again():
@@ -259,7 +259,7 @@ def test_a_row_that_gave_up_drafting_tries_again():
 
 
 @pytest.mark.parametrize(
-    "numbers, words",
+    "hyperparameters, words",
     [
         ({"drafter_cost": 0.0}, "drafter_cost.*0.0"),
         ({"greedy": [1.0, 2.0]}, r"greedy.*8 numbers.*\(2,\)"),
@@ -269,9 +269,9 @@ def test_a_row_that_gave_up_drafting_tries_again():
         ({"decay": 1.5}, "decay.*1.5"),
     ],
 )
-def test_numbers_out_of_range_are_named(numbers, words):
+def test_hyperparameters_out_of_range_are_named(hyperparameters, words):
     with pytest.raises(ValueError, match=words):
-        survival().init(2, **numbers)
+        survival().init(2, **hyperparameters)
 
 
 def test_positions_below_one_are_refused():

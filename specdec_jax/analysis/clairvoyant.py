@@ -32,14 +32,14 @@ def knows_the_overlap(trace: Trace, costs: CostModel, max_draft_length: int | No
     tails[:, 1:, column] = float(np.nanmean(trace.overlap))
     texts, at = np.nonzero(~trace.accepted & (np.arange(known.shape[1])[None, :] <= trace.length[:, None]))
     tails[trace.tail_of[texts, at], 0, column] = known[texts, at]
-    numbers = {
+    hyperparameters = {
         "drafter_cost": costs.ratio,
         "verification_times": costs.verification_times(most)[None, :],
         "greedy": np.array([TOLD]),
         "sampled": np.array([TOLD]),
         "prior_precision": 1e4,  # what it is told needs no correction
     }
-    return replay(trace._replace(path=path, tails=tails), _SURVIVAL, numbers, max_draft_length=most)
+    return replay(trace._replace(path=path, tails=tails), _SURVIVAL, hyperparameters, max_draft_length=most)
 
 
 _SURVIVAL = survival()

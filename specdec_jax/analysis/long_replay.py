@@ -50,7 +50,7 @@ class LongRun(NamedTuple):
 def long_replay(
     trace: Trace,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     order: Sequence[int] | None = None,
     *,
     max_draft_length: int | None = None,
@@ -58,7 +58,7 @@ def long_replay(
     """Replays the texts one after the other, with the policy's state carried on; all settings at once.
 
     Args:
-        numbers: of `policy.init`; arrays [S] are S settings.
+        hyperparameters: of `policy.init`; arrays [S] are S settings.
         order: texts of the trace, as often as wanted; each once in the trace's order unless given.
 
     Raises:
@@ -70,7 +70,7 @@ def long_replay(
     texts = list(range(trace.num_texts) if order is None else order)
     if not texts:
         raise ValueError("a long run needs at least one text")
-    given, settings = as_settings(numbers or {})
+    given, settings = as_settings(hyperparameters or {})
     state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
     every = texts_of(trace, np.zeros(settings))
     program = _program(policy, most, int(trace.length.max()))

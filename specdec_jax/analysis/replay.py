@@ -69,7 +69,7 @@ class Replay(NamedTuple):
 def replay(
     trace: Trace,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     *,
     max_draft_length: int | None = None,
     record: bool = False,
@@ -78,22 +78,22 @@ def replay(
     """Runs `policy` over every text of a trace, once a setting.
 
     Args:
-        numbers: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a number that is itself
-            a vector of n has shape [S, n] or [1, n].
+        hyperparameters: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a hyperparameter
+            that is itself a vector of n has shape [S, n] or [1, n].
         max_draft_length: K, most drafts a round; the trace's longest unless given.
         record: keep every round.
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
         ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
-            arrays of different lengths, or numbers `init` refuses.
+            arrays of different lengths, or hyperparameters `init` refuses.
     """
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     most = most_drafts(trace, max_draft_length)
-    given, settings = as_settings(numbers or {})
+    given, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
     every, pieces = texts_of(trace, np.arange(texts), phases), []
@@ -129,11 +129,18 @@ def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
 
 
 def _replay_block(
-    every: Texts, policy: StoppingPolicy, numbers: Mapping[str, np.ndarray], settings: int, most: int, rounds: int
+    every: Texts,
+    policy: StoppingPolicy,
+    hyperparameters: Mapping[str, np.ndarray],
+    settings: int,
+    most: int,
+    rounds: int,
 ) -> tuple[np.ndarray | None, ...]:
     """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds."""
     texts = len(every.text)
-    begun = policy.init(settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in numbers.items()})
+    begun = policy.init(
+        settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
+    )
     known = every._replace(text=jnp.tile(every.text, settings))
     counts = _program(policy, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
     shaped = []
@@ -147,7 +154,7 @@ def _replay_block(
 
 @functools.lru_cache(maxsize=64)
 def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
-    """One compiled replay of a policy's structure; its numbers are arguments."""
+    """One compiled replay of a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
         step = functools.partial(play_pass, policy, texts, most)

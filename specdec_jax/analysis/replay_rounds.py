@@ -8,7 +8,7 @@ import numpy as np
 
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.analysis.unrecorded import Unrecorded
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.sampling import policy_seeds
 from specdec_jax.types import (
     Array,
@@ -70,9 +70,9 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
     return most
 
 
-def as_settings(numbers: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     """Every number as [S, ...], and S."""
-    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in numbers.items() if value is not None}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}
     sizes = {len(value) for value in arrays.values()} - {1}
     if len(sizes) > 1:
         raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")

@@ -16,8 +16,8 @@ from jax import lax
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
 from specdec_jax.drafters.model import FED
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.numbers import per_row
 from specdec_jax.sampling import ACCEPT, DRAFT, distribution, distributions, draw, make_warp, raw_entropy, uniforms
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 

@@ -70,12 +70,12 @@ def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[st
     """Name, models and request of every method. Plain decoding has no verifier to be changed by."""
     settings, target = session.settings, session.pair.target
     plain = build_pair(target, None)
-    yield "plain", plain, session.request(ids, plain, policy_numbers={})
+    yield "plain", plain, session.request(ids, plain, policy_hyperparameters={})
     if settings.drafter == "none":
         return
     current = session.request(ids)
     if settings.policy != "static":
-        fixed, numbers = session.with_policy("static", (f"draft_length={length}",))
-        yield f"static {length}", fixed, session.request(ids, fixed, **numbers)
+        fixed, hyperparameters = session.with_policy("static", (f"draft_length={length}",))
+        yield f"static {length}", fixed, session.request(ids, fixed, **hyperparameters)
     name = " ".join([settings.policy, *settings.policy_options])
     yield name, session.pair, current

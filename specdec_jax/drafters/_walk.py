@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 Look = Callable[[Any, Array], tuple[Array, Array, Array]]

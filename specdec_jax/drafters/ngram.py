@@ -18,7 +18,7 @@ from jax import lax
 from specdec_jax.drafters import _table
 from specdec_jax.drafters._table import NgramTable
 from specdec_jax.drafters._walk import check_length, walk
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
     Array,
     Distribution,

@@ -23,7 +23,7 @@ from specdec_jax.sampling import distributions, entropy, make_warp
 from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
 from specdec_jax.verification.easd import shared_share
 
-# (target Distribution, drafter Distribution, hot [..., 1] bool, **numbers) -> [..., V] probabilities
+# (target Distribution, drafter Distribution, hot [..., 1] bool, **hyperparameters) -> [..., V] probabilities
 EmittedDistribution = Callable[..., Array]
 
 
@@ -104,7 +104,7 @@ def deviations(
     tokens: Any,
     *,
     verifier: str,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     warp: Warp | None = None,
     chunk: int = 32,
 ) -> Deviations:
@@ -112,7 +112,8 @@ def deviations(
 
     Args:
         verifier: a name among `DISTRIBUTIONS`.
-        numbers: keyword arguments of its distribution; numbers are traced, so that a sweep compiles once.
+        hyperparameters: keyword arguments of its distribution; hyperparameters are traced, so that a sweep compiles
+            once.
         warp: how both distributions are sampled; temperature 1 unless given.
 
     Raises:
@@ -125,12 +126,12 @@ def deviations(
         raise ValueError(f"deviations need tokens [rows, length >= 2], got shape {text.shape}")
     if decoder.parts.drafter.model is None:
         raise ValueError("deviations need a drafter that is a language model")
-    given = dict(numbers or {})
-    structure = tuple((name, given.pop(name)) for name in ("top_n",) if name in given)
+    given = dict(hyperparameters or {})
+    static_options = tuple((name, given.pop(name)) for name in ("top_n",) if name in given)
     padded = np.pad(text, ((0, 0), (0, -(text.shape[1] - 1) % chunk)))
     warp = warp or make_warp(len(text), temperature=1.0)
     models = decoder.parts.target, decoder.parts.drafter.model
-    found = _pass_over(*models, verifier, structure, chunk, params, padded, warp, given)
+    found = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, given)
     return jax.tree.map(lambda leaf: leaf[:, : text.shape[1] - 1], found)
 
 
@@ -138,12 +139,12 @@ def _passes(
     target: LanguageModel,
     drafter: LanguageModel,
     verifier: str,
-    structure: tuple[tuple[str, Any], ...],
+    static_options: tuple[tuple[str, Any], ...],
     chunk: int,
     params: ModelParams,
     tokens: Array,
     warp: Warp,
-    numbers: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
 ) -> Deviations:
     """Only a number a position is kept, never [B, T, V]."""
     batch, length = tokens.shape
@@ -157,7 +158,7 @@ def _passes(
             _distributions(model, weights, fed, cache, warp)
             for model, weights, cache in zip((target, drafter), params, caches, strict=True)
         )
-        emitted = DISTRIBUTIONS[verifier](big, small, hot, **numbers, **dict(structure))
+        emitted = DISTRIBUTIONS[verifier](big, small, hot, **hyperparameters, **dict(static_options))
         distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.numbers import host, select_rows
 from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
@@ -83,7 +83,7 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
     return jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **warp)))
 
 
-class Numbers(NamedTuple):
+class Hyperparameters(NamedTuple):
     """What `init` of each takes."""
 
     policy: Mapping[str, Any]
@@ -91,7 +91,9 @@ class Numbers(NamedTuple):
     monitor: Mapping[str, Any]
 
 
-def first_nodes(setting: Setting, numbers: Numbers, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
+def first_nodes(
+    setting: Setting, hyperparameters: Hyperparameters, prompts: np.ndarray = PROMPT, toy: Any = 0
+) -> Nodes:
     """One row a prompt [N, 2] of its toy [N], each with the probability 1, with room for `setting.tokens` more."""
     count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
@@ -100,9 +102,9 @@ def first_nodes(setting: Setting, numbers: Numbers, prompts: np.ndarray = PROMPT
         table=np.broadcast_to(np.asarray(toy, np.int64) * vocab**2, count),
         emitted=np.zeros(count, np.int32),
         chance=np.ones(count),
-        policy=host(setting.policy.init(count, **numbers.policy)),
-        verifier=host(setting.verifier.init(count, **numbers.verifier)),
-        monitor=host(setting.monitor.init(count, **numbers.monitor)),
+        policy=host(setting.policy.init(count, **hyperparameters.policy)),
+        verifier=host(setting.verifier.init(count, **hyperparameters.verifier)),
+        monitor=host(setting.monitor.init(count, **hyperparameters.monitor)),
     )
 
 

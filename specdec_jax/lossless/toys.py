@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.numbers import per_row
 from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, VerificationResult
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.sampling import distribution
 from specdec_jax.sampling import raw_entropy as raw_entropy_of
@@ -30,8 +30,8 @@ def phases(raw_entropy: bool = True) -> Monitor:
         raw_entropy: read the entropy at temperature 1 without truncation, so that thresholds of one calibration serve
             every temperature; else that of the distribution as sampled.
 
-    Numbers of `init`: enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at least),
-    decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
+    Hyperparameters (`init`): enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at
+    least), decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
     `experiments.calibrate` learns them for a pair of models.
 
     Raises:
@@ -80,7 +80,7 @@ def observe_token(state: Phases, entropy: Array) -> Phases:
 
 
 def _check_order(state: Phases) -> None:
-    """Raises ValueError where leave lies above enter; traced numbers cannot be looked at."""
+    """Raises ValueError where leave lies above enter; traced values cannot be looked at."""
     if isinstance(state.enter, Tracer) or isinstance(state.leave, Tracer):
         return
     wrong = np.asarray(state.leave) > np.asarray(state.enter)

@@ -1,7 +1,7 @@
 """What a verification says of single positions, for rules that remember what they saw there while drafting.
 
 A position is evaluated if its token was drafted and all before it were accepted; what lies beyond the first rejected
-token was never evaluated. Buffers are [B, P], P a structural number of positions; drafts beyond it are not remembered.
+token was never evaluated. Buffers are [B, P], P a static number of positions; drafts beyond it are not remembered.
 """
 
 import jax.numpy as jnp

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -33,8 +33,8 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
     Args:
         tiers: the lengths to choose from, rising, each at least 1; none: any up to the drafter's `max_draft_length`.
 
-    Numbers of `init`: draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5 (rounds,
-    >= 1), warmup 10 (rounds).
+    Hyperparameters (`init`): draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5
+    (rounds, >= 1), warmup 10 (rounds).
 
     Raises:
         ValueError: `tiers` are not rising whole numbers from 1 up.

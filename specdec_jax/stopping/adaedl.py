@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -44,7 +44,7 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
             paper's.
         raw_entropy: read the entropy at temperature 1 without truncation instead of the distribution's as sampled.
 
-    Numbers of `init`, with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
+    Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
     [0, 0.99]), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9 (beta2), step 0.01
     (epsilon), initial_acceptance (alpha unless given).
     """

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import host, per_row
+from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
@@ -41,9 +41,9 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
         keep_checked_token: as in `adaedl`: the distribution that fails the check still gives its token.
         positions: drafts a round that the fit looks at.
 
-    Numbers of `init`: entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay 0.98
-    (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
-    0.9, step 0.01, initial_acceptance.
+    Hyperparameters (`init`): entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay
+    0.98 (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5,
+    threshold_decay 0.9, step 0.01, initial_acceptance.
 
     Raises:
         ValueError: `positions` below 1.

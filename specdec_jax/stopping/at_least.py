@@ -5,8 +5,9 @@ from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, St
 
 
 def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted. Numbers are the policy's.
+    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted.
 
+    Hyperparameters (`init`): those of `policy`.
     Raises:
         ValueError: `minimum` is negative.
     """

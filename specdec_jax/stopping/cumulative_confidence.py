@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, no_update
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -25,7 +25,7 @@ class CumulativeConfidenceState(NamedTuple):
 def cumulative_confidence() -> StoppingPolicy:
     """Stop after the token with which the product of the drawn tokens' probabilities falls below the threshold.
 
-    Numbers of `init`: threshold 0.2 (0 to 1; at 0 it never stops).
+    Hyperparameters (`init`): threshold 0.2 (0 to 1; at 0 it never stops).
     """
 
     def init(batch: int, threshold: Any = 0.2) -> CumulativeConfidenceState:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._token import token_probability
@@ -38,10 +38,10 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        adaptive: the threshold follows the matches; otherwise it stays, and is the only number of `init`.
+        adaptive: the threshold follows the matches; otherwise it stays, and is the only hyperparameter.
 
-    Numbers of `init`: threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step 0.01,
-    initial_match 0.
+    Hyperparameters (`init`): threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step
+    0.01, initial_match 0.
     """
 
     def init(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
 from specdec_jax.stopping._price import price
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -39,8 +39,8 @@ def goodput(most: int = 16) -> StoppingPolicy:
         most: longest draft considered. A drafter's `max_draft_length` or a token budget below it cuts the draft, and
             the cut one is the best of those left, because E(k) / T(k) has one peak.
 
-    Numbers of `init`: drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to `most`),
-    prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
+    Hyperparameters (`init`): drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to
+    `most`), prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
 
     Raises:
         ValueError: `most` below 1.

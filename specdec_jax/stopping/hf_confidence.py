@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import host, per_row
+from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
@@ -44,11 +44,11 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        refit: fit the threshold to the samples; otherwise it stays, and is the only number of `init`.
+        refit: fit the threshold to the samples; otherwise it stays, and is the only hyperparameter.
         bins: thresholds that a refit chooses from.
         positions: drafts a round that become samples.
 
-    Numbers of `init`: threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
+    Hyperparameters (`init`): threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
     false_negative_weight 3 (both >= 0).
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -26,7 +26,7 @@ class HFHeuristicState(NamedTuple):
 def hf_heuristic() -> StoppingPolicy:
     """A draft length that grows when everything was accepted and shrinks otherwise.
 
-    Numbers of `init`, all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
+    Hyperparameters (`init`), all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
     """
 
     def init(batch: int, draft_length: Any = 5, increase: Any = 2, decrease: Any = 1) -> HFHeuristicState:

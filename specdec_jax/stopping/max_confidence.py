@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -26,11 +26,11 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
 
     Args:
         keep_checked_token: draw the token of the failing distribution too and stop after it (its pass is already paid).
-        adaptive: Algorithm 1 moves the threshold; otherwise it stays, and is the only number of `init`.
+        adaptive: Algorithm 1 moves the threshold; otherwise it stays, and is the only hyperparameter.
         raw: read the largest probability at temperature 1 without truncation instead of the distribution's as sampled.
 
-    Numbers of `init`: threshold 0.7 (in [0, 0.99]), target_acceptance 0.9, acceptance_decay 0.5, threshold_decay 0.9,
-    step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.
+    Hyperparameters (`init`): threshold 0.7 (in [0, 0.99]), target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
+    0.9, step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.
     """
 
     def init(

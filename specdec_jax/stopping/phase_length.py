@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import numbers_of, per_row, with_numbers
+from specdec_jax.hyperparameters import hyperparameters_of, per_row, with_hyperparameters
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
@@ -30,18 +30,20 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
 
     The decoder needs a monitor that watches phases. At a length of 0 a phase is decoded plainly.
 
-    Numbers of `init`: those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
+    Hyperparameters (`init`): those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
 
     Raises:
-        ValueError: `policy` has a number of one of these names already.
+        ValueError: `policy` has a hyperparameter of one of these names already.
     """
     inner = _unbounded() if policy is None else policy
 
-    @with_numbers(numbers_of(inner.init))
-    def init(batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **numbers: Any) -> PhaseLengthState:
+    @with_hyperparameters(hyperparameters_of(inner.init))
+    def init(
+        batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **hyperparameters: Any
+    ) -> PhaseLengthState:
         routine = per_row(batch, routine_length, "routine_length", low=0, dtype=jnp.int32)
         reasoning = per_row(batch, reasoning_length, "reasoning_length", low=0, dtype=jnp.int32)
-        return PhaseLengthState(inner.init(batch, **numbers), routine, reasoning, routine)
+        return PhaseLengthState(inner.init(batch, **hyperparameters), routine, reasoning, routine)
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
@@ -75,6 +77,6 @@ def _capped(context: RoundContext, length: Array) -> RoundContext:
 
 
 def _unbounded() -> StoppingPolicy:
-    """A rule without numbers that never says no: the caps alone decide."""
+    """A rule without hyperparameters that never says no: the caps alone decide."""
     rule, longest = static(), np.iinfo(np.int32).max
     return rule._replace(init=lambda batch: rule.init(batch, draft_length=longest))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
-from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.sampling import policy_uniforms
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping.adaedl import adaedl
@@ -40,11 +40,11 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
 
     Args:
         policies: two rules or more (unless given: max_confidence keeping its token, svip, adaedl, adaedl keeping its
-            token, static), each at the defaults of its own `init`; other numbers come with
+            token, static), each at the defaults of its own `init`; other hyperparameters come with
             `rule._replace(init=functools.partial(rule.init, threshold=0.5))`.
         method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and its tokens emitted.
 
-    Numbers of `init`: exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
+    Hyperparameters (`init`): exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
     drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
 
     Raises:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row, vector_per_row
+from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.sampling import log_prob_of
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._price import price
@@ -79,12 +79,12 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
 
-    Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate` gives what
-    it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the
-    pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k unless
-    given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is, roughly
-    times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R
-    before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
+    Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
+    gives what it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or
+    fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
+    unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
+    roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain
+    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
 
     Raises:
         ValueError: positions below 1.

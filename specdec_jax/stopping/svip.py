@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -27,7 +27,7 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
         raw_entropy: the entropy at temperature 1 without truncation, as the authors; otherwise of the distribution as
             sampled.
 
-    Numbers of `init`: entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
+    Hyperparameters (`init`): entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
     """
 
     def init(batch: int, entropy_factor: Any = 0.15, threshold: Any = 0.3) -> SVIPState:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import numbers_of, per_row, select_rows, with_numbers
+from specdec_jax.hyperparameters import hyperparameters_of, per_row, select_rows, with_hyperparameters
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
@@ -24,18 +24,18 @@ class UpdateEveryState(NamedTuple):
 def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's result.
 
-    Numbers of `init`: the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
+    Hyperparameters (`init`): the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
     rounds without drafts is itself).
 
     Raises:
-        ValueError: `policy` has a number of the name rounds already.
+        ValueError: `policy` has a hyperparameter of the name rounds already.
     """
     inner = adaedl() if policy is None else policy
 
-    @with_numbers(numbers_of(inner.init))
-    def init(batch: int, rounds: Any = 4, **numbers: Any) -> UpdateEveryState:
+    @with_hyperparameters(hyperparameters_of(inner.init))
+    def init(batch: int, rounds: Any = 4, **hyperparameters: Any) -> UpdateEveryState:
         return UpdateEveryState(
-            policy=inner.init(batch, **numbers),
+            policy=inner.init(batch, **hyperparameters),
             rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )

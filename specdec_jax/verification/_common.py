@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from specdec_jax.types import Array, Draft
 
 
-def no_numbers(batch: int) -> tuple[()]:
-    """A verifier without state or numbers."""
+def no_hyperparameters(batch: int) -> tuple[()]:
+    """A verifier without state or hyperparameters."""
     del batch
     return ()
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
-from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, positions
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_hyperparameters, positions
 from specdec_jax.verification._common import residual as plain_residual
 
 
@@ -51,7 +51,7 @@ def block() -> Verifier:
 
         return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, verify, lossless=True)
+    return Verifier(no_hyperparameters, verify, lossless=True)
 
 
 def _weights(log_ratio: Array) -> Array:

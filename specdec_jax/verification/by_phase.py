@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import numbers_of, select_rows, with_numbers
+from specdec_jax.hyperparameters import hyperparameters_of, select_rows, with_hyperparameters
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience
@@ -24,7 +24,7 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     draft to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known
     before anything is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
 
-    Numbers of `init`: those of both; a number that both have is routine_NAME and reasoning_NAME.
+    Hyperparameters (`init`): those of both; a hyperparameter that both have is routine_NAME and reasoning_NAME.
 
     Raises:
         ValueError: something other than a Verifier.
@@ -34,15 +34,15 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     for name, part in (("routine", relaxed), ("reasoning", exact)):
         if not isinstance(part, Verifier):
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
-    relaxed_names, exact_names = _number_names(relaxed, exact)
+    relaxed_names, exact_names = _hyperparameter_names(relaxed, exact)
 
-    @with_numbers({**_defaults(relaxed, relaxed_names), **_defaults(exact, exact_names)})
-    def init(batch: int, **numbers: Any) -> ByPhaseState:
-        unknown = numbers.keys() - {*relaxed_names, *exact_names}
+    @with_hyperparameters({**_defaults(relaxed, relaxed_names), **_defaults(exact, exact_names)})
+    def init(batch: int, **hyperparameters: Any) -> ByPhaseState:
+        unknown = hyperparameters.keys() - {*relaxed_names, *exact_names}
         if unknown:
-            raise TypeError(f"by_phase has no number {min(unknown)!r}")
+            raise TypeError(f"by_phase has no hyperparameter {min(unknown)!r}")
         given = [
-            {own: numbers[name] for name, own in names.items() if name in numbers}
+            {own: hyperparameters[name] for name, own in names.items() if name in hyperparameters}
             for names in (relaxed_names, exact_names)
         ]
         return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
@@ -72,14 +72,14 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     )
 
 
-def _number_names(relaxed: Verifier, exact: Verifier) -> tuple[dict[str, str], dict[str, str]]:
-    """For each of the two the names its numbers have outside, and their own."""
-    of_relaxed, of_exact = numbers_of(relaxed.init), numbers_of(exact.init)
+def _hyperparameter_names(relaxed: Verifier, exact: Verifier) -> tuple[dict[str, str], dict[str, str]]:
+    """For each of the two the names its hyperparameters have outside, and their own."""
+    of_relaxed, of_exact = hyperparameters_of(relaxed.init), hyperparameters_of(exact.init)
     both = of_relaxed.keys() & of_exact.keys()
-    named = lambda prefix, numbers: {f"{prefix}_{own}" if own in both else own: own for own in numbers}  # noqa: E731
+    named = lambda prefix, names: {f"{prefix}_{own}" if own in both else own: own for own in names}  # noqa: E731
     return named("routine", of_relaxed), named("reasoning", of_exact)
 
 
 def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:
-    known = numbers_of(verifier.init)
+    known = hyperparameters_of(verifier.init)
     return {name: known[own] for name, own in names.items()}

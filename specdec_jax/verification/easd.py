@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.sampling import entropy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token
@@ -38,9 +38,9 @@ def easd(top_n: int = 8) -> Verifier:
     temperature 0, this is `rejection` exactly. A rule that stops where its drafter is unsure, as AdaEDL does, leaves it
     little to redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
 
-    The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so structure), and numbers of
-    `init`: drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's percentiles),
-    overlap 0.6 (in [0, 1]). Lossy.
+    The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so static), and hyperparameters
+    (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's
+    percentiles), overlap 0.6 (in [0, 1]). Lossy.
 
     Raises:
         ValueError: `top_n` below 1.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
-from specdec_jax.verification._common import no_numbers, positions
+from specdec_jax.verification._common import no_hyperparameters, positions
 
 
 def greedy() -> Verifier:
@@ -34,4 +34,4 @@ def greedy() -> Verifier:
 
         return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, verify, lossless=True, needs_log_q=False, greedy_only=True)
+    return Verifier(no_hyperparameters, verify, lossless=True, needs_log_q=False, greedy_only=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, residual, token_by_token
 
@@ -27,7 +27,7 @@ def lenience() -> Verifier:
     (the paper's form for argmax): accept x if it is the target's first choice or p(x) > l max p; a rejection gives the
     first choice. With > for the paper's >=, ties with the first choice are rejected at l = 1.
 
-    Lossy below 1, and exactly `rejection` at 1. Numbers of `init`: lenience 0.5 (l, in (0, 1]).
+    Lossy below 1, and exactly `rejection` at 1. Hyperparameters (`init`): lenience 0.5 (l, in (0, 1]).
     """
 
     def init(batch: int, lenience: Any = 0.5) -> LenienceState:

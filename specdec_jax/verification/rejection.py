@@ -5,7 +5,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
-from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, residual, token_by_token
+from specdec_jax.verification._common import (
+    bonus_or,
+    draft_log_probabilities,
+    no_hyperparameters,
+    residual,
+    token_by_token,
+)
 
 
 def rejection() -> Verifier:
@@ -27,4 +33,4 @@ def rejection() -> Verifier:
 
         return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, verify, lossless=True)
+    return Verifier(no_hyperparameters, verify, lossless=True)

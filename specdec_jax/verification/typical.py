@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, token_by_token
 
@@ -28,7 +28,7 @@ def typical() -> Verifier:
     At temperature 0 p is one-hot, so (epsilon below 1) the target's first choice passes and nothing else, whatever H,
     which is then the raw distribution's: the output is greedy decoding's. Thresholds of 1 reject every draft.
 
-    Lossy. Numbers of `init`: epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
+    Lossy. Hyperparameters (`init`): epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
     """
 
     def init(batch: int, epsilon: Any = 0.09, delta: Any = 0.3) -> TypicalState:

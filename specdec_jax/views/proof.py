@@ -146,7 +146,8 @@ def verify(
 ) -> str:
     """Runs the proofs, prints them (as one line of JSON if asked), and returns the conclusion.
 
-    Raises ValueError on unknown rules and options, numbers out of range, and one of target and drafter alone."""
+    Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter
+    alone."""
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
     if (target is None) != (drafter is None):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
@@ -171,28 +172,30 @@ def verify(
 
 def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> Proof:
     """All but the pair."""
-    strategies, numbers = (policy.strategy, verifier.strategy), _numbers(policy, verifier)
+    strategies, hyperparameters = (policy.strategy, verifier.strategy), _hyperparameters(policy, verifier)
     to_the_end = static(), verifier.strategy
-    all_of_it = {**numbers, "policy_numbers": {"draft_length": most}}
+    all_of_it = {**hyperparameters, "policy_hyperparameters": {"draft_length": most}}
     with status("Enumerating all rounds of short drafts"):
-        exact = prove_exactly(*strategies, **numbers)
+        exact = prove_exactly(*strategies, **hyperparameters)
     with status(f"Enumerating rounds of up to {most} drafts"):
-        rounds = prove_long_drafts(*strategies, **numbers, max_draft_length=most)
+        rounds = prove_long_drafts(*strategies, **hyperparameters, max_draft_length=most)
         rounds_to_the_end = prove_long_drafts(*to_the_end, **all_of_it, max_draft_length=most, rounds=2)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        sampled = _sampled_on_toy(*strategies, numbers, most, sequences)
+        sampled = _sampled_on_toy(*strategies, hyperparameters, most, sequences)
         sampled_to_the_end = _sampled_on_toy(*to_the_end, all_of_it, most, sequences)
     return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end)
 
 
-def _numbers(policy: Choice, verifier: Choice) -> dict[str, Any]:
-    return {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
+def _hyperparameters(policy: Choice, verifier: Choice) -> dict[str, Any]:
+    return {"policy_hyperparameters": policy.hyperparameters, "verifier_hyperparameters": verifier.hyperparameters}
 
 
-def _sampled_on_toy(policy: Any, verifier: Any, numbers: Mapping[str, Any], most: int, sequences: int) -> SampledReport:
+def _sampled_on_toy(
+    policy: Any, verifier: Any, hyperparameters: Mapping[str, Any], most: int, sequences: int
+) -> SampledReport:
     decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE)
     warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **numbers)
+    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **hyperparameters)
 
 
 def _sampled_on_pair(
@@ -226,7 +229,7 @@ def _sampled_on_pair(
             sequences=sequences,
             batch=min(PAIR_BATCH, sequences),
             progress=progress,
-            **_numbers(policy, verifier),
+            **_hyperparameters(policy, verifier),
         )
 
 
