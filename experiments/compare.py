@@ -274,8 +274,8 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
         at = row["first_difference"]
         gap = at["logit_gap"]
         why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
-        kind = " (rounding of a near tie)" if gap is not None and gap < CLOSE_GAP else ""
-        lines.append(f"  {row['method']} on {row['prompt_id']}: parts at token {at['position']}, {why}{kind}")
+        kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
+        lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {at['position']}, {why}{kind}")
     return "\n".join(lines)
 
 

@@ -154,7 +154,7 @@ def report(run: Run, rows: Sequence[Row], whats: Sequence[str]) -> str:
 NOTES = (
     "Speed-up against plain decoding, [95 % bootstrap interval over texts]; total: all tokens over all seconds. "
     "Without repeats: texts with at most 10 % repeated tokens. Head-room: 0 % is the best static length, 100 % the "
-    "oracle. Wasted: share of drafter passes that gave no accepted token; only checked: whose distribution gave no "
+    "oracle. Wasted: share of drafter passes that gave no accepted token; discarded: whose distribution gave no "
     "token at all. By task: total speed-up; the best static length is each task's own."
 )
 
@@ -166,7 +166,7 @@ def label(what: str, row: Row) -> str:
 
 def drafts_table(whole: Mapping[str, Row], names: Sequence[str]) -> str:
     """What a rule drafts and what becomes of it."""
-    head = ["rule", "tokens a pass", "drafted a pass", "accepted", "wasted", "only checked"]
+    head = ["rule", "tokens a pass", "drafted a pass", "accepted", "wasted", "discarded"]
     lines = []
     for what in names:
         row = whole[what]

@@ -85,7 +85,7 @@ def report(run: Run, rows: Sequence[Row]) -> str:
 
 NOTES = (
     "Speed-up over plain decoding, total over total, with its 95 % bootstrap interval over prompts; chosen: on one "
-    "half / on the other. Wasted: drafter passes that gave no accepted token, by token emitted; only checked: share of "
+    "half / on the other. Wasted: drafter passes that gave no accepted token, by token emitted; discarded: share of "
     "passes whose distribution gave no token. Gains of one rule over another are paired by prompt, bold where the "
     "interval leaves 0 out."
 )
@@ -93,12 +93,12 @@ NOTES = (
 
 def rules_table(rows: Sequence[Row]) -> str:
     """Speed and waste of every rule."""
-    head = ["rule", "chosen", "speed-up", "wasted a token", "only checked", "accepted"]
+    head = ["rule", "chosen", "speed-up", "wasted a token", "discarded", "accepted"]
     lines = []
     for name in RULES:
         row = find(rows, what=name)
-        checked = (total(row, "passes") - total(row, "drafted")) / max(total(row, "passes"), 1)
-        line = [name, setting(row["settings"]), times(speedup(row)), times(wasted(row)), share(checked)]
+        discarded = (total(row, "passes") - total(row, "drafted")) / max(total(row, "passes"), 1)
+        line = [name, setting(row["settings"]), times(speedup(row)), times(wasted(row)), share(discarded)]
         lines.append([*line, share(acceptance(row))])
     return studies.table(head, lines)
 

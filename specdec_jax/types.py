@@ -100,7 +100,7 @@ class DraftInfo(NamedTuple):
     """What was measured while drafting; never read back by the loop."""
 
     passes: Array  # [B] int32, drafter passes spent
-    checked: Array  # [B] int32, passes whose distribution was looked at and gave no token
+    discarded: Array  # [B] int32, passes whose distribution was looked at and gave no token
     entropy: Array  # [B, K] float32, nats, of the distribution each pass gave
     max_prob: Array  # [B, K] float32
     drafter_id: Array  # [B] int32
@@ -225,7 +225,7 @@ class Statistics(NamedTuple):
     num_accepted_tokens: Array  # [B] int32
     num_emitted_tokens: Array  # [B] int32
     drafter_passes: Array  # [B] int32
-    checked_passes: Array  # [B] int32, drafter passes whose distribution was only checked
+    discarded_passes: Array  # [B] int32, drafter passes whose distribution gave no token
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
     evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
@@ -241,7 +241,7 @@ class RoundInfo(NamedTuple):
     accepted: Array  # [B] int32, after the end-of-sequence cut
     emitted: Array  # [B] int32, after the cut; 0: the row was finished
     drafter_passes: Array  # [B] int32
-    checked: Array  # [B] int32
+    discarded: Array  # [B] int32
     width: Array  # [B] int32, verification width
     entropy: Array  # [B, K] float32, nats, per drafter pass
     max_prob: Array  # [B, K] float32

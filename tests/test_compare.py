@@ -172,9 +172,9 @@ def test_the_equality_summary_names_every_difference_and_its_gap():
         [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
     ).splitlines()
     assert lines[0] == "Greedy: 1 of 4 outputs equal plain decoding token for token."
-    assert lines[1] == "  b on p: parts at token 7, logit gap 0.030 (rounding of a near tie)"
-    assert lines[2] == "  c on p: parts at token 9, logit gap 1.500"
-    assert lines[3] == "  d on p: parts at token 3, one of them had ended"
+    assert lines[1] == "  b on p: diverges at token 7, logit gap 0.030 (a numerical near tie)"
+    assert lines[2] == "  c on p: diverges at token 9, logit gap 1.500"
+    assert lines[3] == "  d on p: diverges at token 3, one of them had ended"
 
 
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):

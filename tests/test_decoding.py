@@ -115,7 +115,7 @@ def assert_same_rounds(state, row, rounds):
     for index, turn in enumerate(rounds):
         assert record.proposed[index, : turn["drafted"]].tolist() == turn["proposed"]
         assert record.drafter_passes[index] == turn["passes"]
-        assert record.checked[index] == turn["passes"] - turn["drafted"]
+        assert record.discarded[index] == turn["passes"] - turn["drafted"]
         for name in ("entropy", "max_prob"):
             expected = [*turn[name], *[np.nan] * (K - turn["passes"])]
             np.testing.assert_allclose(getattr(record, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -133,7 +133,7 @@ def assert_same_counts(state, row, rounds):
     assert counts.num_accepted_tokens == total("accepted")
     assert counts.num_emitted_tokens == total("emitted") == state.length[row] - state.prompt_length[row]
     assert counts.drafter_passes == total("passes")
-    assert counts.checked_passes == total("passes") - total("drafted")
+    assert counts.discarded_passes == total("passes") - total("drafted")
     for k in range(K):
         drafted = [turn for turn in rounds if turn["drafted"] > k]
         assert counts.drafted_at[k] == len(drafted)
@@ -150,7 +150,7 @@ def assert_same_figures(figures, rounds):
     expected = {
         "mean_draft_length": total["drafted"] / drafts if drafts else None,
         "tokens_per_round": total["emitted"] / len(rounds),
-        "checked_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
+        "discarded_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
     }
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
@@ -179,12 +179,12 @@ WARPS = [
 def test_the_loop_is_the_twin(policy, verifier):
     warps = WARPS[:1] if verifier == "greedy" else WARPS
     states = [assert_as_twin(policy, verifier, RAGGED, numbers=numbers) for numbers in warps]
-    accepted, drafted, checked = (
+    accepted, drafted, discarded = (
         sum(int(getattr(state.statistics, name).sum()) for state in states)
-        for name in ("num_accepted_tokens", "num_draft_tokens", "checked_passes")
+        for name in ("num_accepted_tokens", "num_draft_tokens", "discarded_passes")
     )
     assert 10 < accepted < drafted - 10, "little was at stake"
-    assert (checked > 0) == (policy in ("adaedl", "at_least"))
+    assert (discarded > 0) == (policy in ("adaedl", "at_least"))
 
 
 def test_one_row_is_the_twin_too():
@@ -201,8 +201,8 @@ def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
         state = decoder.step(params, decoder.prefill(params, RAGGED, max_new_tokens=NEW, seed=11, **options))
         records[policy] = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], state.record)
     published, kept = records["adaedl"], records["adaedl_keep"]
-    assert (kept.checked == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
-    assert (kept.drafted == published.drafted + published.checked).all() and published.checked.any()
+    assert (kept.discarded == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
+    assert (kept.drafted == published.drafted + published.discarded).all() and published.discarded.any()
 
 
 def test_a_rules_state_changes_by_its_own_row_alone():
@@ -218,7 +218,7 @@ def test_a_rules_state_changes_by_its_own_row_alone():
     np.testing.assert_array_equal(seen.updates, counts.num_rounds)
     np.testing.assert_array_equal(seen.checks, counts.drafter_passes)
     np.testing.assert_array_equal(seen.proceeds, counts.num_draft_tokens)
-    assert np.asarray(seen.begins)[[2, 4]].tolist() == [5, 0] and int(counts.checked_passes[1]) > 0
+    assert np.asarray(seen.begins)[[2, 4]].tolist() == [5, 0] and int(counts.discarded_passes[1]) > 0
 
 
 # Ends

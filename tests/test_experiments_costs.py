@@ -134,7 +134,7 @@ def compare_folder(path, most=20):
     rows = []
     for index, name in enumerate(trace.about["ids"][:4]):
         for method, seconds in (("plain", 4.0), ("static-3", 3.0)):
-            counts = dict.fromkeys(("num_rounds", "num_drafts", "drafter_passes", "checked_passes"), 1)
+            counts = dict.fromkeys(("num_rounds", "num_drafts", "drafter_passes", "discarded_passes"), 1)
             counts |= {"num_emitted_tokens": 10 + index, "num_draft_tokens": 10, "num_accepted_tokens": 4}
             fixed = {"repeated_share": 0.0, "equals_plain": None, "temperature": 0.05, "seconds": seconds}
             rows.append({"prompt_id": name, "method": method} | counts | fixed)

@@ -75,7 +75,7 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
         sizes.add(size)
     assert sizes == {0, *range(shortest, longest + 1)}
     assert draft.log_q is None and bool(np.all(draft.one_hot))
-    assert not np.any(info.passes) and not np.any(info.checked)
+    assert not np.any(info.passes) and not np.any(info.discarded)
 
 
 def test_a_copy_goes_on_into_itself():

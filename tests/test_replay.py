@@ -93,7 +93,7 @@ def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
         np.testing.assert_array_equal(mine[: len(its)], its)
         assert (mine[len(its) :] == -1).all() and found.rounds[0, row] == len(its)
     for field, name in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_tokens"),
-                        ("passes", "drafter_passes"), ("checked", "checked_passes")):  # fmt: skip
+                        ("passes", "drafter_passes"), ("discarded", "discarded_passes")):  # fmt: skip
         np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name))
     np.testing.assert_array_equal(found.emitted[0], state.statistics.num_emitted_tokens)
 
@@ -208,7 +208,7 @@ def test_many_settings_are_each_replayed_as_alone(greedy_trace):
     assert len({int(total) for total in together.drafted.sum(axis=1)}) == 3
     for index, threshold in enumerate(thresholds):
         alone = replay(greedy_trace, adaedl(), FAST | {"threshold": threshold}, max_draft_length=4)
-        for name in ("rounds", "drafted", "accepted", "passes", "checked", "by_length"):
+        for name in ("rounds", "drafted", "accepted", "passes", "discarded", "by_length"):
             np.testing.assert_array_equal(getattr(together, name)[index], getattr(alone, name)[0])
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_replayed_is_refused(greedy_trace, options, words):
 def test_the_oracle_is_the_best_of_all_drafts(greedy_trace):
     """By brute force over one text: no sequence of draft lengths spends less at a free verification."""
     found = oracle(greedy_trace, 4)
-    assert (found.drafted == found.passes).all() and found.checked.sum() == 0
+    assert (found.drafted == found.passes).all() and found.discarded.sum() == 0
     costs = flat(0.1, 4)
     for text in (0, 7, 13):
         bits, length = greedy_trace.accepted[text], int(greedy_trace.length[text])

@@ -125,7 +125,7 @@ def history(state, row):
 def same_history(one, other):
     assert one[0] == other[0]
     drafted = np.arange(3) < one[1].drafted[:, None]
-    for name in ("drafted", "accepted", "emitted", "drafter_passes", "checked"):
+    for name in ("drafted", "accepted", "emitted", "drafter_passes", "discarded"):
         np.testing.assert_array_equal(getattr(one[1], name), getattr(other[1], name), err_msg=name)
     np.testing.assert_array_equal(one[1].proposed[drafted], other[1].proposed[drafted])
     for name in ("entropy", "max_prob", "threshold"):
@@ -146,7 +146,7 @@ def test_a_row_does_not_depend_on_its_neighbours(temperature):
     }
     same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
     same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
-    assert one[1].drafted.any() and one[1].checked.any(), "its rule decided nothing"
+    assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
 
 
 def snapshot(state):

@@ -87,7 +87,7 @@ def generation(**changes):
         "mean_draft_length": 2.5,
         "mean_acceptance_length": 2.25,
         "drafter_passes": 12,
-        "checked_passes": 2,
+        "discarded_passes": 2,
     }
     fields = {"text": "x", "tokens": [1] * 20, "prompt_tokens": [1], "finish_reason": "length", "seconds": 2.0}
     fields |= {"statistics": figures | changes.pop("statistics", {}), "prefill_seconds": 0.0, "compile_seconds": 0.0}

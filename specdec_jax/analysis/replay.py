@@ -33,7 +33,7 @@ class Replay(NamedTuple):
     drafted: np.ndarray
     accepted: np.ndarray  # after the end-of-sequence cut
     passes: np.ndarray  # drafter passes
-    checked: np.ndarray  # of these, only looked at
+    discarded: np.ndarray  # of these, those whose distribution gave no token
     by_length: np.ndarray  # [S, N, K+1], rounds by drafted tokens
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
@@ -103,16 +103,16 @@ def replay(
     whole: list[Any] = [
         np.concatenate(leaves) if leaves[0] is not None else None for leaves in zip(*pieces, strict=True)
     ]
-    played, drafted, accepted, passes, checked, by_length, rows = whole
+    played, drafted, accepted, passes, discarded, by_length, rows = whole
     emitted = np.broadcast_to(trace.length[None, :], (settings, texts)).astype(np.int64)
-    return Replay(played, emitted, drafted, accepted, passes, checked, by_length, rows)
+    return Replay(played, emitted, drafted, accepted, passes, discarded, by_length, rows)
 
 
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
     """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
     most = trace.max_draft_length if max_draft_length is None else max_draft_length
     texts = trace.num_texts
-    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, checked
+    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, discarded
     by_length = np.zeros((1, texts, most + 1), np.int64)
     for text in range(texts):
         at, end = 0, int(trace.length[text])
@@ -124,8 +124,8 @@ def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
             by_length[0, text, run] += 1
             at += run + 1
     emitted = trace.length[None, :].astype(np.int64)
-    rounds, drafted, accepted, passes, checked = counts
-    return Replay(rounds, emitted, drafted, accepted, passes, checked, by_length, None)
+    rounds, drafted, accepted, passes, discarded = counts
+    return Replay(rounds, emitted, drafted, accepted, passes, discarded, by_length, None)
 
 
 def _replay_block(

@@ -41,7 +41,7 @@ class Counts(NamedTuple):
     drafted: Array
     accepted: Array
     passes: Array
-    checked: Array
+    discarded: Array
     by_length: Array  # [R, K+1]
     record: Array | None  # [R, rounds, 4] int16
 

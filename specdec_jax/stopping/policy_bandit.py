@@ -3,8 +3,8 @@
 Every round one of the rules drafts and learns; the others keep their states. After each was tried once, UCB1 plays the
 largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw of a Gaussian with that
 mean and the spread `exploration / sqrt(pulls)`. Open in the source or decided here: the reward is tokens per time of
-the cost model in `_arms.py`, checked passes included; the arms are the paper's max-confidence, SVIP and AdaEDL, AdaEDL
-also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
+the cost model in `_arms.py`, discarded passes included; the arms are the paper's max-confidence, SVIP and AdaEDL,
+AdaEDL also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
 without a drafter pass teaches nothing. Exploration is scaled by a number, because rewards are not in [0, 1]: 0.1 for
 UCB1 (as `bandit`), 1 for Thompson, about the spread of one round's reward.
 """
