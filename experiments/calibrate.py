@@ -164,7 +164,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
     """Mean total variation a token by lenience, and the least lenience that keeps it under the bound asked for."""
     pair = build_pair(*models)
     prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
-    heat = float(trace.temperature[0])
+    temperature = float(trace.temperature[0])
     texts = [
         encode(models[0], prompt.turns[0]) + trace.tokens[row, : trace.length[row]].tolist()
         for row, prompt in enumerate(prompts)
@@ -177,7 +177,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
     totals = np.zeros(len(LENIENCES))
     for first in range(0, len(texts), TOGETHER):
         rows = slice(first, first + TOGETHER)
-        warp = make_warp(len(padded[rows]), heat)
+        warp = make_warp(len(padded[rows]), temperature)
         for index, lenience in enumerate(LENIENCES):
             hyperparameters = {"lenience": np.float32(lenience)}
             found = deviations(

@@ -14,7 +14,7 @@ from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_fac
 from specdec_jax.analysis.trace import FEATURES, Trace
 
 HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
-DOUBTFUL = 90  # percentile of both entropies above which EASD doubts
+UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
 PHASE = {"minimum_length": 8, "decay": 0.9}
 CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 SURVIVAL = rule("survival")
@@ -65,13 +65,13 @@ def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostMode
         if not entry.static_options
     }
     policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
-    doubtful = {"drafter_entropy": drafter, "target_entropy": target}
+    uncertain = {"drafter_entropy": drafter, "target_entropy": target}
     return {
         "policy": policies,
         "verifier": {
             "lenience": {"lenience": lenience},
             "by_phase": {"lenience": lenience},
-            "easd": {name: float(np.percentile(values, DOUBTFUL)) for name, values in doubtful.items()},
+            "easd": {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()},
         },
         "monitor": {"phases": phases},
     }

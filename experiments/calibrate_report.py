@@ -65,8 +65,8 @@ def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndar
 def report(content: Mapping[str, Any]) -> str:
     """All tables."""
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
-    files, heat = ", ".join(about["prompts"]), about["temperatures"][1]
-    parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {heat:g}. Costs: {about['costs']}.")
+    files, temperature = ", ".join(about["prompts"]), about["temperatures"][1]
+    parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {temperature:g}. Costs: {about['costs']}.")
     parts.append(_percentiles(content["figures"]))
     for kind, figures in content["figures"].items():
         hyperparameters, variants = content["hyperparameters"][kind], content["variants"][kind]

@@ -86,7 +86,7 @@ def study(config: DrafterSize, console: Console) -> None:
     folder = RunFolder.create("drafter_size", config, config.out)
     for group in groups:
         for temperature, trace in group.traces.items():
-            with console.status(f"Replaying {group.name}, {studies.heat(temperature)}"):
+            with console.status(f"Replaying {group.name}, {studies.at_temperature(temperature)}"):
                 _add(config, folder, group, temperature, trace)
     rows = folder.rows()
     with folder.replacing("drafters.png") as path:
@@ -155,7 +155,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         mine = [row for row in rows if row["temperature"] == temperature]
-        parts += [f"## {studies.heat(temperature).capitalize()}", _by_drafter(mine)]
+        parts += [f"## {studies.at_temperature(temperature).capitalize()}", _by_drafter(mine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,14 +176,14 @@ def _by_drafter(rows: Sequence[dict[str, Any]]) -> str:
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Acceptance against cost, a panel a temperature, over the speed-up that the two predict for the best length."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(3.9 * len(heats), 5.0), 4.0), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(heats), sharex=True, sharey=True, squeeze=False)[0]
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(max(3.9 * len(temperatures), 5.0), 4.0), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
     ratios = [row["ratio"] for row in rows]
     ends = min(0.02, 0.7 * min(ratios)), max(0.5, 1.4 * max(ratios))
-    for axes, temperature in zip(panels, heats, strict=True):
+    for axes, temperature in zip(panels, temperatures, strict=True):
         _panel(axes, [row for row in rows if row["temperature"] == temperature], ends)
-        axes.set_title(studies.heat(temperature), fontsize=11)
+        axes.set_title(studies.at_temperature(temperature), fontsize=11)
         axes.set_xlabel("c, a drafter step over a target pass")
     panels[0].set_ylabel("mean acceptance")
     figure.suptitle("Points: the best rule's speed-up. Lines: what independent positions would give", fontsize=10)

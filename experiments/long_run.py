@@ -91,7 +91,7 @@ def study(config: LongRunStudy, console: Console) -> None:
         for entry in rules:
             wanted = [(temperature, entry.name, start) for start in config.starts]
             if studies.missing(folder, KEYS, wanted):
-                with console.status(f"{entry.name}, {studies.heat(temperature)}"):
+                with console.status(f"{entry.name}, {studies.at_temperature(temperature)}"):
                     found = _run(config, entry, trace, tokens)
                 _add(config, folder, wanted, found)
     rows = folder.rows()
@@ -223,7 +223,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> Figure:
             end = mine[0]["forgotten_tokens"]
             if end is not None and name == "threshold":
                 axes.axvline(end, color=INK, lw=0.8, ls=":")
-            studies.plain_axes(axes, f"{key[0]}, {studies.heat(key[1])}" if name == "threshold" else "")
+            studies.plain_axes(axes, f"{key[0]}, {studies.at_temperature(key[1])}" if name == "threshold" else "")
             if column == 0:
                 axes.set_ylabel(label)
         panels[-1, column].set_xlabel("tokens")

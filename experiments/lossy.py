@@ -163,8 +163,8 @@ def measure(
     ready: set[int] = set()
     with console.status("Measuring") as status:
         for number, job in enumerate(missing, start=1):
-            heat = studies.heat(job.temperature)
-            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {heat}")
+            temperature = studies.at_temperature(job.temperature)
+            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
             asked, pair = _asked(config, policy, job, slots), job.variant.pair
             if id(pair) not in ready:
                 play(pair, asked)

@@ -110,7 +110,10 @@ def report(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> str:
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         greedy = temperature == 0
         body = [cells(line, greedy) for line in lines(rows, temperature, costs)]
-        blocks += [f"## {studies.heat(temperature)}", studies.table([*head, *(["equal"] if greedy else [])], body)]
+        blocks += [
+            f"## {studies.at_temperature(temperature)}",
+            studies.table([*head, *(["equal"] if greedy else [])], body),
+        ]
     return "\n\n".join([*blocks, NOTES, f"Costs: {costs.device or 'as given'}, c = {costs.ratio:.3f}.", ""])
 
 
@@ -145,9 +148,9 @@ def interval(value: Interval, form: str = ".2f") -> str:
 
 def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
     """Speed against the difference in log-likelihood, a line a verifier over its settings, a panel a temperature."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(5.4 * len(heats), 6.4), 4.4), dpi=150, layout="constrained")
-    for axes, temperature in zip(figure.subplots(1, len(heats), squeeze=False)[0], heats, strict=True):
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(max(5.4 * len(temperatures), 6.4), 4.4), dpi=150, layout="constrained")
+    for axes, temperature in zip(figure.subplots(1, len(temperatures), squeeze=False)[0], temperatures, strict=True):
         found = [line for line in lines(rows, temperature, costs) if line.variant != PLAIN]
         families = list(dict.fromkeys(line.variant.partition(":")[0] for line in found))
         for place, family in enumerate(families):
@@ -167,6 +170,6 @@ def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
         axes.axvline(1, color=INK, lw=0.8, ls="--", zorder=1)
         axes.set_xlabel("tokens/s over rejection's")
         axes.set_ylabel("log-likelihood a token, difference to rejection's (nats)")
-        studies.plain_axes(axes, studies.heat(temperature))
+        studies.plain_axes(axes, studies.at_temperature(temperature))
         axes.legend(fontsize=8, frameon=False)
     return figure

@@ -72,7 +72,7 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
     prompts = dict.fromkeys(str(row["prompt_id"]) for row in rows)
     points = []
     for entry in summarise(rows):
-        near = min(traces, key=lambda heat: abs(heat - entry.temperature))
+        near = min(traces, key=lambda temperature: abs(temperature - entry.temperature))
         method = methods[entry.method]
         if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature):
             continue
@@ -175,13 +175,13 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
     head = ["method", "temp.", "measured", "predicted", "ratio", "accepted", "predicted"]
     lines = []
     for point in points:
-        heat = f"{point.temperature:g}"
+        temperature = f"{point.temperature:g}"
         if point.trace_temperature != point.temperature:
-            heat += f" ({point.trace_temperature:g})"
+            temperature += f" ({point.trace_temperature:g})"
         taken = "–" if point.acceptance is None else f"{point.acceptance:.0%}"
         both = [_interval(point.speedup), _interval(point.predicted)]
         accepted = [taken, f"{point.predicted_acceptance:.0%}"]
-        lines.append([point.method, heat, *both, f"{_ratio(point):.2f}", *accepted])
+        lines.append([point.method, temperature, *both, f"{_ratio(point):.2f}", *accepted])
     ratios = [_ratio(point) for point in points]
     same = (
         "the same prompts" if all(point.same_prompts for point in points) else "other prompts where some were missing"
@@ -208,7 +208,7 @@ def points_picture(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 5.0), dpi=150, layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(point.method for point in points))
-    heats = list(dict.fromkeys(point.temperature for point in points))
+    temperatures = list(dict.fromkeys(point.temperature for point in points))
     colours = studies.colours(names)
     bounds = [bound for point in points for value in (point.speedup, point.predicted) for bound in value]
     ends = [np.nanmin(bounds) - 0.05, np.nanmax(bounds) + 0.05]
@@ -216,8 +216,8 @@ def points_picture(points: Sequence[Point]) -> Figure:
     for point in points:
         x, y = point.predicted, point.speedup
         spans = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
-        marker = "os^Dv"[heats.index(point.temperature) % 5]
-        label = f"{point.method}, {studies.heat(point.temperature)}"
+        marker = "os^Dv"[temperatures.index(point.temperature) % 5]
+        label = f"{point.method}, {studies.at_temperature(point.temperature)}"
         style: dict[str, Any] = {"color": colours[point.method], "ms": 7, "lw": 0.8, "label": label}
         axes.errorbar(x[0], y[0], **spans, fmt=marker, **style)
     axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")

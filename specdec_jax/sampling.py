@@ -39,35 +39,35 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
 def log_probabilities(logits: Array, warp: Warp) -> Array:
     """The warped distribution of [B, V] logits, as log-probabilities; at temperature 0 one-hot (the first maximum)."""
     greedy = one_hot_log(argmax(logits), logits.shape[-1], logits.dtype)
-    hot = warp.temperature > 0
+    is_sampled = warp.temperature > 0
 
     def sampled() -> Array:
-        return jnp.where(hot[:, None], _tempered(logits, warp), greedy)
+        return jnp.where(is_sampled[:, None], _tempered(logits, warp), greedy)
 
-    return lax.cond(jnp.any(hot), sampled, lambda: greedy)
+    return lax.cond(jnp.any(is_sampled), sampled, lambda: greedy)
 
 
 def distribution(logits: Array, warp: Warp) -> Distribution:
     """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Distribution.
 
     Entropies are in nats and skip zero probabilities. At temperature 0 the distribution sampled is one-hot and says
-    nothing of doubt, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves greedy
-    open).
+    nothing of uncertainty, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves
+    greedy open).
     """
     log_prob = log_probabilities(logits, warp)
-    hot = warp.temperature > 0
+    is_sampled = warp.temperature > 0
     raw_log_prob = _normalised(logits)
-    raw_entropy, raw_max, raw_margin = _doubt(raw_log_prob)
+    raw_entropy, raw_max, raw_margin = _uncertainty(raw_log_prob)
 
     def sampled() -> tuple[Array, Array, Array]:
-        entropy, largest, margin = _doubt(log_prob)
+        entropy, largest, margin = _uncertainty(log_prob)
         return (
-            jnp.where(hot, entropy, raw_entropy),
-            jnp.where(hot, largest, raw_max),
-            jnp.where(hot, margin, raw_margin),
+            jnp.where(is_sampled, entropy, raw_entropy),
+            jnp.where(is_sampled, largest, raw_max),
+            jnp.where(is_sampled, margin, raw_margin),
         )
 
-    entropy, largest, margin = lax.cond(jnp.any(hot), sampled, lambda: (raw_entropy, raw_max, raw_margin))
+    entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: (raw_entropy, raw_max, raw_margin))
     return Distribution(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
 
 
@@ -185,7 +185,7 @@ def _normalised(scores: Array) -> Array:
     return shifted - jnp.log(_sum(jnp.exp(shifted)))[..., None]
 
 
-def _doubt(log_prob: Array) -> tuple[Array, Array, Array]:
+def _uncertainty(log_prob: Array) -> tuple[Array, Array, Array]:
     """Entropy (nats), largest probability, and largest minus second largest, of [B, V]."""
     top = argmax(log_prob)
     index = jnp.arange(log_prob.shape[-1], dtype=jnp.int32)[None, :]
@@ -196,8 +196,8 @@ def _doubt(log_prob: Array) -> tuple[Array, Array, Array]:
 
 def _tempered(logits: Array, warp: Warp) -> Array:
     """Temperature, then the truncations that are on, of [B, V]; rows at temperature 0 get temperature 1 here."""
-    heat = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(logits.dtype)
-    scores = (logits - _max(logits)) / heat[:, None]  # the maximum is 0, so that every key below is <= 0
+    divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(logits.dtype)
+    scores = (logits - _max(logits)) / divisor[:, None]  # the maximum is 0, so that every key below is <= 0
     scores = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda x: x, scores)
     scores = lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda x: x, scores)
     floor = jnp.log(warp.min_p).astype(scores.dtype)

@@ -51,8 +51,8 @@ def easd(p, q, x, hyperparameters):
     accept = min(1.0, p[x] / q[x])
     tops = top_set(p, hyperparameters["top_n"]), top_set(q, hyperparameters["top_n"])
     share = len(tops[0] & tops[1]) / max(len(tops[0]), len(tops[1]))
-    unsure = entropy(q) > hyperparameters["drafter_entropy"] and entropy(p) > hyperparameters["target_entropy"]
-    if not (unsure and share >= hyperparameters["overlap"]):
+    high_entropy = entropy(q) > hyperparameters["drafter_entropy"] and entropy(p) > hyperparameters["target_entropy"]
+    if not (high_entropy and share >= hyperparameters["overlap"]):
         return [(accept, None), (1 - accept, residual(p, q))]
     other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])
     return [(accept, other / other.sum()), (1 - accept, residual(p, q))]

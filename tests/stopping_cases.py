@@ -71,9 +71,9 @@ def story():
     )
     tokens, seen = np.zeros(shape, np.int32), np.empty(shape, object)
     for place in np.ndindex(shape):
-        heat, raw = TEMPERATURES[place[2]], oracles.softmax(logits[place].astype(np.float64))
-        read = oracles.warp(logits[place], heat) if heat > 0 else raw
-        tokens[place] = rng.choice(VOCAB, p=read) if heat > 0 else np.argmax(raw)
+        temperature, raw = TEMPERATURES[place[2]], oracles.softmax(logits[place].astype(np.float64))
+        read = oracles.warp(logits[place], temperature) if temperature > 0 else raw
+        tokens[place] = rng.choice(VOCAB, p=read) if temperature > 0 else np.argmax(raw)
         seen[place] = Seen(oracles.entropy(read), oracles.entropy(raw), read.max(), raw.max(), read[tokens[place]])
     chances = np.array([value.token_prob for value in seen.ravel()]).reshape(shape)
     hits = rng.uniform(size=shape) < 0.3 + 0.7 * chances

@@ -90,7 +90,7 @@ def improbable(distribution, drafted, context, token):
     return jnp.exp(jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]) < 1 / 3
 
 
-def doubtful(distribution, drafted, context, token):
+def uncertain(distribution, drafted, context, token):
     return distribution.max_prob < 0.7
 
 
@@ -126,7 +126,7 @@ def test_the_same_rule_without_the_seed_is_honest():
 @pytest.mark.parametrize("place", OF_THE_ROW)
 def test_honest_policies_that_act_there_only_pass(place):
     """By the distribution, where one is looked at; the next token is not known, so its own chance stands for it."""
-    rule = policy(PLACES[place], by_chance if place == "token 2" else doubtful)
+    rule = policy(PLACES[place], by_chance if place == "token 2" else uncertain)
     report = lossless.prove_long_drafts(rule, rejection(), **FEW)
     assert report.lossless and report.alone and report.error < 1e-7
     asked, declined = report.coverage.asked, report.coverage.declined
@@ -140,7 +140,7 @@ def test_honest_policies_that_act_there_only_pass(place):
 
 @pytest.mark.parametrize("place", ["row 1", "next row"])
 def test_policies_whose_rows_look_at_each_other_are_rejected(place):
-    report = lossless.prove_long_drafts(policy(PLACES[place], doubtful), rejection(), **FEW)
+    report = lossless.prove_long_drafts(policy(PLACES[place], uncertain), rejection(), **FEW)
     assert not report.alone and not report.lossless
 
 

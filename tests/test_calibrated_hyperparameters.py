@@ -52,7 +52,7 @@ def variant(kind, name, static_options, hyperparameters):
 
 PRIOR = {"greedy": [0.15] * 8, "drafter_cost": 0.16}
 LENGTHS = {"routine_length": 13, "reasoning_length": 14}
-DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
+UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", survival()._replace(init=partial(survival().init, drafter_cost=0.5)), {"greedy": [0.15] * 8}),
         ("verifier", lenience(), {"lenience": 0.17}),
         ("verifier", by_phase(), {"lenience": 0.18}),
-        ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | DOUBT),
-        ("verifier", by_phase(easd(top_n=2)), DOUBT),
+        ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | UNCERTAIN),
+        ("verifier", by_phase(easd(top_n=2)), UNCERTAIN),
         ("verifier", by_phase(lenience(), lenience()), {"routine_lenience": 0.17, "reasoning_lenience": 0.17}),
         ("monitor", phases(), {"enter": 2.1, "leave": 2.0}),
         ("monitor", phases(raw_entropy=False), {}),  # nats of other distributions

@@ -42,10 +42,10 @@ def test_weights_that_made_a_trace_are_found_again():
     np.testing.assert_allclose([mean.bias, mean.next_bias], 0.8, atol=0.2)
 
 
-def test_what_heat_does_is_learnt_from_several_temperatures():
+def test_what_temperature_does_is_learnt_from_several_temperatures():
     parts = [trace_with(1.5 + 0.5 * np.log(t), -1.2 + 0.8 * np.log(t), 0.6, temperature=t) for t in (0.5, 1.0, 2.0)]
     found = fit_prior(*parts)
-    expected = {"bias": 1.5, "entropy": -1.2, "confidence": 0.6, "heat": 0.5, "entropy_heat": 0.8}
+    expected = {"bias": 1.5, "entropy": -1.2, "confidence": 0.6, "log_temperature": 0.5, "entropy_log_temperature": 0.8}
     np.testing.assert_allclose([getattr(found, name) for name in expected], list(expected.values()), atol=0.2)
 
 

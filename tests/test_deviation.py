@@ -39,9 +39,9 @@ EMITTED = {
 @pytest.mark.parametrize("name", EMITTED)
 def test_the_distribution_of_one_token_in_closed_form(name, temperature):
     (target, drafter), (p, q), raw = two_distributions(temperature)
-    hot = jnp.full((1, 1, 1), temperature > 0)
+    is_sampled = jnp.full((1, 1, 1), temperature > 0)
     for hyperparameters in EMITTED[name]:
-        found = np.asarray(deviation.DISTRIBUTIONS[name](target, drafter, hot, **hyperparameters))[0]
+        found = np.asarray(deviation.DISTRIBUTIONS[name](target, drafter, is_sampled, **hyperparameters))[0]
         for row in range(len(p)):
             given = hyperparameters | ({} if temperature else {"raw": raw[row]})
             expected = plain.emitted_distribution(plain.VERIFIERS[name], p[row], q[row], given)

@@ -31,8 +31,8 @@ def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=Fal
 
 @pytest.fixture(scope="module")
 def written(target) -> Shard:
-    heat = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
-    shard, facts = author(target, open=True, temperatures=heat, several_turns=1.0).block(3, POOL, long=False)
+    temperatures = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
+    shard, facts = author(target, open=True, temperatures=temperatures, several_turns=1.0).block(3, POOL, long=False)
     assert facts["idle"] < 0.2 and len(shard.kind) > 8, facts
     return shard
 

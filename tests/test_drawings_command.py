@@ -57,7 +57,7 @@ def test_adaedls_bound_is_drawn_for_adaedl_alone():
 
 
 def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
-    """The tiny target doubts everything: at the default thresholds it reasons after eight tokens, at its own never."""
+    """The tiny target is ever uncertain: at the default thresholds it reasons after eight tokens, at its own never."""
     names = {"target": models[1], "drafter": models[3]}
     told = {
         name: {"name": name, **fingerprint(load_model(path, dtype="float32").params)} for name, path in names.items()

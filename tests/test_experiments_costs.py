@@ -80,9 +80,9 @@ def refused(module, capsys, *arguments):
 
 
 def test_a_made_up_trace_is_consistent():
-    for heat, trace in made_up_traces().items():
+    for temperature, trace in made_up_traces().items():
         assert check(trace) == "" and 0.3 < trace.accepted.sum() / trace.num_positions < 0.95
-        assert (trace.temperature == np.float32(heat)).all()
+        assert (trace.temperature == np.float32(temperature)).all()
 
 
 def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoders_verify_in(ran, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
 def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
     _, rows = ran(domains)
     costs, differ = load_cost_model("configs/costs/cpu.json"), 0
-    for heat, trace in made_up_traces().items():
+    for temperature, trace in made_up_traces().items():
         first = domains.calibrating(trace, {}, 0)
         grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
         for task in ("code", "mathematics", "chat"):
@@ -179,7 +179,7 @@ def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
             chosen, judged = first & mine, ~first & mine
             best = int(np.argmin(grid[:, chosen].sum(axis=1)))
             differ += best != int(np.argmin(grid[:, judged].sum(axis=1)))
-            row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (heat, task, "static"))
+            row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (temperature, task, "static"))
             expected = trace.length[judged].sum() * costs.plain_pass / grid[best, judged].sum()
             assert row["settings"] == {"draft_length": best} and row["texts"] == chosen.sum() == 2
             assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["over_static"] == 1.0

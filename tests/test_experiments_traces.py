@@ -150,9 +150,9 @@ def value(cell):
     return float(re.match(r"[*]*([-+]?[\d.]+)", cell)[1])
 
 
-@pytest.mark.parametrize("heat, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
-def test_replays_table_is_a_walk_along_the_trace(finished, heat, heading):
-    trace, text = made_up_trace(heat), section(finished("replay"), heading)
+@pytest.mark.parametrize("temperature, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
+def test_replays_table_is_a_walk_along_the_trace(finished, temperature, heading):
+    trace, text = made_up_trace(temperature), section(finished("replay"), heading)
     for name, twin in (
         ("static-3", lambda: Static(3)),
         ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),

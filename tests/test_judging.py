@@ -65,7 +65,10 @@ def naive(target, drafter, texts):
             pair = [logits_of(model, text, position) for model in (target, drafter)]
             missing = len(pair[0]) - len(pair[1])
             pair[1] = np.pad(pair[1], (0, missing), constant_values=-np.inf)
-            shared = [np.minimum(*(distribution(logits, heat) for logits in pair)).sum() for heat in TEMPERATURES]
+            shared = [
+                np.minimum(*(distribution(logits, temperature) for logits in pair)).sum()
+                for temperature in TEMPERATURES
+            ]
             rows.append([np.argmax(pair[0]) == np.argmax(pair[1]), *shared])
         agreement.append(np.mean(rows, axis=0)[0])
         mass.append(np.mean(rows, axis=0)[1:])

@@ -20,14 +20,14 @@ from specdec_jax.verification import block, by_phase, easd, lenience, rejection,
 from specdec_jax.views.warned import warned_in_a_line
 
 DRAFTS, TOKENS = 2, 3
-UNSURE = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
-SURE = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less sure
+UNCERTAIN = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
+CERTAIN = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less certain
 CASES = {
     "lenience 0.3": (lenience(), "lenience", {"lenience": 0.3}),
     "lenience 0.8": (lenience(), "lenience", {"lenience": 0.8}),
     "typical": (typical(), "typical", {"epsilon": 0.09, "delta": 0.3}),
     "typical 0.3": (typical(), "typical", {"epsilon": 0.3, "delta": 0.5}),
-    "easd": (easd(), "easd", UNSURE),
+    "easd": (easd(), "easd", UNCERTAIN),
     "easd top 2": (easd(top_n=2), "easd", {"drafter_entropy": 0.3, "target_entropy": 0.2, "overlap": 1.0, "top_n": 2}),
 }
 WARPS = (
@@ -102,7 +102,7 @@ def test_another_number_is_another_distribution(name):
     [
         (lenience(), [{"lenience": value} for value in (1.0, 0.9, 0.6, 0.3, 0.1)]),
         (typical(), [{"epsilon": value, "delta": 10.0} for value in (1.0, 0.5, 0.1)]),
-        (easd(), [SURE, *({"drafter_entropy": value, "target_entropy": value} for value in (1.0, 0.8, 0.0))]),
+        (easd(), [CERTAIN, *({"drafter_entropy": value, "target_entropy": value} for value in (1.0, 0.8, 0.0))]),
     ],
     ids=["lenience", "typical", "easd"],
 )

@@ -99,7 +99,7 @@ def test_budget_policy_and_finished_rows_bound_a_draft():
     assert drafter.propose(*args)[0].length.tolist() == [0]
 
 
-def test_policies_see_a_longer_match_as_less_doubtful():
+def test_policies_see_a_longer_match_as_less_uncertain():
     """Matches of 1, 2 and 3 tokens; three tokens into a copy it is three tokens longer."""
     texts = [[5, 1, 6, 1], [5, 1, 2, 6, 1, 2], [5, 1, 2, 3, 6, 1, 2, 3]]
     _, info = proposed(prompt_lookup(3), texts, [3] * 3, draft_length=3)
@@ -110,8 +110,8 @@ def test_policies_see_a_longer_match_as_less_doubtful():
     np.testing.assert_allclose(info.entropy, entropy, rtol=1e-5)
     drafts, _ = proposed(prompt_lookup(3), texts, [3] * 3, policy=adaedl())
     assert drafts.length.tolist() == [0, 0, 3]  # AdaEDL at its defaults trusts three tokens
-    sure, info = proposed(prompt_lookup(3, doubt=False), texts, [3] * 3, policy=adaedl())
-    assert sure.length.tolist() == [3, 3, 3]
+    certain, info = proposed(prompt_lookup(3, uncertainty=False), texts, [3] * 3, policy=adaedl())
+    assert certain.length.tolist() == [3, 3, 3]
     assert np.all(info.max_prob == 1) and np.all(info.entropy == 0)
 
 
@@ -121,8 +121,9 @@ def test_the_distribution_for_policies_is_a_distribution():
     np.testing.assert_allclose(np.exp(distribution.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
     np.testing.assert_allclose(distribution.margin, [0.5, 1.0])
     chances = jnp.linspace(0.01, 1.0, 100)
-    doubt = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
-    assert np.all(np.diff(doubt) < 0) and doubt[-1] == 0  # surer means less entropy, below one half too
+    uncertainty = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
+    # more certain means less entropy, below one half too
+    assert np.all(np.diff(uncertainty) < 0) and uncertainty[-1] == 0
     assert right_or_wrong(jnp.array([2]), jnp.array([0.5]), None).log_prob is None
 
 

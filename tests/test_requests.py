@@ -199,8 +199,8 @@ def test_a_last_chunk_does_not_run_over_the_end():
 
 
 def test_seeds_of_a_batch_count_up_from_one_number():
-    hot = {"warp": make_warp(3, 1.0)}
-    assert decoded(decoder_of(), seed=4, **hot) == decoded(decoder_of(), seed=[4, 5, 6], **hot)
+    sampled = {"warp": make_warp(3, 1.0)}
+    assert decoded(decoder_of(), seed=4, **sampled) == decoded(decoder_of(), seed=[4, 5, 6], **sampled)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -247,13 +247,13 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     questions. With this drift nobody drafts twice in a row by choice, so that who does was handed the second round.
     """
     joined, lengths = several([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
-    prompts, heats = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
+    prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
     state = decode(
         joined,
         (None, BAD),
         policy=counting(),
         prompts=prompts,
-        temperature=heats,
+        temperature=temperatures,
         policy_hyperparameters={"length": lengths},
     )
     handed = 0

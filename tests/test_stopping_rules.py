@@ -17,7 +17,7 @@ from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
 
 ROWS = 300
-HEAT = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
+TEMPERATURES = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
 
 
 def zeros(rows=ROWS):
@@ -27,7 +27,7 @@ def zeros(rows=ROWS):
 @functools.cache
 def mixed_distributions():
     """Distributions of rows at three temperatures, and a token each that could be drawn."""
-    distribution, _ = distribution_of_entropies(ROWS, temperature=HEAT)
+    distribution, _ = distribution_of_entropies(ROWS, temperature=TEMPERATURES)
     token = jax.random.categorical(jax.random.key(0), distribution.log_prob).astype(jnp.int32)
     return distribution, token
 
@@ -37,11 +37,11 @@ def mixed_distributions():
 
 def test_the_probability_of_a_token():
     distribution, token = mixed_distributions()
-    read = np.asarray(token_probability(distribution, token, context(ROWS, HEAT)))
-    hot, rows = HEAT > 0, np.arange(ROWS)
-    np.testing.assert_allclose(read[hot], np.exp(distribution.log_prob)[rows, token][hot], rtol=1e-5)
-    np.testing.assert_array_equal(read[~hot], distribution.raw_max_prob[~hot])
-    assert (read[~hot] < 0.99).any() and (np.exp(distribution.log_prob)[~hot].max(axis=1) == 1).all()
+    read = np.asarray(token_probability(distribution, token, context(ROWS, TEMPERATURES)))
+    is_sampled, rows = TEMPERATURES > 0, np.arange(ROWS)
+    np.testing.assert_allclose(read[is_sampled], np.exp(distribution.log_prob)[rows, token][is_sampled], rtol=1e-5)
+    np.testing.assert_array_equal(read[~is_sampled], distribution.raw_max_prob[~is_sampled])
+    assert (read[~is_sampled] < 0.99).any() and (np.exp(distribution.log_prob)[~is_sampled].max(axis=1) == 1).all()
 
 
 @pytest.mark.parametrize("name", names("policy"))
@@ -50,7 +50,7 @@ def test_a_rule_reads_no_more_of_a_distribution_than_a_replay_keeps(name):
     distribution, token = mixed_distributions()
     chosen = jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)
     little = distribution._replace(log_prob=chosen, top_token=jnp.full(ROWS, -1, jnp.int32))
-    policy, now = find_factory("policy", name)(), context(ROWS, HEAT)
+    policy, now = find_factory("policy", name)(), context(ROWS, TEMPERATURES)
 
     def ask(distribution, token):
         _, state = policy.begin(policy.init(ROWS), now)
@@ -76,7 +76,7 @@ def test_positions_evaluated():
 @pytest.mark.parametrize("name", ["max_confidence", "adaptive_gamma"])
 def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure(name):
     published, keep = find_factory("policy", name)(), find_factory("policy", name)(keep_checked_token=True)
-    (distribution, token), now = mixed_distributions(), context(ROWS, HEAT)
+    (distribution, token), now = mixed_distributions(), context(ROWS, TEMPERATURES)
     says, after = published.check(published.init(ROWS), distribution, zeros(), now)
     go_on, _ = published.proceed(after, distribution, token, zeros() + 1, now)
     draw, after = keep.check(keep.init(ROWS), distribution, zeros(), now)

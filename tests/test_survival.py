@@ -49,9 +49,19 @@ class Twin:
     """One row, in loops and float64."""
 
     def __init__(
-        self, prior, c, times, look_ahead=True, heat=0.0, precision=6.0, decay=0.95, rate=1.5, weight=5.0, fade=0.98
+        self,
+        prior,
+        c,
+        times,
+        look_ahead=True,
+        log_temperature=0.0,
+        precision=6.0,
+        decay=0.95,
+        rate=1.5,
+        weight=5.0,
+        fade=0.98,
     ):
-        self.heat = heat
+        self.log_temperature = log_temperature
         self.prior, self.c, self.times, self.horizon = prior, c, times, 99 if look_ahead else 1
         self.p0, self.decay, self.rate0, self.weight, self.fade = precision, decay, rate, weight, fade
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
@@ -80,8 +90,8 @@ class Twin:
     def check(self, entropy, largest, drafted, room):
         p = self.prior
         largest = min(max(largest, 1e-4), 1 - 1e-4)
-        slope = min(p.entropy + p.entropy_heat * self.heat, 0)
-        self.logit = p.bias + p.heat * self.heat + slope * math.sqrt(entropy)
+        slope = min(p.entropy + p.entropy_log_temperature * self.log_temperature, 0)
+        self.logit = p.bias + p.log_temperature * self.log_temperature + slope * math.sqrt(entropy)
         self.logit += p.confidence * math.log(largest / (1 - largest))
         self.told.append(self.chance(self.logit))
         self.passes += self.price
@@ -115,12 +125,15 @@ def test_rounds_line_by_line(look_ahead):
     another drafter takes its turn, at a price of its own. Every other row is greedy."""
     rows, rng, decided = 40, np.random.default_rng(3), set()
     temperatures = np.resize([0.0, 0.8], rows)
-    hot = temperatures > 0
+    is_sampled = temperatures > 0
     policy = compiled(survival(look_ahead=look_ahead))
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
-    kinds = [(SAMPLED, math.log(heat)) if heat else (GREEDY, 0.0) for heat in temperatures]
-    twins = [Twin(prior, cost, TIMES, look_ahead, heat) for (prior, heat), cost in zip(kinds, costs, strict=True)]
+    kinds = [(SAMPLED, math.log(temperature)) if temperature else (GREEDY, 0.0) for temperature in temperatures]
+    twins = [
+        Twin(prior, cost, TIMES, look_ahead, log_temperature)
+        for (prior, log_temperature), cost in zip(kinds, costs, strict=True)
+    ]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
         price = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
@@ -132,7 +145,7 @@ def test_rounds_line_by_line(look_ahead):
         length = int(rng.integers(1, room + 1))
         for drafted in range(length):
             seen = distributions(rows, 100 * number + drafted, temperatures)
-            token = jnp.where(hot, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
+            token = jnp.where(is_sampled, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
             says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
             entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
             gains = [
@@ -141,7 +154,7 @@ def test_rounds_line_by_line(look_ahead):
             decided |= agree("check", says, gains)
             says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
             log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
-            surprise = np.where(hot, log_q + entropy, 0.0)
+            surprise = np.where(is_sampled, log_q + entropy, 0.0)
             gains = [t.proceed(s, drafted + 1, room) for t, s in zip(twins, surprise, strict=True)]
             decided |= agree("proceed", says, gains)
         accepted = np.minimum(rng.integers(0, 2 * K, rows), length)
@@ -193,7 +206,7 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     assert drafted_by(policy, state, constant_distribution(1)).tolist() == [expected]
 
 
-def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
+def test_less_is_drafted_the_more_uncertainty_and_the_dearer_a_pass():
     policy = survival()
     entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
     prior = weights(2.0, -1.5, 0.0, 1.0, 0.3)
@@ -217,12 +230,12 @@ def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
     assert drafted_by(policy, state, constant_distribution(1)).tolist() == [0]
 
 
-def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
+def test_temperature_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
     policy = survival()
-    hot = Prior(1.0, -1.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0)
+    sampled = Prior(1.0, -1.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0)
     chances = []
     for temperature in (0.7, 1.0, 1.2, 1.7):
-        state = policy.init(3, sampled=hot)
+        state = policy.init(3, sampled=sampled)
         _, state = policy.begin(state, context(3, temperature))
         seen = constant_distribution(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
         _, state = policy.check(state, seen, jnp.zeros(3, jnp.int32), context(3, temperature))

@@ -15,7 +15,9 @@ from specdec_jax.stopping.survival import Prior, survival
 
 # The chance is the overlap itself; tokens whose distribution is not known yet have the mean's, a third of the way to
 # the last.
-TOLD = Prior(0.0, 0.0, confidence=1.0, surprise=0.0, heat=0.0, entropy_heat=0.0, next_bias=0.0, next_slope=0.3)
+TOLD = Prior(
+    0.0, 0.0, 1.0, surprise=0.0, log_temperature=0.0, entropy_log_temperature=0.0, next_bias=0.0, next_slope=0.3
+)
 
 
 def knows_the_overlap(trace: Trace, costs: CostModel, max_draft_length: int | None = None) -> Replay:

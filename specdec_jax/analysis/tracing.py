@@ -77,14 +77,14 @@ def trace_texts(
     _check(texts, limit, models[0].spec.context, max_draft_length)
     batch, (target, drafter) = len(texts), models
     device, prompts, sizes = _on_device(texts, max(chunk, max_draft_length, PREFILL) + FED)
-    heat = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
+    device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
-    caches, path = _forward(programs, params, device, limit, heat, seeds, chunk)
+    caches, path = _forward(programs, params, device, limit, device_warp, seeds, chunk)
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
-    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, heat, seeds, at, first)
+    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, device_warp, seeds, at, first)
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
@@ -96,7 +96,7 @@ def trace_texts(
         limit=np.full(batch, limit, np.int32),
         prompt_length=prompts,
         seed=np.asarray(seeds),
-        temperature=np.asarray(heat.temperature),
+        temperature=np.asarray(device_warp.temperature),
         tokens=_answers(texts, limit),
         overlap=unknown(path.overlap),
         cross_entropy=unknown(path.cross_entropy),
@@ -275,10 +275,10 @@ def _tails(
             logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
             seen = distribution(logits[:, -1], warp)
             uniform = uniforms(seeds, position, step, DRAFT)
-            hot = warp.temperature > 0
+            is_sampled = warp.temperature > 0
             drawn = lax.cond(
-                jnp.any(hot),
-                lambda: jnp.where(hot, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
+                jnp.any(is_sampled),
+                lambda: jnp.where(is_sampled, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
                 lambda: seen.top_token,
             )
             log_q = jnp.take_along_axis(seen.log_prob, drawn[:, None], axis=1)[:, 0]

@@ -95,9 +95,9 @@ def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distr
 
     Entropy (nats) and margin are of these two outcomes: how many wrong tokens there are says nothing about how likely
     the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a distribution with that largest
-    probability has: two outcomes would be ever surer there, of the wrong one. `log_prob` spreads the rest evenly.
-    Without a vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with wrong
-    numbers.
+    probability has: two outcomes would be ever more certain there, of the wrong one. `log_prob` spreads the rest
+    evenly. Without a vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with
+    wrong numbers.
     """
     rest = 1.0 - chance
     entropy = -jnp.where(chance > 0, chance * jnp.log(chance), 0.0) - jnp.where(rest > 0, rest * jnp.log(rest), 0.0)

@@ -184,13 +184,13 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> D
 
 def _draw_draft(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
-    hot = context.warp.temperature > 0
+    is_sampled = context.warp.temperature > 0
 
     def sampled() -> Array:
-        return jnp.where(hot, draw(jnp.exp(log_prob), uniform()), top_token)
+        return jnp.where(is_sampled, draw(jnp.exp(log_prob), uniform()), top_token)
 
     with jax.named_scope("draft_draw"):
-        return lax.cond(jnp.any(hot), sampled, lambda: top_token)
+        return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
 
 
 def _catch_up(

@@ -50,7 +50,7 @@ def ngram(
     slots: int = 4096,
     fill: int = 0,
     keep: bool = True,
-    doubt: bool = True,
+    uncertainty: bool = True,
     vocab_size: int | None = None,
 ) -> Drafter:
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
@@ -66,8 +66,9 @@ def ngram(
             to 4.
         keep: when a state is extended with another text (`Decoder.extend`), keep what was counted. False: where a row's
             text is cut back, its table is emptied and the new text is counted from its beginning.
-        doubt: what stopping policies see. True: a token seen c times of t after m tokens is right with probability
-            (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always right.
+        uncertainty: what stopping policies see. True: a token seen c times of t after m tokens is right with
+            probability (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always
+            right.
         vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
 
     Raises:
@@ -104,7 +105,7 @@ def ngram(
         del params, uniform, keep_log_q
 
         def look(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
-            return _propose_one(state.table, recent, drafted, lengths, buckets, doubt)
+            return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
 
         recent = _recent(tokens, context.length, order - 1)
         draft, info, learnt = walk(
@@ -153,7 +154,7 @@ def _check(max_draft_length: int, order: int, slots: int, fill: int) -> None:
 
 
 def _propose_one(
-    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, doubt: bool
+    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, uncertainty: bool
 ) -> tuple[Array, Array, Array]:
     """(token, known, chance), [B] each, after the longest context that has a candidate."""
     del drafted
@@ -166,7 +167,7 @@ def _propose_one(
     m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
     # A filled token is the target's own choice after these very tokens: worth one count.
     seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
-    chance = (seen + m - 0.5) / (of + m) if doubt else jnp.ones_like(m)
+    chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
     return pick(token), pick(known), chance
 
 

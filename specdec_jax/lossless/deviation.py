@@ -23,30 +23,30 @@ from specdec_jax.sampling import distributions, entropy, make_warp
 from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
 from specdec_jax.verification.easd import shared_share
 
-# (target Distribution, drafter Distribution, hot [..., 1] bool, **hyperparameters) -> [..., V] probabilities
+# (target Distribution, drafter Distribution, is_sampled [..., 1] bool, **hyperparameters) -> [..., V] probabilities
 EmittedDistribution = Callable[..., Array]
 
 
-def rejection_distribution(target: Distribution, drafter: Distribution, hot: Array) -> Array:
+def rejection_distribution(target: Distribution, drafter: Distribution, is_sampled: Array) -> Array:
     """p itself."""
-    del drafter, hot
+    del drafter, is_sampled
     return jnp.exp(target.log_prob)
 
 
-def lenience_distribution(target: Distribution, drafter: Distribution, hot: Array, lenience: Any = 0.5) -> Array:
-    """min(q, p / l) and what is missing from max(0, p - q); at temperature 0 (`hot` False) by the raw one, l max p."""
+def lenience_distribution(target: Distribution, drafter: Distribution, is_sampled: Array, lenience: Any = 0.5) -> Array:
+    """min(q, p / l) and what is missing from max(0, p - q); greedy (`is_sampled` False) by the raw one, l max p."""
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
-    kept = jnp.where(hot, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
+    kept = jnp.where(is_sampled, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
     return kept + _missing(kept) * _normalised(jnp.maximum(p - q, 0.0))
 
 
 def typical_distribution(
-    target: Distribution, drafter: Distribution, hot: Array, epsilon: Any = 0.09, delta: Any = 0.3
+    target: Distribution, drafter: Distribution, is_sampled: Array, epsilon: Any = 0.09, delta: Any = 0.3
 ) -> Array:
     """q where p exceeds the threshold, and what is missing from p."""
-    del hot
+    del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-target.entropy))[..., None]
     kept = jnp.where(p > threshold, q, 0.0)
@@ -56,20 +56,20 @@ def typical_distribution(
 def easd_distribution(
     target: Distribution,
     drafter: Distribution,
-    hot: Array,
+    is_sampled: Array,
     drafter_entropy: Any = 1.0,
     target_entropy: Any = 1.0,
     overlap: Any = 0.6,
     top_n: int = 8,
 ) -> Array:
-    """p; at doubtful positions p(y) (S - s(y)) + max(0, p - q)(y) with s = min(p, q) / (1 - p), S its sum."""
-    del hot
+    """p; at uncertain positions p(y) (S - s(y)) + max(0, p - q)(y) with s = min(p, q) / (1 - p), S its sum."""
+    del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
-    unsure = (entropy(drafter.log_prob) > drafter_entropy) & (target.entropy > target_entropy)
-    doubtful = unsure & (shared_share(target.log_prob, drafter.log_prob, top_n) >= overlap)
+    high_entropy = (entropy(drafter.log_prob) > drafter_entropy) & (target.entropy > target_entropy)
+    uncertain = high_entropy & (shared_share(target.log_prob, drafter.log_prob, top_n) >= overlap)
     share = jnp.where(p < 1, jnp.minimum(p, q) / jnp.where(p < 1, 1.0 - p, 1.0), 0.0)
     redrawn = p * (jnp.sum(share, axis=-1, keepdims=True) - share) + jnp.maximum(p - q, 0.0)
-    return jnp.where(doubtful[..., None], redrawn, p)
+    return jnp.where(uncertain[..., None], redrawn, p)
 
 
 DISTRIBUTIONS: Mapping[str, EmittedDistribution] = {
@@ -149,7 +149,7 @@ def _passes(
     """Only a number a position is kept, never [B, T, V]."""
     batch, length = tokens.shape
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-    hot = (warp.temperature > 0)[:, None, None]
+    is_sampled = (warp.temperature > 0)[:, None, None]
 
     def one(caches: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], Deviations]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
@@ -158,7 +158,7 @@ def _passes(
             _distributions(model, weights, fed, cache, warp)
             for model, weights, cache in zip((target, drafter), params, caches, strict=True)
         )
-        emitted = DISTRIBUTIONS[verifier](big, small, hot, **hyperparameters, **dict(static_options))
+        emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **hyperparameters, **dict(static_options))
         distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]

@@ -35,8 +35,8 @@ def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
 def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
     """A random pair whose long drafts can be listed: most contexts have two or three tokens, some have all of them.
 
-    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are doubtful, up to
-    log V nats. The target may always say one token more than the drafter, where there is one.
+    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are uncertain, up
+    to log V nats. The target may always say one token more than the drafter, where there is one.
     """
     rng = np.random.default_rng(seed)
     shape = (vocab_size,) * 3

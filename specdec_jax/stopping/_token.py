@@ -13,5 +13,5 @@ def token_probability(distribution: Distribution, token: Array, context: RoundCo
     `raw_max_prob`.
     """
     drawn = log_prob_of(distribution, token)
-    hot = context.warp.temperature > 0
-    return jnp.where(hot, jnp.exp(drawn.astype(jnp.float32)), distribution.raw_max_prob.astype(jnp.float32))
+    is_sampled = context.warp.temperature > 0
+    return jnp.where(is_sampled, jnp.exp(drawn.astype(jnp.float32)), distribution.raw_max_prob.astype(jnp.float32))

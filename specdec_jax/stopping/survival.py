@@ -41,8 +41,9 @@ class Prior(NamedTuple):
     entropy: float  # of sqrt(entropy), entropy in nats
     confidence: float  # of the logit of the largest probability
     surprise: float  # of log q(token) + entropy, once it is drawn; unused at temperature 0
-    heat: float  # of log temperature; unused at temperature 0, as the next
-    entropy_heat: float  # of sqrt(entropy) log temperature: heat makes distributions doubtful that are not
+    log_temperature: float  # of log temperature; unused at temperature 0, as the next
+    entropy_log_temperature: float
+    # of sqrt(entropy) log temperature: a high one makes distributions uncertain that are not
     next_bias: float  # the mean of tokens whose distribution is not known yet
     next_slope: float  # how much of the last distribution's logit they inherit
 
@@ -140,9 +141,16 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     ) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
         confidence = jnp.clip(distribution.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
-        heat = jnp.log(jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0).astype(jnp.float32))
-        slope = jnp.minimum(prior.entropy + prior.entropy_heat * heat, 0.0)  # doubt never speaks for a token
-        logit = prior.bias + prior.heat * heat + slope * jnp.sqrt(distribution.entropy.astype(jnp.float32))
+        log_temperature = jnp.log(
+            jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0).astype(jnp.float32)
+        )
+        # uncertainty never speaks for a token
+        slope = jnp.minimum(prior.entropy + prior.entropy_log_temperature * log_temperature, 0.0)
+        logit = (
+            prior.bias
+            + prior.log_temperature * log_temperature
+            + slope * jnp.sqrt(distribution.entropy.astype(jnp.float32))
+        )
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
@@ -156,8 +164,8 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     ) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
         drawn = log_prob_of(distribution, token).astype(jnp.float32)
-        hot = context.warp.temperature > 0
-        surprise = jnp.where(hot, prior.surprise * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
+        is_sampled = context.warp.temperature > 0
+        surprise = jnp.where(is_sampled, prior.surprise * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
         state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))
         first = _chance(state, prior.next_bias + prior.next_slope * state.logit)
         later = _chance(state, prior.next_bias)
@@ -181,8 +189,8 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
 
 def _prior(state: SurvivalState, context: RoundContext) -> Prior:
     """Each row's weights, by whether it is sampled; fields are [B]."""
-    hot = (context.warp.temperature > 0)[:, None]
-    weights = jnp.where(hot, state.sampled, state.greedy)
+    is_sampled = (context.warp.temperature > 0)[:, None]
+    weights = jnp.where(is_sampled, state.sampled, state.greedy)
     return Prior(*(weights[:, index] for index in range(weights.shape[1])))  # type: ignore[arg-type]
 
 

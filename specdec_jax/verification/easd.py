@@ -1,4 +1,4 @@
-"""Entropy-aware speculative decoding: what both models are unsure of is asked again (EASD, arXiv 2512.23765). Lossy."""
+"""Entropy-aware speculative decoding: what both models are uncertain of is redrawn (EASD, arXiv 2512.23765). Lossy."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,24 +19,23 @@ class EASDState(NamedTuple):
 
 
 def easd(top_n: int = 8) -> Verifier:
-    """Rejection with a second look: a draft that passed where both models are unsure, of the same tokens, is redrawn.
+    """Rejection with a second look: a draft that passed where both are uncertain, of the same tokens, is redrawn.
 
-    A position is doubtful if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
+    A position is uncertain if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
     exceeds `target_entropy` (nats, of the distributions as sampled), and of the `top_n` most probable tokens of either
     distribution at least the share `overlap` is the other's too. It depends on the distributions alone, never on the
-    token. With a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at doubtful positions, else 0, draft i is kept with
+    token. With a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at uncertain positions, else 0, draft i is kept with
     probability a_i (1 - d_i), so
 
         P(k accepted | draft) = (1 - a_{k+1} (1 - d_{k+1})) prod_{i<=k} a_i (1 - d_i)      (k < length)
-        next distribution after k     = (1 - a) max(0, p - q) / Z + a d p without x / (1 - p(x))    (a, d, x, p, q of k
-        + 1)
+        distribution after k  = (1 - a) max(0, p - q) / Z + a d p without x / (1 - p(x))    (a, d, x, p, q of k + 1)
 
     up to a constant, Z the residual's sum; after the whole draft it is the target's own: nothing was drafted at the
     bonus position, so there is nothing to ask again. A token that was redrawn is not looked at a second time.
 
     A token that was chosen, not drawn, has a one-hot distribution of entropy 0: for drafters without a model, and at
-    temperature 0, this is `rejection` exactly. A rule that stops where its drafter is unsure, as AdaEDL does, leaves it
-    little to redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
+    temperature 0, this is `rejection` exactly. A rule that stops where its drafter is uncertain, as AdaEDL does, leaves
+    it little to redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
 
     The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so static), and hyperparameters
     (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's
@@ -61,17 +60,17 @@ def easd(top_n: int = 8) -> Verifier:
         del context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K]
-        unsure = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]
-        unsure = unsure & (distributions.entropy[:, :-1] > jnp.asarray(state.target_entropy)[:, None])
-        doubtful = unsure & (shared_share(log_p[:, :-1], log_q, top_n) >= jnp.asarray(state.overlap)[:, None])
-        log_prob_accepted = token_by_token(jnp.where(doubtful, -jnp.inf, accept), draft)
+        high_entropy = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]
+        high_entropy = high_entropy & (distributions.entropy[:, :-1] > jnp.asarray(state.target_entropy)[:, None])
+        uncertain = high_entropy & (shared_share(log_p[:, :-1], log_q, top_n) >= jnp.asarray(state.overlap)[:, None])
+        log_prob_accepted = token_by_token(jnp.where(uncertain, -jnp.inf, accept), draft)
 
         def next_distribution(accepted: Array) -> Array:
             p = at_position(log_p, accepted)
             if draft.tokens.shape[1] == 0:
                 return jnp.exp(p)
             passed = jnp.exp(_at(accept, accepted))
-            again = passed * _at(doubtful.astype(passed.dtype), accepted)
+            again = passed * _at(uncertain.astype(passed.dtype), accepted)
             rest = residual(p, at_position(log_q, accepted))
             other = _without(jnp.exp(p), _at(draft.tokens, accepted))
             mixed = (1.0 - passed)[:, None] * _normalised(rest) + again[:, None] * other

@@ -41,8 +41,8 @@ def lenience() -> Verifier:
         sampled = jnp.minimum(0.0, log_p_token - log_q_token - allowance)
         near = _raw_log_prob(distributions, draft) - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
         chosen = jnp.where(near | (draft.tokens == distributions.top_token[:, :-1]), 0.0, -jnp.inf)
-        hot = (context.warp.temperature > 0)[:, None]
-        log_prob_accepted = token_by_token(jnp.where(hot, sampled, chosen.astype(sampled.dtype)), draft)
+        is_sampled = (context.warp.temperature > 0)[:, None]
+        log_prob_accepted = token_by_token(jnp.where(is_sampled, sampled, chosen.astype(sampled.dtype)), draft)
 
         def next_distribution(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)
