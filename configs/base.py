@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.choices import check_numbers, nearest, search_beside
+from specdec_jax.choices import check_hyperparameters, nearest, search_beside
 from specdec_jax.options import OPTIONAL
 from specdec_jax.pairs import check_drafter_options
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -32,20 +32,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode. Equal structure gives the same policy object, so methods differing in numbers share a program.
+    """One way to decode. Equal static options give one policy: methods differing in hyperparameters share a program.
 
     Raises:
-        ValueError: a number or an option that policy, verifier or drafter does not have (with the nearest), or out of
-            range.
+        ValueError: a hyperparameter or an option that policy, verifier or drafter does not have (with the nearest), or
+            out of range.
     """
 
     name: str
     policy: Callable[..., StoppingPolicy] | None  # the factory, as imported; None is plain decoding
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # what the policy's `init` takes: traced
-    structure: Mapping[str, Any] = field(default_factory=dict)  # what its factory takes: static
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # what the policy's `init` takes: traced
+    static_options: Mapping[str, Any] = field(default_factory=dict)  # what its factory takes: static
     max_draft_length: int | None = None  # None: the config's
     verifier: Callable[..., Verifier] = rejection
-    verifier_numbers: Mapping[str, Any] = field(default_factory=dict)
+    verifier_hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     drafter: Any = None  # None: the config's; otherwise all that build_pair takes, such as "prompt_lookup"
     drafter_options: Mapping[str, Any] = field(default_factory=dict)  # of a drafter without a model
 
@@ -53,17 +53,21 @@ class Method:
         if self.max_draft_length is not None and self.max_draft_length < 1:
             raise ValueError(f"method {self.name!r}: max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.policy is not None:
-            check_numbers("policy", self.policy.__name__, self.build_policy(), dict(self.numbers), self.structure)
-        elif self.numbers or self.structure:
-            raise ValueError(f"method {self.name!r} has numbers and no policy to take them")
+            check_hyperparameters(
+                "policy", self.policy.__name__, self.build_policy(), dict(self.hyperparameters), self.static_options
+            )
+        elif self.hyperparameters or self.static_options:
+            raise ValueError(f"method {self.name!r} has hyperparameters and no policy to take them")
         elif self.drafter is not None:
             raise ValueError(f"method {self.name!r} has a drafter and no policy to say when it drafts")
         check_drafter_options(self.drafter, self.drafter_options)
-        check_numbers("verifier", self.verifier.__name__, self.build_verifier(), dict(self.verifier_numbers))
+        check_hyperparameters(
+            "verifier", self.verifier.__name__, self.build_verifier(), dict(self.verifier_hyperparameters)
+        )
 
     def build_policy(self) -> StoppingPolicy | None:
-        """The policy, the same object for equal structure; None for plain decoding."""
-        return None if self.policy is None else _build(self.policy, tuple(sorted(self.structure.items())))
+        """The policy, the same object for equal static options; None for plain decoding."""
+        return None if self.policy is None else _build(self.policy, tuple(sorted(self.static_options.items())))
 
     def build_verifier(self) -> Verifier:
         """The verifier, the same object every time."""
@@ -71,8 +75,8 @@ class Method:
 
 
 @functools.cache
-def _build(factory: Callable[..., Any], structure: tuple[tuple[str, Any], ...]) -> Any:
-    return factory(**dict(structure))
+def _build(factory: Callable[..., Any], static_options: tuple[tuple[str, Any], ...]) -> Any:
+    return factory(**dict(static_options))
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,8 @@ class CompareConfig:
     system: str | None = None
     """System prompt."""
     calibration: str | None = None
-    """A calibration.json of experiments.calibrate, or built-in: the numbers of methods that draft with a model, but for
-    those a method names."""
+    """A calibration.json of experiments.calibrate, or built-in: hyperparameters of methods that draft with a model, but
+    for those a method names."""
     out: str | None = None
     """Run folder; none: runs/<name>-<time>."""
 

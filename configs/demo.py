@@ -7,10 +7,10 @@ Expected:  2 cores: plain 67 and 67 tokens/s; total speed-up greedy 1.61, 1.36, 
            order), at 0.8 1.28, 0.96, 1.17, 1.24, 1.31, 1.44; greedy outputs equal but for near ties of static-7
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
-grid. `adaedl-keep` is our variant, in which the law that fails the check still gives its token; `survival` is our rule,
-at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens only. The twelve
-prompts are frozen: change a copy.
-The spread is taken over prompts, from one timed pass each; for a benchmark raise --repeats.
+grid. `adaedl-keep` is our variant, in which the distribution that fails the check still gives its token; `survival` is
+our rule, at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens only.
+The twelve prompts are frozen: change a copy. The spread is taken over prompts, from one timed pass each; for a
+benchmark raise --repeats.
 """
 
 from configs.base import CompareConfig, Method
@@ -21,10 +21,10 @@ config = CompareConfig(
     prompts="configs/prompts/demo.jsonl",
     methods=(
         Method("plain", policy=None),
-        Method("static-3", static, numbers={"draft_length": 3}),
-        Method("static-7", static, numbers={"draft_length": 7}),
-        Method("adaedl", adaedl, numbers={"threshold": 0.3}),
-        Method("adaedl-keep", adaedl, numbers={"threshold": 0.3}, structure={"keep_checked_token": True}),
+        Method("static-3", static, hyperparameters={"draft_length": 3}),
+        Method("static-7", static, hyperparameters={"draft_length": 7}),
+        Method("adaedl", adaedl, hyperparameters={"threshold": 0.3}),
+        Method("adaedl-keep", adaedl, hyperparameters={"threshold": 0.3}, static_options={"keep_checked_token": True}),
         Method("survival", survival),
         Method("survival-8192", survival, drafter="smollm2-drafter@8192"),
     ),

@@ -8,10 +8,10 @@ Expected:  over static on mathematics, code, mixed text: all 1.14, 1.21, 1.41; w
            lookup 1.13, 1.13, 1.15; without the draft vocabulary 1.05, 1.13, 1.44; with nano 1.17, 1.19, 1.43; the draft
            vocabulary alone 1.11, 1.09, 1.04; by phase 0.99, 1.01, 0.98; lookup alone 0.89, 1.06, 1.44
 
-Only prompts of the judging half; every number is one that the calibrating half chose (`experiments.calibrate`, and for
-the lookup's least match and the size of the draft vocabulary a few tries on it). `static` is standard speculative
-decoding. `all` is survival's lengths, with the built-in drafter's 8,192 most frequent tokens and prompt lookup taking
-turns; the methods after it leave one ingredient out, put nano in, or have a single ingredient.
+Only prompts of the judging half; every hyperparameter is one that the calibrating half chose (`experiments.calibrate`,
+and for the lookup's least match and the size of the draft vocabulary a few tries on it). `static` is standard
+speculative decoding. `all` is survival's lengths, with the built-in drafter's 8,192 most frequent tokens and prompt
+lookup taking turns; the methods after it leave one ingredient out, put nano in, or have a single ingredient.
 """
 
 from configs.base import CompareConfig, Method
@@ -29,7 +29,7 @@ def weighed(file: str) -> dict[str, object]:
 
 
 whole, few = weighed("configs/costs/cpu.json"), weighed("configs/costs/cpu-8192.json")
-structure = {"positions": LONGEST}
+static_options = {"positions": LONGEST}
 lookup = {"shortest": 4, "longest": 6}
 by_turns = {"drafter": (FEW, "prompt_lookup"), "drafter_options": lookup}
 
@@ -40,18 +40,20 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("static", static),
-        Method("all", survival, few, structure, **by_turns),
+        Method("all", survival, few, static_options, **by_turns),
         Method("without-length", static, **by_turns),
-        Method("without-lookup", survival, few, structure, drafter=FEW),
+        Method("without-lookup", survival, few, static_options, drafter=FEW),
         Method(
             "without-draft-vocabulary",
             survival,
             whole,
-            structure,
+            static_options,
             drafter=(WHOLE, "prompt_lookup"),
             drafter_options=lookup,
         ),
-        Method("with-nano", survival, few, structure, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup),
+        Method(
+            "with-nano", survival, few, static_options, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup
+        ),
         Method("static-8192", static, drafter=FEW),
         Method("phase-length", phase_length),
         Method("lookup-only", static, drafter="prompt_lookup"),

@@ -9,11 +9,12 @@ Expected:  the built-in pair: greedy and at temperature 1 the bound lies well be
            cross-entropy is 1.7 to 1.9 times the entropy
 Output:    runs/bound-<time>/ with manifest.json, results.jsonl (a line a trace and task), table.md and bound.png
 
-The expected acceptance of a position is the overlap of the two laws as sampled, sum of min(p, q); at temperature 0 it
-is whether their first choices agree, a bit, and the entropy is the raw one: there a single position can only be judged
-by its bin. Derivation (arXiv 2410.18351, appendix B): Pinsker bounds acceptance by the drafter's cross-entropy against
-the target less its entropy; that the ratio of the two is a constant, 1 + 2 gamma, is the stable-entropy assumption.
-Traces hold the cross-entropy against the target's raw law, so that it is compared at temperatures 0 (raw laws) and 1.
+The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at
+temperature 0 it is whether their first choices agree, a bit, and the entropy is the raw one: there a single position
+can only be judged by its bin. Derivation (arXiv 2410.18351, appendix B): Pinsker bounds acceptance by the drafter's
+cross-entropy against the target less its entropy; that the ratio of the two is a constant, 1 + 2 gamma, is the
+stable-entropy assumption. Traces hold the cross-entropy against the target's raw distribution, so that it is compared
+at temperatures 0 (raw distributions) and 1.
 """
 
 import sys
@@ -95,7 +96,7 @@ def positions_of(source: Source, texts: np.ndarray) -> Positions:
 
 
 def cross_is_known(source: Source) -> bool:
-    """Whether entropy and cross-entropy are of laws at the same temperature, nothing cut off."""
+    """Whether entropy and cross-entropy are of distributions at the same temperature, nothing cut off."""
     warp = source.trace.about.get("warp") or {}
     whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
     return source.temperature in (0.0, 1.0) and whole

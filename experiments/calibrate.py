@@ -1,15 +1,15 @@
 """Learn a pair's thresholds once: percentiles, what tells rejected tokens, phases, every rule's best setting.
 
-Question:  Which numbers suit this pair of models, and do those learnt on one task serve the others?
+Question:  Which hyperparameters suit this pair of models, and do those learnt on one task serve the others?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
 Time:      ten minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
 Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
 Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
            goes on where it was with the same --out
 
-`generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its numbers to
-policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that are
-fastest in replays over all the texts, by --costs: measure another pair's with experiments.step_cost. With --split
+`generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its hyperparameters
+to policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that
+are fastest in replays over all the texts, by --costs: measure another pair's with experiments.step_cost. With --split
 calibrate the other half of each file stays for judging.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import calibrate_report
-from experiments.calibrate_numbers import figures_of, numbers_of, variants_of
+from experiments.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
 from experiments.calibrate_report import carry_over
 from experiments.prompts import load_prompts
 from experiments.record import Record, record
@@ -34,7 +34,7 @@ from experiments.studies import publish, run
 from experiments.traced import costs_or_default
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.trace import Trace, join, load_trace
-from specdec_jax.calibrated import ANY_STRUCTURE, FILE, FORMAT, KINDS, fingerprint
+from specdec_jax.calibrated import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.generation import build_pair, encode
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import deviations
@@ -47,7 +47,7 @@ TOGETHER = 6  # texts that share a pass when deviations are measured
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Learn the numbers of a pair."""
+    """Learn the hyperparameters of a pair."""
 
     target: str = "smollm2"
     """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
@@ -58,13 +58,13 @@ class Calibrate:
     split: str | None = "calibrate"
     """Only prompts of this half, so that the other can judge; None: all."""
     temperatures: tuple[float, float] = (0.0, 0.7)
-    """Of the greedy numbers (0) and of the sampled ones."""
+    """Of the greedy hyperparameters (0) and of the sampled ones."""
     max_new_tokens: int = 128
     """Most tokens of an answer."""
     max_draft_length: int = 7
     """Most drafts a round in replays."""
     max_deviation: float = 0.02
-    """Bounds lenience: mean total variation a token between what it emits and the target's law."""
+    """Bounds lenience: mean total variation a token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
     dtype: str = "bfloat16"
@@ -98,18 +98,18 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
-        longest, numbers, variants = config.max_draft_length, {}, {}
+        longest, hyperparameters, variants = config.max_draft_length, {}, {}
         for kind, trace in traces.items():
-            numbers[kind] = numbers_of(kind, trace, lenience[kind]["bound"], costs, longest)
-            variants[kind] = variants_of(kind, trace, numbers[kind], costs, longest)
+            hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
+            variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
             figures[kind] |= {"lenience": lenience[kind], "carry_over": carry_over(trace, costs, longest)}
     content = {
         "format": FORMAT,
         "target": _described(models[0]),
         "drafter": _described(models[1]),
-        "numbers": numbers,
+        "hyperparameters": hyperparameters,
         "variants": variants,
-        "any_structure": ANY_STRUCTURE,
+        "any_static_options": ANY_STATIC_OPTIONS,
         "figures": figures,
         "about": _about(config, traces, costs),
     }
@@ -164,7 +164,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
     """Mean total variation a token by lenience, and the least lenience that keeps it under the bound asked for."""
     pair = build_pair(*models)
     prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
-    heat = float(trace.temperature[0])
+    temperature = float(trace.temperature[0])
     texts = [
         encode(models[0], prompt.turns[0]) + trace.tokens[row, : trace.length[row]].tolist()
         for row, prompt in enumerate(prompts)
@@ -177,10 +177,12 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
     totals = np.zeros(len(LENIENCES))
     for first in range(0, len(texts), TOGETHER):
         rows = slice(first, first + TOGETHER)
-        warp = make_warp(len(padded[rows]), heat)
+        warp = make_warp(len(padded[rows]), temperature)
         for index, lenience in enumerate(LENIENCES):
-            numbers = {"lenience": np.float32(lenience)}
-            found = deviations(pair.decoder, pair.params, padded[rows], verifier="lenience", numbers=numbers, warp=warp)
+            hyperparameters = {"lenience": np.float32(lenience)}
+            found = deviations(
+                pair.decoder, pair.params, padded[rows], verifier="lenience", hyperparameters=hyperparameters, warp=warp
+            )
             totals[index] += float(np.sum(np.asarray(found.total_variation)[judged[rows]]))
     means = totals / trace.num_positions
     allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]

@@ -1,4 +1,4 @@
-"""What a calibration says: how its numbers carry over to other tasks, its tables and its picture."""
+"""What a calibration says: how its hyperparameters carry over to other tasks, its tables and its picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,13 +65,13 @@ def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndar
 def report(content: Mapping[str, Any]) -> str:
     """All tables."""
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
-    files, heat = ", ".join(about["prompts"]), about["temperatures"][1]
-    parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {heat:g}. Costs: {about['costs']}.")
+    files, temperature = ", ".join(about["prompts"]), about["temperatures"][1]
+    parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {temperature:g}. Costs: {about['costs']}.")
     parts.append(_percentiles(content["figures"]))
     for kind, figures in content["figures"].items():
-        numbers, variants = content["numbers"][kind], content["variants"][kind]
-        parts += [f"## {kind.capitalize()}", _sentences(figures), _phases(numbers["monitor"]["phases"])]
-        parts += [_settings(numbers, variants)]
+        hyperparameters, variants = content["hyperparameters"][kind], content["variants"][kind]
+        parts += [f"## {kind.capitalize()}", _sentences(figures), _phases(hyperparameters["monitor"]["phases"])]
+        parts += [_settings(hyperparameters, variants)]
         parts += [_carried(figures["carry_over"])] if figures["carry_over"] else []
     return "\n\n".join(parts) + "\n"
 
@@ -83,7 +83,7 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
         for kind, found in figures.items()
         for name in ("drafter_entropy", "target_entropy", "running_entropy")
     ]
-    note = "Running entropies are of the target's raw laws, whatever the temperature; the others of laws as sampled."
+    note = "Running entropies are of the target's raw distributions, the others of the distributions as sampled."
     return table(["nats, by percentile", *names], lines) + "\n\n" + note
 
 
@@ -105,16 +105,16 @@ def _sentences(figures: Mapping[str, Any]) -> str:
     return " ".join(lines)
 
 
-def _settings(numbers: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
-    found = [(f"{kind} {name}", own) for kind, entries in numbers.items() for name, own in entries.items()]
+def _settings(hyperparameters: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
+    found = [(f"{kind} {name}", own) for kind, entries in hyperparameters.items() for name, own in entries.items()]
     for variant in variants:
-        built = ", ".join(f"{key}={value}" for key, value in variant["structure"].items())
-        found.append((f"{variant['kind']} {variant['name']}({built})", variant["numbers"]))
+        built = ", ".join(f"{key}={value}" for key, value in variant["static_options"].items())
+        found.append((f"{variant['kind']} {variant['name']}({built})", variant["hyperparameters"]))
     lines = [
         [name, ", ".join(f"{key} {_short(value)}" for key, value in own.items()) or "its own defaults"]
         for name, own in found
     ]
-    return table(["of", "numbers"], lines).replace("---:", "---")
+    return table(["of", "hyperparameters"], lines).replace("---:", "---")
 
 
 def _short(value: Any) -> str:
@@ -152,7 +152,7 @@ def picture(content: Mapping[str, Any]) -> Figure:
             curve = found[name]
             axes.plot(curve["value"], curve["acceptance"], "o-", ms=3.5, lw=1.4, color=colours[kind], label=kind)
         left.axvline(found["rejection"]["threshold"], color=colours[kind], lw=1, ls="--")
-        phases = content["numbers"][kind]["monitor"]["phases"]
+        phases = content["hyperparameters"][kind]["monitor"]["phases"]
         right.axvspan(phases["leave"], phases["enter"], color=colours[kind], alpha=0.15, lw=0)
     plain_axes(left, "by the drafter's entropy")
     plain_axes(right, "by the target's running entropy")

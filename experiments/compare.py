@@ -95,7 +95,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
-    """Both models once, and a decoder for each method. Methods of equal structure share a compiled program."""
+    """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
     target = load_model(config.target, dtype=config.dtype)
     needs_drafter = any(method.policy is not None and method.drafter is None for method in config.chosen_methods())
     drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
@@ -162,8 +162,11 @@ def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -
     options = {name: value for name, value in request.items() if name != "prompt"}
     if not jax.tree.leaves(pair.params.drafter):  # a calibration is of models
         options["calibration"] = None
-    numbers = {"policy_numbers": dict(method.numbers), "verifier_numbers": dict(method.verifier_numbers)}
-    return prepare(pair, [request["prompt"]], **options, **numbers, **more)
+    hyperparameters = {
+        "policy_hyperparameters": dict(method.hyperparameters),
+        "verifier_hyperparameters": dict(method.verifier_hyperparameters),
+    }
+    return prepare(pair, [request["prompt"]], **options, **hyperparameters, **more)
 
 
 def _warm_up(
@@ -190,8 +193,11 @@ def _warm_up(
     console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     last = missing[-1].method
     options = {name: value for name, value in request.items() if name not in ("prompt", "slots", "calibration")}
-    numbers = {"policy_numbers": dict(last.numbers), "verifier_numbers": dict(last.verifier_numbers)}
-    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **numbers)
+    hyperparameters = {
+        "policy_hyperparameters": dict(last.hyperparameters),
+        "verifier_hyperparameters": dict(last.verifier_hyperparameters),
+    }
+    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **hyperparameters)
 
 
 def _measure(
@@ -219,15 +225,15 @@ def _measure(
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
         **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
-        "policy_numbers": _plain_numbers(asked.options["policy_numbers"]),
+        "policy_hyperparameters": _plain_hyperparameters(asked.options["policy_hyperparameters"]),
         "tokens": result.tokens,
         "text": result.text,
     }
 
 
-def _plain_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as JSON has them; None is a number's own way to say that its rule decides."""
-    return {name: np.asarray(value).tolist() for name, value in numbers.items() if value is not None}
+def _plain_hyperparameters(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON has them; None is a hyperparameter's own way to say that its rule decides."""
+    return {name: np.asarray(value).tolist() for name, value in hyperparameters.items() if value is not None}
 
 
 def _equality(
@@ -244,16 +250,16 @@ def _equality(
 
 def _report(config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], console: Console) -> None:
     summaries = summarise(rows)
-    verdict = equality_verdict(rows)
-    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + verdict + "\n")
+    equality = equality_summary(rows)
+    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + equality + "\n")
     with folder.replacing("speedup.png") as path:
         save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
     console.print(rich_table(summaries, config.name))
-    console.print(verdict)
+    console.print(equality)
     console.print(f"Written to {folder.path}/: manifest.json, results.jsonl, table.md, speedup.png")
 
 
-def equality_verdict(rows: Iterable[dict[str, Any]]) -> str:
+def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     """One sentence on greedy equality, and a line for every output that differs."""
     compared = [row for row in rows if row["equals_plain"] is not None]
     different = [row for row in compared if not row["equals_plain"]]
@@ -268,8 +274,8 @@ def equality_verdict(rows: Iterable[dict[str, Any]]) -> str:
         at = row["first_difference"]
         gap = at["logit_gap"]
         why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
-        kind = " (rounding of a near tie)" if gap is not None and gap < CLOSE_GAP else ""
-        lines.append(f"  {row['method']} on {row['prompt_id']}: parts at token {at['position']}, {why}{kind}")
+        kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
+        lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {at['position']}, {why}{kind}")
     return "\n".join(lines)
 
 

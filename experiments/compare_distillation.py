@@ -178,7 +178,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 def _figures(figures: dict[str, Any]) -> dict[str, Any]:
     whole = figures[MACRO]
     found = {"agreement": list(whole.agreement)}
-    found |= {f"acceptance_{heat:g}": list(interval) for heat, interval in whole.acceptance.items()}
+    found |= {f"acceptance_{temperature:g}": list(interval) for temperature, interval in whole.acceptance.items()}
     return found | {"by_kind": {kind: entry.agreement.estimate for kind, entry in figures.items()}}
 
 

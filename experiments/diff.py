@@ -94,14 +94,14 @@ def diff(config: Diff, console: Console) -> int:
     _print_alone("A", matched.only_a, config.most, console)
     _print_alone("B", matched.only_b, config.most, console)
     agree = not (changed or matched.only_a or matched.only_b)
-    verdict = "The results agree" if agree else f"{len(changed)} of {len(compared)} values differ"
+    conclusion = "The results agree" if agree else f"{len(changed)} of {len(compared)} values differ"
     by = ", ".join(keys) or "their order"
-    console.print(f"{verdict} (tolerance {config.tolerance:g}; {len(matched.pairs)} rows matched by {by}).")
+    console.print(f"{conclusion} (tolerance {config.tolerance:g}; {len(matched.pairs)} rows matched by {by}).")
     return 0 if agree else 1
 
 
 def setup_changes(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Fields of two manifests that differ, with both values; names as `config.methods[adaedl].numbers.threshold`."""
+    """Fields of two manifests that differ, with their values; as `config.methods[adaedl].hyperparameters.threshold`."""
     flat = [flatten(entry) for entry in (a, b)]
     every = dict.fromkeys([*flat[0], *flat[1]])
     names = [name for name in every if not any(f"{name}.".startswith(f"{left_out}.") for left_out in NO_SETUP)]

@@ -1,4 +1,4 @@
-"""Stage 3 of a distillation: the drafter learns the target's laws."""
+"""Stage 3 of a distillation: the drafter learns the target's distributions."""
 
 import json
 from pathlib import Path

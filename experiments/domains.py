@@ -93,7 +93,7 @@ def study(config: Domains, console: Console) -> None:
             (temperature, task, name) for name in (*(r.name for r in rules), ORACLE) for task in _tasks(trace, halves)
         ]
         if studies.missing(folder, KEYS, wanted):
-            with console.status(f"Replaying, {studies.heat(temperature)}"):
+            with console.status(f"Replaying, {studies.at_temperature(temperature)}"):
                 found = {entry.name: _judge(config, trace, entry, costs, halves) for entry in rules}
                 found[ORACLE] = studies.as_judged(oracle(trace, config.max_draft_length), costs)
             _add(config, folder, trace, halves, found, costs, wanted)
@@ -179,7 +179,7 @@ def report(rows: Sequence[dict[str, Any]], config: Domains, costs: CostModel) ->
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         mine = [row for row in rows if row["temperature"] == temperature]
-        parts += [f"## {studies.heat(temperature).capitalize()}", _by_task(mine)]
+        parts += [f"## {studies.at_temperature(temperature).capitalize()}", _by_task(mine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -202,19 +202,19 @@ def _by_task(rows: Sequence[dict[str, Any]]) -> str:
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """A heat map a temperature: tasks down, rules across, the gain over the best static length printed."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     names = [name for name in dict.fromkeys(row["rule"] for row in rows) if name not in (STATIC, ORACLE)]
-    size = (1.4 + (0.75 * len(names)) * len(heats) + 1.0, 1.7 + 0.48 * len(tasks))
+    size = (1.4 + (0.75 * len(names)) * len(temperatures) + 1.0, 1.7 + 0.48 * len(tasks))
     figure = Figure(figsize=(max(size[0], 6.0), size[1]), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(heats), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
     gains = [row["over_static"] for row in rows if row["rule"] in names]
     span = max(0.02, max(abs(gain - 1) for gain in gains))
     image = None
-    for axes, temperature in zip(panels, heats, strict=True):
+    for axes, temperature in zip(panels, temperatures, strict=True):
         mine = {(row["task"], row["rule"]): row for row in rows if row["temperature"] == temperature}
         image = _map(axes, mine, tasks, names, span)
-        axes.set_title(studies.heat(temperature), fontsize=11)
+        axes.set_title(studies.at_temperature(temperature), fontsize=11)
     if image is not None:
         figure.colorbar(image, ax=list(panels), label="times the best static length's speed", shrink=0.9)
     figure.suptitle("Speed-up over the best static length (bold: the 95 % interval excludes 1)", fontsize=11)

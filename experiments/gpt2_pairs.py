@@ -9,10 +9,11 @@ Output:    runs/gpt2_pairs-<time>/ with manifest.json, the models, trace-<pair>-
            line a pair and temperature), table.md and entropy.png; models and traces that are there stay
 
 A target of 3 layers and drafters of 1 and 2 are trained on Python's standard library with a vocabulary of 1,024 pieces.
-The target writes on from beginnings it was not trained on, at each temperature, and along its texts the laws of both
-are recorded (analysis.tracing). Traces given by path, of experiments.record, are read the same way and stand in the
-same table. Acceptance of a position is the overlap of the two laws; greedy, whether the drafter names the target's
-token. These models know little: what is compared is how acceptance hangs on entropy, not how much of it there is.
+The target writes on from beginnings it was not trained on, at each temperature, and along its texts the distributions
+of both are recorded (analysis.tracing). Traces given by path, of experiments.record, are read the same way and stand in
+the same table. Acceptance of a position is the overlap of the two distributions; greedy, whether the drafter names the
+target's token. These models know little: what is compared is how acceptance hangs on entropy, not how much of it there
+is.
 """
 
 import sys
@@ -97,15 +98,15 @@ def study(config: GPT2Pairs, console: Console) -> None:
     folder = RunFolder.create("gpt2_pairs", config, config.out)
     enable()
     pairs = list(DRAFTERS)[: 1 if config.smoke else None]
-    wanted = [(pair, heat) for pair in pairs for heat in config.temperatures]
+    wanted = [(pair, temperature) for pair in pairs for temperature in config.temperatures]
     if studies.missing(folder, KEYS, wanted):
-        for (pair, heat), trace in _pairs(config, folder, pairs, steps, texts, size, console).items():
-            if studies.missing(folder, KEYS, [(pair, heat)]):
-                folder.append({"pair": pair, "temperature": heat} | by_entropy(trace))
-    for heat, trace in others.items():
+        for (pair, temperature), trace in _pairs(config, folder, pairs, steps, texts, size, console).items():
+            if studies.missing(folder, KEYS, [(pair, temperature)]):
+                folder.append({"pair": pair, "temperature": temperature} | by_entropy(trace))
+    for temperature, trace in others.items():
         name = str(trace.about.get("drafter", "given"))
-        if studies.missing(folder, KEYS, [(name, heat)]):
-            folder.append({"pair": name, "temperature": heat} | by_entropy(trace))
+        if studies.missing(folder, KEYS, [(name, temperature)]):
+            folder.append({"pair": name, "temperature": temperature} | by_entropy(trace))
     rows = folder.rows()
     with folder.replacing("entropy.png") as path:
         picture(rows).savefig(path)
@@ -131,10 +132,14 @@ def _pairs(
     starts = rng.integers(cut, len(tokens) - PROMPT, texts)
     prompts = [tokens[start : start + PROMPT].tolist() for start in starts]
     found = {}
-    for heat in config.temperatures:
-        paths = {pair: folder.path / f"trace-{pair}-{heat:g}.npz" for pair in pairs}
-        with console.status(f"Writing and tracing, {studies.heat(heat)}"):
-            answers = None if all(path.exists() for path in paths.values()) else _answers(models, params, prompts, heat)
+    for temperature in config.temperatures:
+        paths = {pair: folder.path / f"trace-{pair}-{temperature:g}.npz" for pair in pairs}
+        with console.status(f"Writing and tracing, {studies.at_temperature(temperature)}"):
+            answers = (
+                None
+                if all(path.exists() for path in paths.values())
+                else _answers(models, params, prompts, temperature)
+            )
             for pair, path in paths.items():
                 if answers is not None and not path.exists():
                     trace = trace_texts(
@@ -142,13 +147,13 @@ def _pairs(
                         (params[TARGET_NAME], params[pair]),
                         list(zip(prompts, answers, strict=True)),
                         limit=ANSWER,
-                        warp={"temperature": heat},
+                        warp={"temperature": temperature},
                         seed=config.seed,
                         max_draft_length=2,
                         about={"target": TARGET_NAME, "drafter": pair},
                     )
                     save_trace(path, trace)
-                found[pair, heat] = load_trace(path)
+                found[pair, temperature] = load_trace(path)
     return found
 
 
@@ -173,11 +178,11 @@ def _trained(
     return flax.serialization.msgpack_restore(path.read_bytes())
 
 
-def _answers(models: Any, params: Any, prompts: Sequence[Sequence[int]], heat: float) -> list[list[int]]:
+def _answers(models: Any, params: Any, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
     """What the target writes, decoded plainly."""
     decoder = build_decoder(models[TARGET_NAME], nothing(), static(), rejection(), verification_widths=(1,))
     weights = ModelParams(params[TARGET_NAME])
-    warp = make_warp(len(prompts), heat)
+    warp = make_warp(len(prompts), temperature)
     state = decoder.prefill(weights, prompts, max_new_tokens=ANSWER, seed=1, warp=warp, stop_ids=())
     tokens = np.asarray(decoder.run(weights, state).tokens)
     return tokens[:, PROMPT : PROMPT + ANSWER].tolist()
@@ -232,19 +237,22 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     head = ["pair", "temp.", "n", "accept.", "entropy", "kept", "gamma", "rank H", "rank max"]
     parts = [
         "# Entropy and acceptance",
-        "n: positions. Accept.: mean overlap of the laws, greedy: agreement. Entropy: the drafter's, nats. Kept: "
-        "positions with at least 1 - sqrt(0.2 H). Gamma: the factor that fits in least squares. Rank: rank correlation "
-        "of acceptance with the entropy, and with the largest probability.",
+        "n: positions. Accept.: mean overlap of the distributions, greedy: agreement. Entropy: the drafter's, nats. "
+        "Kept: positions with at least 1 - sqrt(0.2 H). Gamma: the factor that fits in least squares. Rank: rank "
+        "correlation of acceptance with the entropy, and with the largest probability.",
         studies.table(head, lines),
     ]
-    for heat in dict.fromkeys(row["temperature"] for row in rows):
-        parts += [f"## Acceptance by entropy (positions), {studies.heat(heat)}", _bins(rows, heat)]
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        parts += [
+            f"## Acceptance by entropy (positions), {studies.at_temperature(temperature)}",
+            _bins(rows, temperature),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
-def _bins(rows: Sequence[dict[str, Any]], heat: float) -> str:
+def _bins(rows: Sequence[dict[str, Any]], temperature: float) -> str:
     """Bins down, pairs across, the published bound beside them."""
-    mine = [row for row in rows if row["temperature"] == heat]
+    mine = [row for row in rows if row["temperature"] == temperature]
     lines = []
     for index, (low, high) in enumerate(zip(EDGES[:-1], EDGES[1:], strict=True)):
         span = f"{low:g} to {high:g}" if np.isfinite(high) else f"over {low:g}"
@@ -257,21 +265,21 @@ def _bins(rows: Sequence[dict[str, Any]], heat: float) -> str:
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Acceptance against entropy, a panel a temperature, a line a pair, over the published bound."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
-    figure = Figure(figsize=(max(3.6 * len(heats), 5.0), 3.9), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(heats), sharex=True, sharey=True, squeeze=False)[0]
+    figure = Figure(figsize=(max(3.6 * len(temperatures), 5.0), 3.9), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
     grid = np.linspace(0, 6, 200)
     colours = studies.colours(pairs)
-    for axes, heat in zip(panels, heats, strict=True):
+    for axes, temperature in zip(panels, temperatures, strict=True):
         axes.plot(grid, 1 - np.sqrt(FACTOR * grid), color="#222222", ls="--", lw=1, label="1 - sqrt(0.2 H)")
-        for row in (row for row in rows if row["temperature"] == heat):
+        for row in (row for row in rows if row["temperature"] == temperature):
             points = [(x, y, n) for x, y, n in zip(row["entropy"], row["acceptance"], row["count"], strict=True) if n]
             x, y, n = (np.array(column) for column in zip(*points, strict=True))
             colour = colours[row["pair"]]
             axes.plot(x, y, color=colour, lw=1.5, label=row["pair"])
             axes.scatter(x, y, s=4 + 120 * n / n.sum(), color=colour, zorder=3)
-        studies.plain_axes(axes, studies.heat(heat))
+        studies.plain_axes(axes, studies.at_temperature(temperature))
         axes.set(xlabel="drafter's entropy, nats", ylim=(0, 1.02), xlim=(0, 6))
     panels[0].set_ylabel("acceptance")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -83,7 +83,7 @@ def study(config: Hardware, console: Console) -> None:
     points = [point for path in config.measured for point in measured_points(path, traces, costs)]
     folder = RunFolder.create("hardware", config, config.out)
     for temperature, trace in traces.items():
-        with console.status(f"Replaying, {studies.heat(temperature)}"):
+        with console.status(f"Replaying, {studies.at_temperature(temperature)}"):
             _predict(config, folder, costs, rules, temperature, trace, ratios)
     rows = folder.rows()
     with folder.replacing("speedups.png") as path:
@@ -135,7 +135,7 @@ def report(rows: Sequence[dict[str, Any]], points: Sequence[Point], costs: CostM
         for temperature in dict.fromkeys(row["temperature"] for row in rows):
             chosen = [row for row in rows if row["machine"] == kind and row["temperature"] == temperature]
             what = "verification free in its width" if kind == "flat" else f"widths as on {costs.device}"
-            parts += [f"## {studies.heat(temperature).capitalize()}, {what}", _lookup(chosen)]
+            parts += [f"## {studies.at_temperature(temperature).capitalize()}, {what}", _lookup(chosen)]
     if points:
         parts += ["## Measured and predicted", points_table(points, costs)]
     return "\n\n".join(parts) + "\n"
@@ -156,15 +156,17 @@ def _lookup(rows: Sequence[dict[str, Any]]) -> str:
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Speed-up against c: a column a temperature, a row a kind of machine."""
     kinds = list(dict.fromkeys(row["machine"] for row in rows))
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(3.7 * len(heats), 5.0) + 0.6, 3.1 * len(kinds) + 0.9), dpi=150, layout="constrained")
-    panels = figure.subplots(len(kinds), len(heats), sharex=True, sharey="col", squeeze=False)
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(
+        figsize=(max(3.7 * len(temperatures), 5.0) + 0.6, 3.1 * len(kinds) + 0.9), dpi=150, layout="constrained"
+    )
+    panels = figure.subplots(len(kinds), len(temperatures), sharex=True, sharey="col", squeeze=False)
     for line, kind in zip(panels, kinds, strict=True):
-        for axes, temperature in zip(line, heats, strict=True):
+        for axes, temperature in zip(line, temperatures, strict=True):
             chosen = [row for row in rows if row["machine"] == kind and row["temperature"] == temperature]
             _panel(axes, chosen)
             width = "flat verification" if kind == "flat" else "measured widths"
-            studies.plain_axes(axes, f"{studies.heat(temperature)}, {width}")
+            studies.plain_axes(axes, f"{studies.at_temperature(temperature)}, {width}")
             if axes in panels[-1]:
                 axes.set_xlabel("c, a drafter step over a target pass")
             if axes in panels[:, 0]:

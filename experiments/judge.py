@@ -72,7 +72,7 @@ def judge_drafter(config: Judge, console: Console) -> None:
             figures[name] = along(config, target, drafter, tokens, tasks, temperature, console)
             for task, entry in figures[name].items():
                 row = {"source": name, "task": task, "texts": entry.texts, "agreement": list(entry.agreement)}
-                acceptance = {f"{heat:g}": list(value) for heat, value in entry.acceptance.items()}
+                acceptance = {f"{temperature:g}": list(value) for temperature, value in entry.acceptance.items()}
                 folder.append(row | {"acceptance": acceptance, "ratio": cost["ratio"]})
     table = report(figures, cost["ratio"])
     folder.write_text(TABLE, table + "\n")

@@ -11,7 +11,7 @@ Output:    runs/lambda_dynamics-<time>/ with manifest.json, results.jsonl (a lin
 
 Every variant has the lambda (or the start of lambda) that was fastest on the other half of the prompts of the task, so
 none is judged on what it was chosen by, and comparisons are paired by prompt. `update_every` (specdec_jax/stopping)
-lets every n-th verdict through. Ten times the step: Algorithm 1 with epsilon 0.1 instead of 0.01.
+lets every n-th result through. Ten times the step: Algorithm 1 with epsilon 0.1 instead of 0.01.
 """
 
 import sys
@@ -77,7 +77,7 @@ def study(options: LambdaDynamics, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     run = open_run("lambda_dynamics", options, console)
     entry = rule("adaedl-keep" if options.keep_checked_token else "adaedl")
-    slow = Rule("update-every", update_every, structure={"policy": entry.build()})
+    slow = Rule("update-every", update_every, static_options={"policy": entry.build()})
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         kind, start = FROM.get(what, (what, None))

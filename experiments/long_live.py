@@ -37,13 +37,13 @@ class Live:
 def live_run(
     options: Live,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
     tokens: int,
     most: int,
     seed: int,
     smoke: bool,
 ) -> LongRun:
-    """Decodes `tokens` tokens with every start of `numbers["threshold"]` in a batch, ends of sequence ignored.
+    """Decodes `tokens` tokens with every start of `hyperparameters["threshold"]` in a batch, ends of sequence ignored.
 
     Raises:
         ValueError: a window that the context or the prompt does not allow.
@@ -52,7 +52,7 @@ def live_run(
     models = tiny_pair() if smoke else (options.target, options.drafter)
     pair = build_pair(*models, policy=policy, max_draft_length=most, dtype=options.dtype)
     window = min(options.window, 256) if smoke else options.window
-    rows, prompt = len(numbers["threshold"]), encode(pair.target, options.prompt)
+    rows, prompt = len(hyperparameters["threshold"]), encode(pair.target, options.prompt)
     if window > pair.target.model.spec.context or window < 2 * len(prompt):
         context = pair.target.model.spec.context
         raise ValueError(f"a window must hold twice the prompt's {len(prompt)} tokens and at most {context}: {window}")
@@ -66,7 +66,7 @@ def live_run(
             max_new_tokens=new,
             seed=(seed + len(parts) * rows + np.arange(rows)) % 2**32,
             warp=make_warp(rows, options.temperature),
-            policy_numbers=dict(numbers),
+            policy_hyperparameters=dict(hyperparameters),
             stop_ids=(),
             slots=slots,
             record_rounds=window,

@@ -91,7 +91,7 @@ def study(config: LongRunStudy, console: Console) -> None:
         for entry in rules:
             wanted = [(temperature, entry.name, start) for start in config.starts]
             if studies.missing(folder, KEYS, wanted):
-                with console.status(f"{entry.name}, {studies.heat(temperature)}"):
+                with console.status(f"{entry.name}, {studies.at_temperature(temperature)}"):
                     found = _run(config, entry, trace, tokens)
                 _add(config, folder, wanted, found)
     rows = folder.rows()
@@ -102,14 +102,20 @@ def study(config: LongRunStudy, console: Console) -> None:
 
 def _run(config: LongRunStudy, entry: Rule, trace: Trace | None, tokens: int) -> LongRun:
     """All starts of a rule over one trace, or live."""
-    numbers = entry.numbers([dict(entry.published)], costs_or_default(None), config.max_draft_length)
-    numbers = {name: float(value[0]) for name, value in numbers.items()} | {"threshold": np.array(config.starts)}
+    hyperparameters = entry.hyperparameters([dict(entry.published)], costs_or_default(None), config.max_draft_length)
+    hyperparameters = {name: float(value[0]) for name, value in hyperparameters.items()} | {
+        "threshold": np.array(config.starts)
+    }
     if trace is None:
         return live_run(
-            config.decoder, entry.build(), numbers, tokens, config.max_draft_length, config.seed, config.smoke
+            config.decoder, entry.build(), hyperparameters, tokens, config.max_draft_length, config.seed, config.smoke
         )
     return long_replay(
-        trace, entry.build(), numbers, text_order(trace, tokens, config.seed), max_draft_length=config.max_draft_length
+        trace,
+        entry.build(),
+        hyperparameters,
+        text_order(trace, tokens, config.seed),
+        max_draft_length=config.max_draft_length,
     )
 
 
@@ -169,7 +175,7 @@ def report(rows: Sequence[dict[str, Any]], config: LongRunStudy) -> str:
         f"{rows[0]['tokens']} tokens from one state, {how}. Forgotten: from then on all lambdas stay within "
         f"{config.within:g} of each other at every position of the text. Late: the second half of the tokens, all "
         "starts; lambda with its standard deviation over rounds; acceptance: accepted over drafted tokens; entropy: of "
-        "the laws that were looked at, nats; no draft: rounds without any.",
+        "the distributions that were looked at, nats; no draft: rounds without any.",
     ]
     head = ["rule", "temp.", "forgotten after tokens", "rounds", "late lambda", "acceptance", "entropy", "no draft"]
     lines = []
@@ -217,7 +223,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> Figure:
             end = mine[0]["forgotten_tokens"]
             if end is not None and name == "threshold":
                 axes.axvline(end, color=INK, lw=0.8, ls=":")
-            studies.plain_axes(axes, f"{key[0]}, {studies.heat(key[1])}" if name == "threshold" else "")
+            studies.plain_axes(axes, f"{key[0]}, {studies.at_temperature(key[1])}" if name == "threshold" else "")
             if column == 0:
                 axes.set_ylabel(label)
         panels[-1, column].set_xlabel("tokens")

@@ -1,7 +1,8 @@
 """What does lossy verification buy, and what does it cost? Speed beside quality, in one paired run.
 
-Question:  How much faster than rejection is each lossy verifier at several numbers, and how far does its text leave the
-           target's law: per position, in likelihood under the target, and under greedy in tokens that differ?
+Question:  How much faster than rejection is each lossy verifier at several settings, and how far does its text leave
+           the target's distribution: per position, in likelihood under the target, and under greedy in tokens that
+           differ?
 Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants lenience:lenience=0.5 typical ...]
 Hardware:  2 CPU cores, the built-in pair in bfloat16
 Time:      about 2 s a prompt, temperature and variant after compiling: 15 minutes for 15 prompts, 2 temperatures and 13
@@ -13,8 +14,8 @@ Output:    runs/lossy-<time>/ with manifest.json, results.jsonl (a line a prompt
 
 Variants alternate inside every prompt, so that a slow minute hits all of them. Quality is read off the text afterwards,
 by both models' passes over it: the log-likelihood of its tokens under the target at temperature 1 without truncation,
-and at every position how far the law of a token drafted there would be from the target's (lossless/deviation.py; not
-known for by_phase).
+and at every position how far the distribution of a token drafted there would be from the target's
+(lossless/deviation.py; not known for by_phase).
 """
 
 import itertools
@@ -37,7 +38,7 @@ from specdec_jax.choices import Choice, choose
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import LoadedModel, load_model
-from specdec_jax.lossless.deviation import LAWS, deviations
+from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
 
@@ -77,7 +78,7 @@ class Lossy:
     policy: str = "static"
     """When to stop drafting."""
     policy_options: tuple[str, ...] = ("draft_length=4",)
-    """Its numbers and switches."""
+    """Its hyperparameters and switches."""
     costs: str | None = None
     """cost_model.json of experiments.step_cost, for the predicted speed; none: the one in configs/costs."""
     seed: int = 0
@@ -89,7 +90,7 @@ class Lossy:
 
 
 class Variant(NamedTuple):
-    """A verifier at its numbers, as named on the command line; no verifier is plain decoding."""
+    """A verifier at its hyperparameters, as named on the command line; no verifier is plain decoding."""
 
     name: str
     verifier: Choice | None
@@ -162,8 +163,8 @@ def measure(
     ready: set[int] = set()
     with console.status("Measuring") as status:
         for number, job in enumerate(missing, start=1):
-            heat = studies.heat(job.temperature)
-            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {heat}")
+            temperature = studies.at_temperature(job.temperature)
+            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
             asked, pair = _asked(config, policy, job, slots), job.variant.pair
             if id(pair) not in ready:
                 play(pair, asked)
@@ -172,7 +173,7 @@ def measure(
 
 
 def chosen_verifier(variant: str) -> Choice:
-    """VERIFIER:key=value,... as a strategy and its numbers. Raises ValueError as `choose` does."""
+    """VERIFIER:key=value,... as a strategy and its hyperparameters. Raises ValueError as `choose` does."""
     name, _, options = variant.partition(":")
     return choose("verifier", name, [option for option in options.split(",") if option])
 
@@ -189,14 +190,14 @@ def prompts_of(config: Lossy) -> list[Prompt]:
 
 
 def build(models: Sequence[Any], policy: Choice, chosen: Mapping[str, Choice]) -> list[Variant]:
-    """Plain decoding and the verifiers; those that differ in numbers only share a program."""
+    """Plain decoding and the verifiers; those that differ in hyperparameters only share a program."""
     target, drafter = models
     pairs: dict[Any, Pair] = {}
     variants = [Variant(PLAIN, None, build_pair(target, None))]
     for name, verifier in chosen.items():
         options = name.partition(":")[2].split(",")
-        structure = [option for option in options if option.partition("=")[0] not in verifier.numbers]
-        key = (verifier.name, *sorted(structure))
+        static_options = [option for option in options if option.partition("=")[0] not in verifier.hyperparameters]
+        key = (verifier.name, *sorted(static_options))
         if key not in pairs:
             pairs[key] = build_pair(target, drafter, policy=policy.strategy, verifier=verifier.strategy)
         variants.append(Variant(name, verifier, pairs[key]))
@@ -211,8 +212,8 @@ def _asked(config: Lossy, policy: Choice, job: Job, slots: int) -> Request:
         max_new_tokens=12 if config.smoke else config.max_new_tokens,
         temperature=job.temperature,
         seed=config.seed + job.repeat,
-        policy_numbers=None if verifier is None else policy.numbers,
-        verifier_numbers=None if verifier is None else verifier.numbers,
+        policy_hyperparameters=None if verifier is None else policy.hyperparameters,
+        verifier_hyperparameters=None if verifier is None else verifier.hyperparameters,
         slots=slots,
     )
 
@@ -238,11 +239,13 @@ def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, A
 def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest: int) -> dict[str, Any]:
     """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
     verifier = job.variant.verifier
-    known = verifier is not None and verifier.name in LAWS
-    name, numbers = (verifier.name, verifier.numbers) if verifier is not None and known else (REJECTION, {})
+    known = verifier is not None and verifier.name in DISTRIBUTIONS
+    name, hyperparameters = (
+        (verifier.name, verifier.hyperparameters) if verifier is not None and known else (REJECTION, {})
+    )
     if verifier is not None and name == "easd" and "top_n=" in job.variant.name:
         options = dict(option.split("=") for option in job.variant.name.partition(":")[2].split(","))
-        numbers = {**numbers, "top_n": int(options["top_n"])}
+        hyperparameters = {**hyperparameters, "top_n": int(options["top_n"])}
     text = np.zeros((1, max(longest, 2)), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
     found = deviations(
@@ -250,7 +253,7 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
         judge.params,
         text,
         verifier=name,
-        numbers={key: np.float32(value) if key != "top_n" else value for key, value in numbers.items()},
+        hyperparameters={key: np.float32(value) if key != "top_n" else value for key, value in hyperparameters.items()},
         warp=make_warp(1, job.temperature),
     )
     at = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)

@@ -16,10 +16,10 @@ NOTES = (
     "Speed: tokens/s over those of rejection, all tokens over all seconds. Predicted: the same by counted rounds and "
     "drafter passes and a machine's costs. Log-likelihood: mean over prompts of a token's under the target at "
     "temperature 1, in nats, and its difference to rejection's on the same prompts. TV: mean total variation between "
-    "the law of a token drafted at a position and the target's, along the text; KL likewise, in nats. First choice: "
-    "share of tokens that are the target's most probable one after what stands before. Equal: share of tokens before "
-    "the first one that differs from plain decoding. Brackets: 95 % bootstrap interval over prompts. A verifier that "
-    "changes nothing differs from rejection by chance of drawing alone."
+    "the distribution of a token drafted at a position and the target's, along the text; KL likewise, in nats. First "
+    "choice: share of tokens that are the target's most probable one after what stands before. Equal: share of tokens "
+    "before the first one that differs from plain decoding. Brackets: 95 % bootstrap interval over prompts. A "
+    "verifier that changes nothing differs from rejection by chance of drawing alone."
 )
 COUNTS = ("seconds", "num_rounds", "num_draft_tokens", "num_emitted_tokens", "drafter_passes")
 MEANS = ("log_likelihood", "total_variation", "divergence", "first_choice")
@@ -110,7 +110,10 @@ def report(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> str:
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         greedy = temperature == 0
         body = [cells(line, greedy) for line in lines(rows, temperature, costs)]
-        blocks += [f"## {studies.heat(temperature)}", studies.table([*head, *(["equal"] if greedy else [])], body)]
+        blocks += [
+            f"## {studies.at_temperature(temperature)}",
+            studies.table([*head, *(["equal"] if greedy else [])], body),
+        ]
     return "\n\n".join([*blocks, NOTES, f"Costs: {costs.device or 'as given'}, c = {costs.ratio:.3f}.", ""])
 
 
@@ -130,7 +133,7 @@ def cells(line: Line, greedy: bool) -> list[str]:
 
 
 def label(variant: str) -> str:
-    """The verifier and the values of its numbers, for what is narrow."""
+    """The verifier and the values of its hyperparameters, for what is narrow."""
     name, _, options = variant.partition(":")
     values = "/".join(option.partition("=")[2] for option in options.split(",")) if options else ""
     return f"{name} {values}".strip()
@@ -144,10 +147,10 @@ def interval(value: Interval, form: str = ".2f") -> str:
 
 
 def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
-    """Speed against the difference in log-likelihood, a line a verifier over its numbers, a panel a temperature."""
-    heats = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(5.4 * len(heats), 6.4), 4.4), dpi=150, layout="constrained")
-    for axes, temperature in zip(figure.subplots(1, len(heats), squeeze=False)[0], heats, strict=True):
+    """Speed against the difference in log-likelihood, a line a verifier over its settings, a panel a temperature."""
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(max(5.4 * len(temperatures), 6.4), 4.4), dpi=150, layout="constrained")
+    for axes, temperature in zip(figure.subplots(1, len(temperatures), squeeze=False)[0], temperatures, strict=True):
         found = [line for line in lines(rows, temperature, costs) if line.variant != PLAIN]
         families = list(dict.fromkeys(line.variant.partition(":")[0] for line in found))
         for place, family in enumerate(families):
@@ -156,15 +159,17 @@ def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
             across, up = [line.speed.estimate for line in mine], [line.difference.estimate for line in mine]
             axes.plot(across, up, "o-", color=colour, lw=1.4, ms=5, label=family)
             for line in mine if family != REJECTION else []:
-                numbers, where = (
+                hyperparameters, where = (
                     label(line.variant).removeprefix(family),
                     (line.speed.estimate, line.difference.estimate),
                 )
-                axes.annotate(numbers, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour)
+                axes.annotate(
+                    hyperparameters, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour
+                )
         axes.axhline(0, color=INK, lw=0.8, ls="--", zorder=1)
         axes.axvline(1, color=INK, lw=0.8, ls="--", zorder=1)
         axes.set_xlabel("tokens/s over rejection's")
         axes.set_ylabel("log-likelihood a token, difference to rejection's (nats)")
-        studies.plain_axes(axes, studies.heat(temperature))
+        studies.plain_axes(axes, studies.at_temperature(temperature))
         axes.legend(fontsize=8, frameon=False)
     return figure

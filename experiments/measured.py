@@ -1,9 +1,9 @@
 """Speed-ups that experiments.compare measured, beside what a trace and a cost model predict for the same rules.
 
-A rule is replayed with the numbers that decoded, which a run folder's rows tell; folders of an earlier version have
-them in the manifest, those of the config's calibration under those that its method names. Methods that no trace tells
-of are left out: those with another drafter than the traces', and those whose verification keeps other tokens than token
-rejection does.
+A rule is replayed with the hyperparameters that decoded, which a run folder's rows tell; folders of an earlier version
+have them in the manifest, those of the config's calibration under those that its method names. Methods that no trace
+tells of are left out: those with another drafter than the traces', and those whose verification keeps other tokens than
+token rejection does.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from specdec_jax.analysis.phase_path import phase_path
 from specdec_jax.analysis.replay import replay
 from specdec_jax.analysis.statistics import Interval, ratio_of_totals
 from specdec_jax.analysis.trace import Trace, select
-from specdec_jax.calibrated import BUILT_IN, FILE, Calibration, numbers_for, read_calibration
+from specdec_jax.calibrated import BUILT_IN, FILE, Calibration, hyperparameters_for, read_calibration
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import split_source
@@ -51,7 +51,7 @@ class Rule(NamedTuple):
     """A stopping rule as a method decoded with it."""
 
     policy: StoppingPolicy
-    numbers: dict[str, Any]  # of its `init`
+    hyperparameters: dict[str, Any]  # of its `init`
     phases: dict[str, Any]  # of the monitor's
 
 
@@ -72,13 +72,13 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
     prompts = dict.fromkeys(str(row["prompt_id"]) for row in rows)
     points = []
     for entry in summarise(rows):
-        near = min(traces, key=lambda heat: abs(heat - entry.temperature))
+        near = min(traces, key=lambda temperature: abs(temperature - entry.temperature))
         method = methods[entry.method]
         if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature):
             continue
         if traces[near].about.get("drafter") not in (None, config.get("drafter")):
             continue
-        told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_numbers")
+        told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_hyperparameters")
         rule = _rule(method, calibration, entry.temperature, told)
         if rule.policy.needs_phases and traces[near].raw_target_entropy is None:
             continue
@@ -138,8 +138,8 @@ def _predict(
     longest = int(method["max_draft_length"] or config["max_draft_length"])
     here = between(costs, config["verification_widths"] or default_widths(longest))
     path = phase_path(trace, **rule.phases) if rule.policy.needs_phases else None
-    # A number that is a vector has a row for every setting, or a replay takes its entries for settings.
-    one = {name: np.asarray(value)[None] for name, value in rule.numbers.items()}
+    # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
+    one = {name: np.asarray(value)[None] for name, value in rule.hyperparameters.items()}
     found = replay(trace, rule.policy, one, max_draft_length=longest, phases=path)
     speedup = ratio_of_totals(trace.length * here.plain_pass, found.seconds(here)[0])
     return speedup, float(found.acceptance_rate[0])
@@ -152,20 +152,20 @@ def _is_of(row: Mapping[str, Any], entry: MethodSummary) -> bool:
 def _rule(
     method: Mapping[str, Any], calibration: Calibration | None, temperature: float, told: Mapping[str, Any] | None
 ) -> Rule:
-    """The rule with the numbers that its rows tell, or else the calibrated ones under those that the method names."""
+    """The rule with the hyperparameters its rows tell, or else the calibrated ones under those the method names."""
     policy, learnt, phases = _policy(method), {}, {}
     if calibration is not None:
-        learnt = numbers_for(calibration, "policy", policy, temperature)
-        phases = numbers_for(calibration, "monitor", PHASES, temperature)
-    named = {name: value for name, value in method["numbers"].items() if value is not None}
+        learnt = hyperparameters_for(calibration, "policy", policy, temperature)
+        phases = hyperparameters_for(calibration, "monitor", PHASES, temperature)
+    named = {name: value for name, value in method["hyperparameters"].items() if value is not None}
     return Rule(policy, learnt | named if told is None else dict(told), phases)
 
 
 def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
-    """The rule as the manifest names it, `module:factory` with its structure."""
+    """The rule as the manifest names it, `module:factory` with its static options."""
     try:
         module, factory = method["policy"].split(":")
-        return getattr(importlib.import_module(module), factory)(**method["structure"])
+        return getattr(importlib.import_module(module), factory)(**method["static_options"])
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the rule of {method['name']!r} cannot be built again: {error}") from None
 
@@ -175,13 +175,13 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
     head = ["method", "temp.", "measured", "predicted", "ratio", "accepted", "predicted"]
     lines = []
     for point in points:
-        heat = f"{point.temperature:g}"
+        temperature = f"{point.temperature:g}"
         if point.trace_temperature != point.temperature:
-            heat += f" ({point.trace_temperature:g})"
+            temperature += f" ({point.trace_temperature:g})"
         taken = "–" if point.acceptance is None else f"{point.acceptance:.0%}"
         both = [_interval(point.speedup), _interval(point.predicted)]
         accepted = [taken, f"{point.predicted_acceptance:.0%}"]
-        lines.append([point.method, heat, *both, f"{_ratio(point):.2f}", *accepted])
+        lines.append([point.method, temperature, *both, f"{_ratio(point):.2f}", *accepted])
     ratios = [_ratio(point) for point in points]
     same = (
         "the same prompts" if all(point.same_prompts for point in points) else "other prompts where some were missing"
@@ -208,7 +208,7 @@ def points_picture(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 5.0), dpi=150, layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(point.method for point in points))
-    heats = list(dict.fromkeys(point.temperature for point in points))
+    temperatures = list(dict.fromkeys(point.temperature for point in points))
     colours = studies.colours(names)
     bounds = [bound for point in points for value in (point.speedup, point.predicted) for bound in value]
     ends = [np.nanmin(bounds) - 0.05, np.nanmax(bounds) + 0.05]
@@ -216,8 +216,8 @@ def points_picture(points: Sequence[Point]) -> Figure:
     for point in points:
         x, y = point.predicted, point.speedup
         spans = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
-        marker = "os^Dv"[heats.index(point.temperature) % 5]
-        label = f"{point.method}, {studies.heat(point.temperature)}"
+        marker = "os^Dv"[temperatures.index(point.temperature) % 5]
+        label = f"{point.method}, {studies.at_temperature(point.temperature)}"
         style: dict[str, Any] = {"color": colours[point.method], "ms": 7, "lw": 0.8, "label": label}
         axes.errorbar(x[0], y[0], **spans, fmt=marker, **style)
     axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")

@@ -14,8 +14,8 @@ Replayed from traces, with measured costs, not timed. Published: arXiv 2410.1835
 8, tokens/s of Llama2-7B with a drafter of 115 M parameters on an A100 over tokens/s of plain decoding there; the paper
 gives every method the best lambda it tried, about 0.3 to 0.9. Ours starts from the lambda of --starts that was fastest
 on the other half of the prompts of the task; the built-in drafter, a weaker one, has more entropy and wants less than
-the paper's least. adaedl-keep is ours: the law that fails its check still gives its token. Other models, prompts and
-machines: compare orders and shapes, not values.
+the paper's least. adaedl-keep is ours: the distribution that fails its check still gives its token. Other models,
+prompts and machines: compare orders and shapes, not values.
 """
 
 import sys

@@ -24,7 +24,17 @@ from rich.console import Console
 from experiments.dots import dots_figure
 from experiments.rules import RULES, Rule
 from experiments.run_folder import RunFolder
-from experiments.studies import RULE_COLOURS, STATIC, chosen_rules, heat, missing, publish, run, table, traces_of
+from experiments.studies import (
+    RULE_COLOURS,
+    STATIC,
+    at_temperature,
+    chosen_rules,
+    missing,
+    publish,
+    run,
+    table,
+    traces_of,
+)
 from experiments.trace_runs import of_texts
 from experiments.traced import (
     MOST_REPEATED,
@@ -80,7 +90,7 @@ def compare(config: Policies, console: Console) -> None:
     wanted = [(t, name) for t in traces for name in entries if not (name == CLAIRVOYANT and t == 0)]
     wanted = [(t, name) for t, name in wanted if _can(traces[t], entries[name], console)]
     for temperature, name in missing(folder, ("temperature", "rule"), wanted):
-        with console.status(f"{name}, {heat(temperature)}"):
+        with console.status(f"{name}, {at_temperature(temperature)}"):
             found = measure(traces[temperature], entries[name], costs, config)
         folder.append({"temperature": temperature, "rule": name, **found})
     rows = folder.rows()
@@ -193,7 +203,7 @@ def report(rows: Sequence[Mapping[str, Any]], temperature: float) -> str:
             continue
         count = sum(value <= MOST_REPEATED for value in first["repeated"]) if clean else len(first["plain"])
         about = "texts with hardly a repeat" if clean else f"texts, {share:.0%} of their tokens repeat earlier ones"
-        parts.append(f"**{heat(temperature)}**, {count} {about}\n\n" + table(HEAD, map(_cells, found)))
+        parts.append(f"**{at_temperature(temperature)}**, {count} {about}\n\n" + table(HEAD, map(_cells, found)))
     return "\n\n".join(parts)
 
 
@@ -218,7 +228,7 @@ def _interval(value: Any) -> str:
 def points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, float, float, float]]]:
     """(rule, estimate, low, high) by temperature, for the picture."""
     temperatures = dict.fromkeys(row["temperature"] for row in rows)
-    return {heat(t): [(line.rule, *line.chosen) for line in lines(rows, t)] for t in temperatures}
+    return {at_temperature(t): [(line.rule, *line.chosen) for line in lines(rows, t)] for t in temperatures}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Prompt(NamedTuple):
     id: str  # unique in its file
     category: str
     turns: tuple[str, ...]  # what the user says, one message a turn; none is empty
-    split: str | None = None  # "calibrate": numbers may be chosen on it; "judge": results are reported on it
+    split: str | None = None  # "calibrate": hyperparameters may be chosen on it; "judge": results are reported on it
 
 
 def load_prompts(source: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:

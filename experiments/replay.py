@@ -11,9 +11,9 @@ Output:    runs/replay-<time>/ with manifest.json, results.jsonl (a line a trace
 
 A rule is a name in experiments/rules.py at its published setting, a file of specdec_jax/stopping, or a path to a .py
 file. --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT; all combinations are replayed, for every rule
-that has a number of that name. A --set that names what a factory takes is that rule's structure (policy=svip).
-What is exact in a replay and what is not: specdec_jax/analysis/replay.py. The best static length and the oracle
-(nothing drafted that is rejected) are known in hindsight only: they are where the head-room begins and ends.
+that has a hyperparameter of that name. A --set that names what a factory takes is a static option of that rule
+(policy=svip). What is exact in a replay and what is not: specdec_jax/analysis/replay.py. The best static length and the
+oracle (nothing drafted that is rejected) are known in hindsight only: they are where the head-room begins and ends.
 """
 
 import sys
@@ -66,7 +66,7 @@ class ReplayOptions(TraceOptions):
     rules: tuple[str, ...] = ("static-3", "static-7", "adaedl", "adaedl-keep", "max-confidence", "svip")
     """Names in experiments/rules.py, files of specdec_jax/stopping, or paths to .py files."""
     settings: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
-    """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a number."""
+    """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
     time: bool = False
     """Only print how long 1,000 thresholds of adaedl take over the first trace."""
 
@@ -113,11 +113,11 @@ def best_static(run: Run, source: Source) -> dict[str, Row]:
 
 def timed(source: Source) -> str:
     """How long many settings of adaedl take, with and without compilation."""
-    numbers = {"threshold": np.linspace(0.0, 0.99, MANY)}
+    hyperparameters = {"threshold": np.linspace(0.0, 0.99, MANY)}
     seconds = []
     for _ in range(2):
         watch = time.perf_counter()
-        replay(source.trace, adaedl(), numbers)
+        replay(source.trace, adaedl(), hyperparameters)
         seconds.append(time.perf_counter() - watch)
     return (
         f"{MANY:,} settings of adaedl over {source.trace.num_positions:,} positions: {seconds[0]:.2f} s with "
@@ -154,8 +154,8 @@ def report(run: Run, rows: Sequence[Row], whats: Sequence[str]) -> str:
 NOTES = (
     "Speed-up against plain decoding, [95 % bootstrap interval over texts]; total: all tokens over all seconds. "
     "Without repeats: texts with at most 10 % repeated tokens. Head-room: 0 % is the best static length, 100 % the "
-    "oracle. Wasted: share of drafter passes that gave no accepted token; only checked: whose law gave no token at "
-    "all. By task: total speed-up; the best static length is each task's own."
+    "oracle. Wasted: share of drafter passes that gave no accepted token; discarded: whose distribution gave no "
+    "token at all. By task: total speed-up; the best static length is each task's own."
 )
 
 
@@ -166,7 +166,7 @@ def label(what: str, row: Row) -> str:
 
 def drafts_table(whole: Mapping[str, Row], names: Sequence[str]) -> str:
     """What a rule drafts and what becomes of it."""
-    head = ["rule", "tokens a pass", "drafted a pass", "accepted", "wasted", "only checked"]
+    head = ["rule", "tokens a pass", "drafted a pass", "accepted", "wasted", "discarded"]
     lines = []
     for what in names:
         row = whole[what]

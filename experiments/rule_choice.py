@@ -12,11 +12,11 @@ import numpy as np
 from experiments.rules import RULES, Rule, rule
 from experiments.trace_tables import number
 from specdec_jax.choices import choose, find_factory, names, nearest
-from specdec_jax.numbers import numbers_of
+from specdec_jax.hyperparameters import hyperparameters_of
 
 
 def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Rule]:
-    """The rules by name, the numbers of --set as their grids.
+    """The rules by name, the hyperparameters of --set as their grids.
 
     Raises:
         ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
@@ -24,21 +24,21 @@ def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Ru
     parsed = dict(parse_values(entry) for entry in settings)
     rules, taken = {}, set()
     for name in dict.fromkeys(wanted):
-        entry, structure = _rule(name, settings)
-        numbers = numbers_of(entry.build().init)
-        grid = {key: values for key, values in parsed.items() if key in numbers}
-        taken |= {*grid, *structure}
+        entry, static_options = _rule(name, settings)
+        hyperparameters = hyperparameters_of(entry.build().init)
+        grid = {key: values for key, values in parsed.items() if key in hyperparameters}
+        taken |= {*grid, *static_options}
         rules[name] = dataclasses.replace(entry, grid=grid)
         for key, values in grid.items():
             entry.build().init(len(values), **{key: np.array(values)})
     for key in parsed:
         if key not in taken:
-            raise ValueError(f"--set {key}: none of {', '.join(rules)} has a number of that name")
+            raise ValueError(f"--set {key}: none of {', '.join(rules)} has a hyperparameter of that name")
     return rules
 
 
 def _rule(name: str, settings: Sequence[str]) -> tuple[Rule, set[str]]:
-    """A rule of the list, or one made from a file, with the structure that --set gives it."""
+    """A rule of the list, or one made from a file, with the static options that --set gives it."""
     if name in {entry.name for entry in RULES}:
         return rule(name), set()
     if not name.endswith(".py") and name not in names("policy"):
@@ -46,9 +46,9 @@ def _rule(name: str, settings: Sequence[str]) -> tuple[Rule, set[str]]:
         files = {file for file in names("policy") if file.replace("_", "-") not in listed}
         raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
     known = inspect.signature(find_factory("policy", name)).parameters
-    structure = [entry for entry in settings if entry.partition("=")[0].strip() in known]
-    policy = choose("policy", name, structure).strategy
-    return Rule(Path(name).stem, lambda: policy), {entry.partition("=")[0].strip() for entry in structure}
+    static_options = [entry for entry in settings if entry.partition("=")[0].strip() in known]
+    policy = choose("policy", name, static_options).strategy
+    return Rule(Path(name).stem, lambda: policy), {entry.partition("=")[0].strip() for entry in static_options}
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax import stopping
 from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.choices import nearest
-from specdec_jax.numbers import numbers_of
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
@@ -29,17 +29,17 @@ class Rule:
     name: str
     policy: Callable[..., StoppingPolicy]
     published: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of `init` that differ from its defaults."""
+    """Hyperparameters of `init` that differ from its defaults."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Values of each number to try; all combinations are tried."""
-    structure: Mapping[str, Any] = field(default_factory=dict)
+    """Values of each hyperparameter to try; all combinations are tried."""
+    static_options: Mapping[str, Any] = field(default_factory=dict)
     """What the factory takes."""
     costs: Callable[[CostModel, int], Mapping[str, Any]] | None = None
-    """The numbers that a machine's costs decide, from the cost model and the longest draft."""
+    """The hyperparameters that a machine's costs decide, from the cost model and the longest draft."""
 
     def build(self) -> StoppingPolicy:
         """The policy, the same object every time, so that its programs are compiled once."""
-        return _build(self.policy, tuple(sorted(self.structure.items())))
+        return _build(self.policy, tuple(sorted(self.static_options.items())))
 
     def settings(self) -> list[dict[str, Any]]:
         """The published setting first, then the grid's."""
@@ -47,17 +47,17 @@ class Rule:
         tried = [dict(self.published) | dict(zip(self.grid, values, strict=True)) for values in combinations]
         return [dict(self.published)] + (tried if self.grid else [])
 
-    def numbers(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
-        """Several settings as arrays [S] for `replay`; a number that a setting leaves out has its default."""
+    def hyperparameters(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
+        """Several settings as arrays [S] for `replay`; a hyperparameter that a setting leaves out has its default."""
         names = sorted({name for setting in settings for name in setting})
-        defaults = numbers_of(self.build().init)
+        defaults = hyperparameters_of(self.build().init)
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
         return columns | dict(self.costs(costs, longest) if self.costs else {})
 
 
 @functools.cache
-def _build(policy: Callable[..., StoppingPolicy], structure: tuple[tuple[str, Any], ...]) -> StoppingPolicy:
-    return policy(**dict(structure))
+def _build(policy: Callable[..., StoppingPolicy], static_options: tuple[tuple[str, Any], ...]) -> StoppingPolicy:
+    return policy(**dict(static_options))
 
 
 def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
     Rule("policy-bandit-thompson", stopping.policy_bandit, {}, {}, {"method": "thompson"}, costs=_linear_costs),
     Rule("cumulative-confidence", stopping.cumulative_confidence, {}, {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival, costs=_measured_costs),
-    Rule("survival-one-step", stopping.survival, structure={"look_ahead": False}, costs=_measured_costs),
+    Rule("survival-one-step", stopping.survival, static_options={"look_ahead": False}, costs=_measured_costs),
     Rule("adaptive-gamma", stopping.adaptive_gamma, {}, {"threshold": THRESHOLDS}),
     Rule("phase-length", stopping.phase_length, {}, {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )

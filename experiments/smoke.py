@@ -69,7 +69,7 @@ def made_up_traces(boost: float = 0.0) -> dict[float, Trace]:
 
 
 def _features(entropy: np.ndarray) -> np.ndarray:
-    """Statistics [..., F] of laws with these entropies."""
+    """Statistics [..., F] of distributions with these entropies."""
     most = np.exp(-0.7 * entropy)
     columns = {"entropy": entropy, "raw_entropy": entropy, "max_prob": most, "raw_max_prob": most}
     columns |= {"margin": most / 2, "log_q": np.log(most)}

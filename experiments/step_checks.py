@@ -25,10 +25,10 @@ class Measured(Protocol):
 
 
 class Work(NamedTuple):
-    """A rule at numbers at which it does all its work and never says no, or who watches the target."""
+    """A rule at hyperparameters at which it does all its work and never says no, or who watches the target."""
 
     policy: StoppingPolicy
-    numbers: dict[str, Any]  # none: those of the draft length
+    hyperparameters: dict[str, Any]  # none: those of the draft length
     monitor: Monitor | None = None
 
 
@@ -53,8 +53,14 @@ def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -
     length = {"draft_length": config.draft_length}
     for rule, work in WORK.items():
         pairs_of = [
-            (build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor), numbers)
-            for policy, numbers, monitor in (Work(static(), length), work._replace(numbers=work.numbers or length))
+            (
+                build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor),
+                hyperparameters,
+            )
+            for policy, hyperparameters, monitor in (
+                Work(static(), length),
+                work._replace(hyperparameters=work.hyperparameters or length),
+            )
         ]
         for temperature in (0.0, 0.8):
             plain, checked = (_generation(config, pair, temperature, given) for pair, given in pairs_of)
@@ -82,9 +88,11 @@ class _Timed(NamedTuple):
     passes: int
 
 
-def _generation(config: Measured, pair: Pair, temperature: float, numbers: dict[str, Any]) -> Callable[[], _Timed]:
+def _generation(
+    config: Measured, pair: Pair, temperature: float, hyperparameters: dict[str, Any]
+) -> Callable[[], _Timed]:
     options = {"max_new_tokens": config.max_new_tokens, "temperature": temperature, "stop_ids": ()}
-    request = prepare(pair, [PROMPT] * config.batch, **options, policy_numbers=numbers)
+    request = prepare(pair, [PROMPT] * config.batch, **options, policy_hyperparameters=hyperparameters)
     start(pair, request)
 
     def generate() -> _Timed:

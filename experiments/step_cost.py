@@ -15,7 +15,7 @@ program, the first dtype's target pass by width, and the pass of plain decoding.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
 What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at
-numbers at which it looks at every law and never stops.
+hyperparameters at which it looks at every distribution and never stops.
 """
 
 import dataclasses

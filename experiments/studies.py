@@ -149,7 +149,7 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     return RULE_COLOURS | {name: SPARE_COLOURS[at % len(SPARE_COLOURS)] for at, name in enumerate(others)}
 
 
-def heat(temperature: float) -> str:
+def at_temperature(temperature: float) -> str:
     """How a title calls a temperature."""
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 

@@ -15,7 +15,7 @@ COUNTS = (
     "num_draft_tokens",
     "num_accepted_tokens",
     "drafter_passes",
-    "checked_passes",
+    "discarded_passes",
 )
 
 
@@ -34,7 +34,7 @@ class MethodSummary(NamedTuple):
     draft_acceptance_rate: float | None  # accepted / drafted tokens
     mean_draft_length: float | None  # drafted tokens / drafts
     mean_acceptance_length: float | None  # 1 + accepted / drafts
-    checked_fraction: float | None  # drafter passes whose law was only checked
+    discarded_fraction: float | None  # drafter passes whose distribution gave no token
     equal: tuple[int, int] | None  # outputs equal to plain decoding, outputs compared
 
 
@@ -113,7 +113,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         draft_acceptance_rate=_ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
         mean_draft_length=_ratio(total["num_draft_tokens"], total["num_drafts"]),
         mean_acceptance_length=_ratio(total["num_drafts"] + total["num_accepted_tokens"], total["num_drafts"]),
-        checked_fraction=_ratio(total["checked_passes"], total["drafter_passes"]),
+        discarded_fraction=_ratio(total["discarded_passes"], total["drafter_passes"]),
         equal=(sum(compared), len(compared)) if compared else None,
     )
 

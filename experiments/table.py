@@ -24,7 +24,7 @@ COLUMNS: tuple[str, ...] = (
     "acceptance rate",
     "draft length",
     "acceptance length",
-    "only checked",
+    "discarded passes",
     "equal",
 )
 
@@ -48,7 +48,7 @@ def cells(summary: MethodSummary) -> tuple[str, ...]:
         _number(summary.draft_acceptance_rate),
         _number(summary.mean_draft_length),
         _number(summary.mean_acceptance_length),
-        NONE if summary.checked_fraction is None else f"{summary.checked_fraction:.0%}",
+        NONE if summary.discarded_fraction is None else f"{summary.discarded_fraction:.0%}",
         NONE if summary.equal is None else f"{summary.equal[0]}/{summary.equal[1]}",
     )
 
@@ -96,8 +96,9 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
         f"{count} prompts. Speed-up is against plain decoding of the same target in the same program; 95 % bootstrap "
         "interval and quartiles over prompts; total: all tokens over all seconds. Without repeats: mean over the "
         f"prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance rate: accepted over "
-        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft. Only checked: "
-        "drafter passes whose law gave no token. Equal: outputs that are plain decoding's token for token."
+        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft. Discarded "
+        "passes: drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for "
+        "token."
     )
 
 

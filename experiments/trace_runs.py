@@ -172,7 +172,7 @@ def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mappin
             order += keys.values()
             if all(key in known for key in keys.values()):
                 continue
-            with run.console.status(f"{what}, {studies.heat(source.temperature)}"):
+            with run.console.status(f"{what}, {studies.at_temperature(source.temperature)}"):
                 found = measure(source, what)
             for task, key in keys.items():
                 if key not in known:

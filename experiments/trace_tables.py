@@ -77,7 +77,9 @@ def sections(run: Run) -> list[tuple[Source, str]]:
     """Every source with its heading."""
     several = len({source.drafter for source in run.sources}) > 1
     names = [
-        f"{source.drafter}, {studies.heat(source.temperature)}" if several else studies.heat(source.temperature)
+        f"{source.drafter}, {studies.at_temperature(source.temperature)}"
+        if several
+        else studies.at_temperature(source.temperature)
         for source in run.sources
     ]
     return [(source, name[0].upper() + name[1:]) for source, name in zip(run.sources, names, strict=True)]

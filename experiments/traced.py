@@ -56,16 +56,17 @@ def load_by_drafter(paths: Sequence[str | Path], least: int = 1) -> dict[str, di
     for file in trace_files(paths):
         trace = load_trace(file)
         traces = groups.setdefault(str(trace.about.get("drafter", "drafter")), {})
-        heats = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()  # 0.7, not float32's 0.69999999
-        if len(heats) > 1 or heats[0] in traces:
-            raise ValueError(f"{file}: one trace a temperature, got {heats} beside {sorted(traces)}")
+        # 0.7, not float32's 0.69999999
+        temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()
+        if len(temperatures) > 1 or temperatures[0] in traces:
+            raise ValueError(f"{file}: one trace a temperature, got {temperatures} beside {sorted(traces)}")
         if trace.max_draft_length < least:
             most = trace.max_draft_length
             raise ValueError(
                 f"{file} holds drafts of up to {most} tokens, {least} are asked for: give --max-draft-length {most}, "
                 f"or record longer ones (python -m experiments.record --max-draft-length {least})"
             )
-        traces[heats[0]] = trace
+        traces[temperatures[0]] = trace
     return {drafter: dict(sorted(traces.items())) for drafter, traces in groups.items()}
 
 
@@ -100,11 +101,12 @@ def replay_rule(
 ) -> Replay:
     """A rule's settings (its published one unless given) over a trace, told the machine's costs.
 
-    One that reads phases gets them at the numbers `phases`, or at percentiles of the texts' own running entropy.
+    One that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' own running
+    entropy.
     """
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.build()
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
-    return replay(trace, policy, rule.numbers(chosen, costs, longest), max_draft_length=longest, phases=path)
+    return replay(trace, policy, rule.hyperparameters(chosen, costs, longest), max_draft_length=longest, phases=path)
 
 
 class Judged(NamedTuple):

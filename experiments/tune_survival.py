@@ -7,7 +7,8 @@ Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.j
 
 Of the greedy trace, and of all sampled ones together, a prior is fitted by likelihood
 (specdec_jax/analysis/calibration.py). With --judge it is judged on those traces; without, each half of the texts judges
-the other's. prior.json has the numbers for `survival`: `policy_numbers={"greedy": [...], "sampled": [...]}`.
+the other's. prior.json has the hyperparameters for `survival`:
+`policy_hyperparameters={"greedy": [...], "sampled": [...]}`.
 """
 
 import sys
@@ -61,10 +62,14 @@ def tune(config: TuneSurvival, console: Console) -> None:
     folder = RunFolder.create("tune_survival", config, config.out)
     known = {row["temperature"] for row in folder.rows()}
     for kind in ("greedy", "sampled"):
-        group = {heat: trace for heat, trace in traces.items() if (heat > 0) == (kind == "sampled")}
-        if any(heat not in known for heat in group):
+        group = {
+            temperature: trace for temperature, trace in traces.items() if (temperature > 0) == (kind == "sampled")
+        }
+        if any(temperature not in known for temperature in group):
             with console.status(f"Learning the {kind} prior"):
-                for row in learn(kind, group, {heat: others.get(heat) for heat in group}, costs, config):
+                for row in learn(
+                    kind, group, {temperature: others.get(temperature) for temperature in group}, costs, config
+                ):
                     if row["temperature"] not in known:
                         folder.append(row)
     rows = folder.rows()
@@ -78,24 +83,27 @@ def learn(
     """A row a temperature: the prior of all these traces, and what priors are worth where they were not learnt."""
     learnt = fit_prior(*traces.values())
     halves = {
-        heat: np.random.default_rng(config.seed).permutation(trace.num_texts) % 2 for heat, trace in traces.items()
+        temperature: np.random.default_rng(config.seed).permutation(trace.num_texts) % 2
+        for temperature, trace in traces.items()
     }
     by_half = []
     if None in others.values():
         for half in (0, 1):
-            parts = [select(trace, np.flatnonzero(halves[heat] == half)) for heat, trace in traces.items()]
+            parts = [
+                select(trace, np.flatnonzero(halves[temperature] == half)) for temperature, trace in traces.items()
+            ]
             by_half.append(fit_prior(*parts))
     rows = []
-    for heat, trace in traces.items():
-        judged, other = others[heat] or trace, others[heat]
+    for temperature, trace in traces.items():
+        judged, other = others[temperature] or trace, others[temperature]
         seconds = _judge(judged, kind, learnt, costs)
         if other is None:
             found = [_judge(trace, kind, by_half[half], costs)["learnt"] for half in (1, 0)]
-            seconds["learnt"] = np.where(halves[heat] == 0, *found)
+            seconds["learnt"] = np.where(halves[temperature] == 0, *found)
         plain = judged.length * costs.plain_pass
         rows.append(
             {
-                "temperature": heat,
+                "temperature": temperature,
                 "kind": kind,
                 "prior": learnt._asdict(),
                 "speedups": {name: list(faster(values, plain)) for name, values in seconds.items()},
@@ -111,13 +119,13 @@ def _judge(trace: Trace, kind: str, learnt: Prior, costs: CostModel) -> dict[str
     entry, seconds = rule("survival"), {}
     for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
-        numbers = entry.numbers([{}], costs, trace.max_draft_length) | setting
-        seconds[name] = replay(trace, entry.build(), numbers).seconds(costs)[0]
+        hyperparameters = entry.hyperparameters([{}], costs, trace.max_draft_length) | setting
+        seconds[name] = replay(trace, entry.build(), hyperparameters).seconds(costs)[0]
     return seconds
 
 
 def priors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers for `survival`, by kind of decoding."""
+    """Hyperparameters for `survival`, by kind of decoding."""
     by_kind = {row["kind"]: [round(weight, 4) for weight in row["prior"].values()] for row in rows}
     return {"fields": list(Prior._fields), **by_kind}
 

@@ -11,8 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.sampling import law
-from specdec_jax.types import Draft, Law, MonitorState, PolicyState, RoundContext, StoppingPolicy, Verdict, Warp
+from specdec_jax.sampling import distribution
+from specdec_jax.types import (
+    Distribution,
+    Draft,
+    MonitorState,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+    Warp,
+)
 
 
 def check_answers(
@@ -37,7 +46,7 @@ def check_answers(
     whole, flags = _array(jnp.int32, batch), _array(jnp.bool_, batch)
     price = _array(jnp.float32, batch)  # as several drafters tell it
     context = RoundContext(whole, whole, whole, flags, _array(jnp.uint32, batch), _warp(batch), monitor, price)
-    seen = _law(batch, vocab_size)
+    seen = _distribution(batch, vocab_size)
     for name, arguments in (
         ("begin", (context,)),
         ("check", (seen, whole, context)),
@@ -60,13 +69,13 @@ def check_answers(
         _array(jnp.bool_, batch, max_draft_length),
         whole,
     )
-    verdict = Verdict(_array(jnp.int32, batch, max_draft_length + 1), whole)
-    _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, verdict))
+    result = VerificationResult(_array(jnp.int32, batch, max_draft_length + 1), whole)
+    _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, result))
 
 
 @functools.lru_cache(maxsize=16)
-def _law(batch: int, vocab_size: int) -> Law:
-    return jax.eval_shape(law, _array(jnp.float32, batch, vocab_size), _warp(batch))
+def _distribution(batch: int, vocab_size: int) -> Distribution:
+    return jax.eval_shape(distribution, _array(jnp.float32, batch, vocab_size), _warp(batch))
 
 
 def _warp(batch: int) -> Warp:

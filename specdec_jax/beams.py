@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.generation import Conversation, build_pair, prepare
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
-from specdec_jax.numbers import per_row
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 MOST_PENALTY = 8.0  # length**8 of the longest contexts still fits float32
@@ -86,7 +86,7 @@ def beam_search(
 
     Args:
         length_penalty: in [-8, 8]; above 0 favours long hypotheses, below 0 short ones, 0 compares sums.
-        min_new_tokens: no end of sequence before so many other tokens; the law is not renormalised for it.
+        min_new_tokens: no end of sequence before so many other tokens; the distribution is not renormalised for it.
 
     Raises:
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
@@ -160,12 +160,12 @@ def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Se
     """One step: candidates of all beams, those that end set aside, the best others open. The cache is fed already."""
     width, vocab = logits.shape
     length = now.emitted + 1
-    law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    distribution = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     is_end = jnp.any(jnp.arange(vocab, dtype=jnp.int32)[:, None] == ends[None, :], axis=-1)
-    law = jnp.where(is_end[None, :] & (now.emitted < numbers.min_new_tokens), -jnp.inf, law)
+    distribution = jnp.where(is_end[None, :] & (now.emitted < numbers.min_new_tokens), -jnp.inf, distribution)
     # Every beam can lose as many candidates to ends as there are ends, and `width` others must remain.
     count = min(width * (1 + ends.shape[0]), width * vocab)
-    log_prob, index = lax.top_k((now.log_prob[:, None] + law).reshape(-1), count)
+    log_prob, index = lax.top_k((now.log_prob[:, None] + distribution).reshape(-1), count)
     parent, token = index // vocab, (index % vocab).astype(jnp.int32)
     ended = is_end[token]
     done = (ended | (length >= numbers.max_new_tokens))[:width]

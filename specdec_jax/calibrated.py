@@ -1,12 +1,12 @@
-"""What was learnt once for a pair of models, as numbers for policies, verifiers and monitors.
+"""What was learnt once for a pair of models, as hyperparameters for policies, verifiers and monitors.
 
 `python -m experiments.calibrate` writes a calibration: one JSON file that names the pair it belongs to. A file of
 another pair is refused, by the size and scale of both models' weights: thresholds in nats mean nothing elsewhere.
 
-A number that was searched for in one structure of a strategy, such as AdaEDL's threshold, is used in that structure
-alone: a file's `numbers` are those of strategies as they are built by default, its `variants` those of others. What
-holds however a strategy is built, such as the survival rule's prior, a property of the pair, it names in
-`any_structure`. A strategy that wraps others hands theirs on.
+A hyperparameter that was searched for under some static options of a strategy, such as AdaEDL's threshold, is used
+under those alone: a file's `hyperparameters` are those of strategies as they are built by default, its `variants` those
+of others. What holds however a strategy is built, such as the survival rule's prior, a property of the pair, it names
+in `any_static_options`. A strategy that wraps others hands theirs on.
 """
 
 import functools
@@ -21,31 +21,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.choices import PACKAGES, choose
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.models.reduced_head import ReducedParams
-from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import Pair
 from specdec_jax.types import Params
 
-FORMAT = 1
+FORMAT = 2
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
-PHASE_NAMES = ("routine", "reasoning")  # before a number that a wrapper takes for each phase
-ANY_STRUCTURE = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
+PHASE_NAMES = ("routine", "reasoning")  # before a hyperparameter that a wrapper takes for each phase
+ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
 SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
 
 
 class Calibration(NamedTuple):
-    """A calibration as read; `numbers` is by kind of decoding, then policy, verifier or monitor, then name."""
+    """A calibration as read; `hyperparameters` is by kind of decoding, then policy, verifier or monitor, then name."""
 
     source: str
     target: dict[str, Any]  # name and fingerprint
     drafter: dict[str, Any]
-    numbers: dict[str, dict[str, dict[str, dict[str, Any]]]]
+    hyperparameters: dict[str, dict[str, dict[str, dict[str, Any]]]]
     figures: dict[str, Any]
-    variants: dict[str, list[dict[str, Any]]]  # by kind of decoding: kind, name, structure and numbers of each
-    any_structure: dict[str, list[str]]  # by kind: the names whose numbers hold however they are built
+    variants: dict[str, list[dict[str, Any]]]
+    # by kind of decoding: kind, name, static options and hyperparameters of each
+    any_static_options: dict[str, list[str]]  # by kind: the names whose hyperparameters hold however they are built
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
@@ -88,13 +89,16 @@ def read_calibration(path: str | Path) -> Calibration:
             raise ValueError(f"a JSON object is wanted, this is a {type(text).__name__}")
         if text.get("format", FORMAT) != FORMAT:
             raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
-        known = {name: text[name] for name in ("target", "drafter", "numbers", "figures")}
+        known = {name: text[name] for name in ("target", "drafter", "hyperparameters", "figures")}
         wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
-        missing = [f"{part}.{key}" for part, key in [*wanted, *(("numbers", kind) for kind in KINDS)]
+        missing = [f"{part}.{key}" for part, key in [*wanted, *(("hyperparameters", kind) for kind in KINDS)]
                    if key not in known[part]]  # fmt: skip
-        extra = {"variants": text.get("variants", {}), "any_structure": text.get("any_structure", ANY_STRUCTURE)}
+        extra = {
+            "variants": text.get("variants", {}),
+            "any_static_options": text.get("any_static_options", ANY_STATIC_OPTIONS),
+        }
         missing += [f"{key} of a variant" for found in extra["variants"].values() for variant in found
-                    for key in ("kind", "name", "structure", "numbers") if key not in variant]  # fmt: skip
+                    for key in ("kind", "name", "static_options", "hyperparameters") if key not in variant]  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
     if missing:
@@ -131,12 +135,12 @@ def same_pass(calibration: Calibration, params: Params) -> bool:
     return not _unlike(calibration.drafter, params) and calibration.drafter.get("draft_vocabulary") == size
 
 
-def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
-    """The learnt numbers of a policy, verifier or monitor; none if it was not calibrated.
+def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
+    """The learnt hyperparameters of a policy, verifier or monitor; none if it was not calibrated.
 
-    Those of its structure: a variant that was not calibrated has none, but for what holds for any structure. A wrapper
-    gets what it wraps has, under the names its own `init` takes, and what was learnt for the whole. `temperature` 0 in
-    all rows takes the greedy numbers, any other the sampled ones.
+    Those of its static options: a variant that was not calibrated has none, but for what holds for any static options.
+    A wrapper gets what it wraps has, under the names its own `init` takes, and what was learnt for the whole.
+    `temperature` 0 in all rows takes the greedy hyperparameters, any other the sampled ones.
     """
     decoding = KINDS[int(float(jnp.max(jnp.asarray(temperature))) > 0)]
     return _learnt(calibration, decoding, kind, strategy)
@@ -144,22 +148,22 @@ def numbers_for(calibration: Calibration, kind: str, strategy: Any, temperature:
 
 def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> dict[str, Any]:
     init = strategy.init
-    if isinstance(init, functools.partial):  # numbers that were fixed by hand stay
+    if isinstance(init, functools.partial):  # hyperparameters that were fixed by hand stay
         found = _learnt(calibration, decoding, kind, strategy._replace(init=init.func))
         return {key: value for key, value in found.items() if key not in init.keywords}
     for inner in _wrapped(strategy, strategy):
-        if inner.init is init:  # a wrapper without numbers of its own, such as at_least
+        if inner.init is init:  # a wrapper without hyperparameters of its own, such as at_least
             return _learnt(calibration, decoding, kind, inner)
-    taken = numbers_of(init)
+    taken = hyperparameters_of(init)
     handed_on = _handed_on([_learnt(calibration, decoding, kind, inner) for inner in _wrapped(strategy, [init])], taken)
     own = _own(calibration, decoding, kind, strategy)
     return handed_on | {key: value for key, value in own.items() if key in taken}
 
 
 def _handed_on(inner: Sequence[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, Any]:
-    """What wrapped strategies have, under the wrapper's names: a number that both phases have is called PHASE_NAME.
+    """What wrapped strategies have, under the wrapper's names: one that both phases have is called PHASE_NAME.
 
-    Whose role is which cannot be seen from here: such a number is handed on where all that have it agree.
+    Whose role is which cannot be seen from here: such a hyperparameter is handed on where all that have it agree.
     """
     found: dict[str, list[Any]] = {}
     for key, value in (entry for learnt in inner for entry in learnt.items()):
@@ -169,9 +173,9 @@ def _handed_on(inner: Sequence[Mapping[str, Any]], taken: Iterable[str]) -> dict
 
 
 def _own(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> Mapping[str, Any]:
-    """What was learnt for the file that the strategy's `init` stands in, in the strategy's structure."""
+    """What was learnt for the file that the strategy's `init` stands in, with the strategy's static options."""
     package, _, name = strategy.init.__module__.rpartition(".")
-    entries = calibration.numbers[decoding].get(kind, {})
+    entries = calibration.hyperparameters[decoding].get(kind, {})
     variants = [
         variant
         for variant in calibration.variants.get(decoding, [])
@@ -179,12 +183,12 @@ def _own(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> M
     ]
     if package != PACKAGES[kind] or not (name in entries or variants):
         return {}
-    if name in calibration.any_structure.get(kind, []) or built_alike(strategy, _built(kind, name)):
+    if name in calibration.any_static_options.get(kind, []) or built_alike(strategy, _built(kind, name)):
         return entries.get(name, {})
     for variant in variants:
-        options = [f"{key}={value}" for key, value in sorted(variant["structure"].items())]
+        options = [f"{key}={value}" for key, value in sorted(variant["static_options"].items())]
         if built_alike(strategy, _built(kind, name, *options)):
-            return variant["numbers"]
+            return variant["hyperparameters"]
     return {}
 
 

@@ -1,8 +1,9 @@
 """Strategies by name or by file: what `--policy adaedl --policy-options threshold=0.6` or `--policy my_rule.py` means.
 
 There is no registry. A name is a file of `stopping/`, `verification/` or `drafters/`, a path is a user's own file, and
-in both the factory has the file's name. What the factory takes is structure, what its `init` takes is numbers. A policy
-that wraps another takes it by name too: `--policy at_least --policy-options minimum=2 policy=adaedl`.
+in both the factory has the file's name. What the factory takes are static options, what its `init` takes are
+hyperparameters. A policy that wraps another takes it by name too: `--policy at_least --policy-options minimum=2
+policy=adaedl`.
 """
 
 import ast
@@ -37,11 +38,11 @@ TYPES: dict[str, type] = {
 
 
 class Choice(NamedTuple):
-    """A strategy ready for `build_decoder` and the numbers for its `init`."""
+    """A strategy ready for `build_decoder` and the hyperparameters for its `init`."""
 
     name: str
     strategy: Any
-    numbers: dict[str, Any]
+    hyperparameters: dict[str, Any]
 
 
 def names(kind: str) -> list[str]:
@@ -84,7 +85,7 @@ def search_beside(path: Path) -> None:
 
 
 def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
-    """A strategy and its numbers from a name and `key=value` options.
+    """A strategy and its hyperparameters from a name and `key=value` options.
 
     Raises:
         ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value of the wrong type
@@ -92,12 +93,12 @@ def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
             each row.
     """
     given = parse_options(options)
-    strategy, structure = _build(kind, name, given)
-    numbers = {key: value for key, value in given.items() if key not in structure}
-    check_numbers(kind, name, strategy, numbers, also=structure)
+    strategy, static_options = _build(kind, name, given)
+    hyperparameters = {key: value for key, value in given.items() if key not in static_options}
+    check_hyperparameters(kind, name, strategy, hyperparameters, also=static_options)
     if kind == "policy":
-        _check_policy(name, strategy, numbers)
-    return Choice(name, strategy, numbers)
+        _check_policy(name, strategy, hyperparameters)
+    return Choice(name, strategy, hyperparameters)
 
 
 def build_drafter(name: str, options: Mapping[str, Any], offered: Mapping[str, Any]) -> Drafter:
@@ -123,30 +124,32 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
     return dict(_parse(option) for option in options)
 
 
-def check_numbers(kind: str, name: str, strategy: Any, numbers: Mapping[str, Any], also: Iterable[str] = ()) -> None:
-    """Refuses numbers that `strategy.init` does not take, with the nearest name, or that it finds out of range.
+def check_hyperparameters(
+    kind: str, name: str, strategy: Any, hyperparameters: Mapping[str, Any], also: Iterable[str] = ()
+) -> None:
+    """Refuses hyperparameters that `strategy.init` does not take, with the nearest name, or that it finds out of range.
 
     Raises:
         ValueError: as said.
     """
-    numberless = isinstance(strategy, Drafter)  # its `init` takes parameters and sizes, and no numbers
-    known = set() if numberless else _parameters(strategy.init).keys() - {"batch"}
-    for key in numbers:
+    takes_none = isinstance(strategy, Drafter)  # its `init` takes parameters and sizes, and no hyperparameters
+    known = set() if takes_none else _parameters(strategy.init).keys() - {"batch"}
+    for key in hyperparameters:
         if key not in known:
             raise ValueError(f"{kind} {name} has no option {key!r}{nearest(key, known | set(also))}")
-    if numberless:
+    if takes_none:
         return
     try:
-        strategy.init(1, **numbers)
+        strategy.init(1, **hyperparameters)
     except TypeError as error:
         raise ValueError(f"{kind} {name}: {error}") from None
 
 
-def _check_policy(name: str, policy: StoppingPolicy, numbers: Mapping[str, Any]) -> None:
+def _check_policy(name: str, policy: StoppingPolicy, hyperparameters: Mapping[str, Any]) -> None:
     """Whatever a policy's functions raise, on made-up shapes already, is one message."""
     monitor = phases().init(ROWS) if policy.needs_phases else ()
     try:
-        state = policy.init(ROWS, **numbers)
+        state = policy.init(ROWS, **hyperparameters)
         check_answers(policy, state, monitor, batch=ROWS, vocab_size=VOCABULARY, max_draft_length=DRAFTS)
     except ValueError as error:
         raise ValueError(f"policy {name}: {error}") from None
@@ -156,10 +159,10 @@ def _check_policy(name: str, policy: StoppingPolicy, numbers: Mapping[str, Any])
 
 
 def _build(kind: str, name: str, given: Mapping[str, Any]) -> tuple[Any, set[str]]:
-    """The strategy with the structure found in `given`, and the names of all structure it (and what it wraps) takes."""
+    """The strategy with the static options found in `given`, and the names of all that it (and what it wraps) takes."""
     factory = find_factory(kind, name)
     parameters = _parameters(factory)
-    structure, known = {}, set(parameters)
+    static_options, known = {}, set(parameters)
     for key in given.keys() & parameters.keys():
         value, parameter = given[key], parameters[key]
         if isinstance(value, str) and TYPES[kind].__name__ in str(parameter.annotation):
@@ -168,9 +171,9 @@ def _build(kind: str, name: str, given: Mapping[str, Any]) -> tuple[Any, set[str
             known |= inner
         else:
             _check_type(f"{kind} {name}: {key}", value, parameter.default)
-        structure[key] = value
+        static_options[key] = value
     try:
-        strategy = factory(**structure)
+        strategy = factory(**static_options)
     except TypeError as error:
         raise ValueError(f"{kind} {name}: {error}") from None
     if not isinstance(strategy, TYPES[kind]):

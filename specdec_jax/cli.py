@@ -224,8 +224,8 @@ def run_verify(command: VerifyLossless) -> int:
     from specdec_jax.views.proof import LOSSLESS, NOT_LOSSLESS, verify
 
     options = {name: value for name, value in vars(command).items() if name != "rules"}
-    verdict = verify(**asdict(command.rules), **options)
-    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verdict, NOT_SHOWN)
+    conclusion = verify(**asdict(command.rules), **options)
+    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
@@ -238,11 +238,14 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
     folder = enable()
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
-    numbers = {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
-    numbers["calibration"] = settings.calibration
+    hyperparameters = {
+        "policy_hyperparameters": policy.hyperparameters,
+        "verifier_hyperparameters": verifier.hyperparameters,
+    }
+    hyperparameters["calibration"] = settings.calibration
     with status(f"Compiling once; {kept(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
-        return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **numbers)
+        return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **hyperparameters)
 
 
 def _prompt(given: str) -> str:

@@ -17,7 +17,7 @@ from jax import lax
 from specdec_jax.answers import check_answers
 from specdec_jax.requests import fresh_state
 from specdec_jax.rounds import ModelParams, Parts, play_round
-from specdec_jax.sampling import laws, make_warp
+from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.types import (
     Array,
     Cache,
@@ -35,7 +35,7 @@ ALL_ROUNDS = np.iinfo(np.int32).max
 
 
 class LossyVerification(UserWarning):
-    """A decoder was built whose output law is not the target's. Said once a process for each verifier."""
+    """A decoder was built whose output distribution is not the target's. Said once a process for each verifier."""
 
 
 _said: set[str] = set()  # verifiers that were warned of
@@ -64,7 +64,7 @@ class Scores(NamedTuple):
 
 def no_monitor() -> Monitor:
     """Observe nothing."""
-    return Monitor(lambda batch: (), lambda state, logits, verdict, context: state)
+    return Monitor(lambda batch: (), lambda state, logits, result, context: state)
 
 
 def default_widths(max_draft_length: int) -> tuple[int, ...]:
@@ -201,17 +201,19 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
 
 
 def _check_policy(parts: Parts, state: DecodeState) -> None:
-    """Once for each program: while prefill is traced the numbers are known to `init`, and nothing is compiled yet."""
+    """Once for each program: while prefill is traced `init` knows the hyperparameters, and nothing is compiled yet."""
     batch, vocab, most = state.tokens.shape[0], parts.target.spec.vocab_size, parts.drafter.max_draft_length
     check_answers(parts.policy, state.policy, state.monitor, batch=batch, vocab_size=vocab, max_draft_length=most)
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:
-    """By the factory's name: two decoders of one verifier, at whatever numbers, are one warning."""
-    name = verifier.law.__qualname__.split(".")[0]
+    """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
+    name = verifier.verify.__qualname__.split(".")[0]
     if not verifier.lossless and name not in _said:
         _said.add(name)
-        text = f"{name} verification is lossy: the law of the output is not the target's (docs/losslessness.md)"
+        text = (
+            f"{name} verification is lossy: the distribution of the output is not the target's (docs/losslessness.md)"
+        )
         warnings.warn(text, LossyVerification, stacklevel=3)
 
 
@@ -258,7 +260,7 @@ def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: A
             fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
             following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
             logits, cache = model.apply(weights, fed, cache)
-            seen = laws(logits, warp)
+            seen = distributions(logits, warp)
             chosen = jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0]
             return cache, (chosen, seen.entropy)
 

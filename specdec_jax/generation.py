@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, numbers_for, same_pass
+from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.choices import nearest
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.loading import LoadedModel
-from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import Pair as Pair
 from specdec_jax.pairs import build_pair as build_pair
 from specdec_jax.requests import slots_for
@@ -20,7 +20,7 @@ from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.types import DecodeState
 
-COST = "drafter_cost"  # the number by which rules know what a drafter pass costs, in target passes
+COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
@@ -51,7 +51,7 @@ def generate(
             `max_draft_length`, `dtype`, `verification_widths` and `monitor` among the options build it.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: those of `prepare`: max_new_tokens, temperature, top_k, top_p, min_p, seed, stop (strings), stop_ids,
-            chat, system, policy_numbers, verifier_numbers, monitor_numbers, calibration.
+            chat, system, policy_hyperparameters, verifier_hyperparameters, monitor_hyperparameters, calibration.
 
     Raises:
         ValueError: bad input, named, before anything compiles.
@@ -100,9 +100,9 @@ def prepare(
     stop_ids: Sequence[int] | None = None,
     chat: bool = True,
     system: str | None = None,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
     calibration: str | Path | Calibration | None = None,
     slots: int | None = None,
     record: bool = False,
@@ -110,29 +110,29 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    numbers learnt for the pair, but for those given here. A rule with a `drafter_cost` is told one in any case: without
-    a measured one, the share of the target's bytes that the (first) drafter model reads in a pass.
+    hyperparameters learnt for the pair, but for those given here. A rule with a `drafter_cost` is told one in any case:
+    without a measured one, the share of the target's bytes that the (first) drafter model reads in a pass.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer = pair.target.tokenizer
     if slots is None:
         slots = slots_for(max(map(len, ids), default=0), max_new_tokens, max(pair.decoder.parts.widths))
     ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
-    given = {"policy": policy_numbers, "verifier": verifier_numbers, "monitor": monitor_numbers}
+    given = {"policy": policy_hyperparameters, "verifier": verifier_hyperparameters, "monitor": monitor_hyperparameters}
     options = {
         "max_new_tokens": max_new_tokens,
         "warp": make_warp(len(ids), temperature, top_k, top_p, min_p),
         "seed": seed,
         "stop_ids": ends,
-        **_numbers(pair, given, calibration, temperature),
+        **_hyperparameters(pair, given, calibration, temperature),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
     return Request(ids, options)
 
 
-def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
-    """`policy_numbers` and the rest: those given, over those that a calibration has. Plain decoding needs none.
+def _hyperparameters(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
+    """`policy_hyperparameters` and the rest: those given, over those that a calibration has. Plain decoding needs none.
 
     A rule that weighs costs is told a drafter pass's: measured by a calibration of this very drafter, or else what it
     reads of the target's bytes.
@@ -143,17 +143,22 @@ def _numbers(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature
         check_calibration(calibration)
     elif calibration is not None:
         found = calibration_of(calibration, pair)
-        learnt = {kind: numbers_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given}
+        learnt = {
+            kind: hyperparameters_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given
+        }
         measured = COST in learnt["policy"] and same_pass(found, pair.priced)
     if _weighs_costs(pair) and not measured:
         learnt["policy"] = learnt.get("policy", {}) | {COST: pair.drafter_cost}
-    return {f"{kind}_numbers": {**learnt.get(kind, {}), **(numbers or {})} for kind, numbers in given.items()}
+    return {
+        f"{kind}_hyperparameters": {**learnt.get(kind, {}), **(hyperparameters or {})}
+        for kind, hyperparameters in given.items()
+    }
 
 
 def _weighs_costs(pair: Pair) -> bool:
-    """Whether the policy wants to know what a pass costs: its drafter has a model, and nobody fixed the number."""
+    """Whether the policy wants to know what a pass costs: its drafter has a model, and nobody fixed it."""
     init = pair.decoder.parts.policy.init
-    return pair.priced is not None and COST in numbers_of(init) and COST not in getattr(init, "keywords", ())
+    return pair.priced is not None and COST in hyperparameters_of(init) and COST not in getattr(init, "keywords", ())
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:

@@ -59,7 +59,7 @@ class Rules:
     policy: str = "adaedl"
     """When to stop drafting: adaedl, static, at_least (any file of specdec_jax/stopping), or a path to your own .py."""
     policy_options: Annotated[Many[str], KeyValue] = ()
-    """Its numbers and switches. adaedl: threshold=0.6 keep_checked_token=true; static: draft_length=3."""
+    """Its hyperparameters and switches. adaedl: threshold=0.6 keep_checked_token=true; static: draft_length=3."""
     verifier: str = "rejection"
     """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy, saying so:
     lenience, typical, easd, by_phase."""

@@ -146,7 +146,7 @@ def _own(drafter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def _drafter(
     big: LoadedModel, drafter: OneDrafter, options: Mapping[str, Any], params: Params, most: int, dtype: str
 ) -> tuple[Drafter, Params]:
-    """A drafter and its parameters; the same drafter for equal structure."""
+    """A drafter and its parameters; the same drafter for equal static options."""
     if isinstance(drafter, str) and without_model(drafter):
         edited = Path(drafter).expanduser().stat().st_mtime_ns if Path(drafter).is_file() else 0
         vocab = big.model.spec.vocab_size

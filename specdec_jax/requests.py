@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.numbers import host
+from specdec_jax.hyperparameters import host
 from specdec_jax.rounds import Parts
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import no_counts, no_record
@@ -30,9 +30,9 @@ def fresh_state(
     max_new_tokens: int | Sequence[int] = 64,
     seed: int | Sequence[int] = 0,
     warp: Warp | None = None,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
     stop_ids: Sequence[int] | None = None,
     slots: int | None = None,
     record_rounds: int = 0,
@@ -66,9 +66,9 @@ def fresh_state(
         warp=warp,
         target_cache=(),
         drafter=(),
-        policy=parts.policy.init(batch, **(policy_numbers or {})),
-        verifier=parts.verifier.init(batch, **(verifier_numbers or {})),
-        monitor=parts.monitor.init(batch, **(monitor_numbers or {})),
+        policy=parts.policy.init(batch, **(policy_hyperparameters or {})),
+        verifier=parts.verifier.init(batch, **(verifier_hyperparameters or {})),
+        monitor=parts.monitor.init(batch, **(monitor_hyperparameters or {})),
         statistics=no_counts(batch, most),
         record=no_record(batch, most, record_rounds),
     )

@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.phase import recorded_phase
-from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, draw, laws, policy_seeds, uniforms
+from specdec_jax.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
 from specdec_jax.statistics import count_round, record_round
 from specdec_jax.types import (
     Array,
     Cache,
     DecodeState,
+    Distribution,
     Draft,
     Drafter,
     LanguageModel,
-    Law,
     Monitor,
     MonitorState,
     Params,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
     Verifier,
     VerifierState,
 )
@@ -49,7 +49,7 @@ class ModelParams(NamedTuple):
 
 
 class _Verified(NamedTuple):
-    verdict: Verdict
+    result: VerificationResult
     cache: Cache
     verifier: VerifierState
     monitor: MonitorState
@@ -76,14 +76,14 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
         verified = lax.switch(choice, branches, params.target, state, draft, context)
     with jax.named_scope("commit"):
         threshold = parts.policy.threshold(policy)
-        policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.verdict), policy)
-        emitted, stopped = _cut(state, verified.verdict, context)
-        tokens = _append(state.tokens, state.length, verified.verdict.tokens, emitted)
+        policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.result), policy)
+        emitted, stopped = _cut(state, verified.result, context)
+        tokens = _append(state.tokens, state.length, verified.result.tokens, emitted)
         length = state.length + emitted
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
         if parts.drafter.observer is not None:
             drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
-        accepted = jnp.minimum(verified.verdict.length - 1, emitted)
+        accepted = jnp.minimum(verified.result.length - 1, emitted)
         width = jnp.array(parts.widths, jnp.int32)[choice]
         phase = recorded_phase(state.monitor, length)
         measured = (draft, info, accepted, emitted)
@@ -124,7 +124,7 @@ def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
-    """The branch of one width: target pass, laws, acceptance and next token, all at that width."""
+    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
     most = parts.drafter.max_draft_length
     held = min(width - 1, most)  # drafts this width can hold
 
@@ -141,26 +141,30 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         cache = parts.target.with_length(state.target_cache, start)
         with jax.named_scope("target_pass"):
             logits, cache = parts.target.apply(params, fed, cache)
-        target = laws(logits[:, : held + 1], state.warp)
-        log_length, next_law, verifier = parts.verifier.law(state.verifier, draft, target, target.log_prob, context)
-        accepted = draw_length(log_length, state.seed, context)
-        token = draw_next(next_law(accepted), state.seed, context, accepted)
-        verdict = _verdict(draft.tokens, accepted, token, most)
+        target = distributions(logits[:, : held + 1], state.warp)
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(
+            state.verifier, draft, target, target.log_prob, context
+        )
+        accepted = draw_accepted(log_prob_accepted, state.seed, context)
+        token = draw_next(next_distribution(accepted), state.seed, context, accepted)
+        result = _result(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
-        monitor = parts.monitor.observe(state.monitor, logits, verdict, context)
-        seen = _observed(parts.drafter, target, draft, verdict, context)
-        return _Verified(verdict, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
+        monitor = parts.monitor.observe(state.monitor, logits, result, context)
+        seen = _observed(parts.drafter, target, draft, result, context)
+        return _Verified(result, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
 
     return verify
 
 
-def _observed(drafter: Drafter, target: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Any:
+def _observed(
+    drafter: Drafter, target: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
+) -> Any:
     """What the drafter's observer reads, padded to K+1 positions: the branches of all widths return one shape."""
     if drafter.observer is None:
         return ()
     missing = drafter.max_draft_length + 1 - target.entropy.shape[1]
     pad = lambda leaf: jnp.pad(leaf, ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))  # noqa: E731
-    return jax.tree.map(pad, drafter.observer.read(target, draft, verdict, context))
+    return jax.tree.map(pad, drafter.observer.read(target, draft, result, context))
 
 
 def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], Array]:
@@ -172,32 +176,32 @@ def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], A
     return uniform
 
 
-def draw_length(log_length: Array, seed: Array, context: RoundContext) -> Array:
+def draw_accepted(log_prob_accepted: Array, seed: Array, context: RoundContext) -> Array:
     """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
     uniform = uniforms(seed, context.emitted, jnp.int32(0), ACCEPT)
-    return draw(jnp.exp(log_length), uniform)
+    return draw(jnp.exp(log_prob_accepted), uniform)
 
 
 def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:
-    """The recovered or bonus token [B] int32 from the next law's weights [B, V]."""
+    """The recovered or bonus token [B] int32 from the next distribution's weights [B, V]."""
     return draw(weights, uniforms(seed, context.emitted, accepted, NEXT))
 
 
-def _verdict(drafts: Array, accepted: Array, token: Array, most: int) -> Verdict:
+def _result(drafts: Array, accepted: Array, token: Array, most: int) -> VerificationResult:
     held = drafts.shape[1]
     index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
     padded = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
-    return Verdict(jnp.where(index < accepted[:, None], padded, token[:, None]), accepted + 1)
+    return VerificationResult(jnp.where(index < accepted[:, None], padded, token[:, None]), accepted + 1)
 
 
-def _cut(state: DecodeState, verdict: Verdict, context: RoundContext) -> tuple[Array, Array]:
+def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) -> tuple[Array, Array]:
     """Tokens emitted [B] after the end-of-sequence cut and the limit, and whether a stop token was among them."""
-    size = verdict.tokens.shape[1]
+    size = result.tokens.shape[1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
-    stops = jnp.any(verdict.tokens[:, :, None] == state.stop_ids[None, None, :], axis=-1)
-    stops = stops & (index < verdict.length[:, None])
+    stops = jnp.any(result.tokens[:, :, None] == state.stop_ids[None, None, :], axis=-1)
+    stops = stops & (index < result.length[:, None])
     first = jnp.min(jnp.where(stops, index, size), axis=1)
-    emitted = jnp.minimum(jnp.minimum(verdict.length, first + 1), state.limit - state.length)
+    emitted = jnp.minimum(jnp.minimum(result.length, first + 1), state.limit - state.length)
     emitted = jnp.where(context.alive, jnp.maximum(emitted, 0), 0)
     return emitted, context.alive & (first < emitted)
 

@@ -1,4 +1,4 @@
-"""Logits to laws: warping, entropy, total variation, and drawing a token from one uniform.
+"""Logits to distributions: warping, entropy, total variation, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
 top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Law, RoundContext, Warp
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform
 POLICY = 2**32 - 1  # what seeds of policies are derived with: no count of emitted tokens comes to it
@@ -37,44 +37,45 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
 
 
 def log_probabilities(logits: Array, warp: Warp) -> Array:
-    """The warped law of [B, V] logits, as log-probabilities; at temperature 0 it is one-hot (the first maximum)."""
+    """The warped distribution of [B, V] logits, as log-probabilities; at temperature 0 one-hot (the first maximum)."""
     greedy = one_hot_log(argmax(logits), logits.shape[-1], logits.dtype)
-    hot = warp.temperature > 0
+    is_sampled = warp.temperature > 0
 
     def sampled() -> Array:
-        return jnp.where(hot[:, None], _tempered(logits, warp), greedy)
+        return jnp.where(is_sampled[:, None], _tempered(logits, warp), greedy)
 
-    return lax.cond(jnp.any(hot), sampled, lambda: greedy)
+    return lax.cond(jnp.any(is_sampled), sampled, lambda: greedy)
 
 
-def law(logits: Array, warp: Warp) -> Law:
-    """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Law.
+def distribution(logits: Array, warp: Warp) -> Distribution:
+    """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Distribution.
 
-    Entropies are in nats and skip zero probabilities. At temperature 0 the law sampled is one-hot and says nothing of
-    doubt, so `entropy`, `max_prob` and `margin` are then those of the raw law (AdaEDL leaves greedy open).
+    Entropies are in nats and skip zero probabilities. At temperature 0 the distribution sampled is one-hot and says
+    nothing of uncertainty, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves
+    greedy open).
     """
     log_prob = log_probabilities(logits, warp)
-    hot = warp.temperature > 0
+    is_sampled = warp.temperature > 0
     raw_log_prob = _normalised(logits)
-    raw_entropy, raw_max, raw_margin = _doubt(raw_log_prob)
+    raw_entropy, raw_max, raw_margin = _uncertainty(raw_log_prob)
 
     def sampled() -> tuple[Array, Array, Array]:
-        entropy, largest, margin = _doubt(log_prob)
+        entropy, largest, margin = _uncertainty(log_prob)
         return (
-            jnp.where(hot, entropy, raw_entropy),
-            jnp.where(hot, largest, raw_max),
-            jnp.where(hot, margin, raw_margin),
+            jnp.where(is_sampled, entropy, raw_entropy),
+            jnp.where(is_sampled, largest, raw_max),
+            jnp.where(is_sampled, margin, raw_margin),
         )
 
-    entropy, largest, margin = lax.cond(jnp.any(hot), sampled, lambda: (raw_entropy, raw_max, raw_margin))
-    return Law(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
+    entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: (raw_entropy, raw_max, raw_margin))
+    return Distribution(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
 
 
-def laws(logits: Array, warp: Warp) -> Law:
-    """`law` for [B, T, V] logits under one Warp a row; every field gets a T axis after B."""
+def distributions(logits: Array, warp: Warp) -> Distribution:
+    """`distribution` for [B, T, V] logits under one Warp a row; every field gets a T axis after B."""
     batch, width, vocab = logits.shape
     wide = jax.tree.map(lambda number: jnp.repeat(number, width), warp)
-    flat = law(logits.reshape(batch * width, vocab), wide)
+    flat = distribution(logits.reshape(batch * width, vocab), wide)
     return jax.tree.map(lambda field: field.reshape(batch, width, *field.shape[1:]), flat)
 
 
@@ -89,7 +90,7 @@ def raw_entropy(logits: Array) -> Array:
     return entropy(_normalised(logits))
 
 
-def log_prob_of(distribution: Law, token: Array) -> Array:
+def log_prob_of(distribution: Distribution, token: Array) -> Array:
     """The log-probability [B] of the drawn `token` [B] as sampled: all that a replay knows of `log_prob`."""
     if distribution.token_log_prob is not None:
         return distribution.token_log_prob
@@ -97,7 +98,7 @@ def log_prob_of(distribution: Law, token: Array) -> Array:
 
 
 def total_variation(log_p: Array, log_q: Array) -> Array:
-    """Half the L1 distance of two [..., V] laws; one minus it is the expected acceptance of token rejection."""
+    """Half the L1 distance of two [..., V] distributions; 1 minus it is the expected acceptance of token rejection."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
 
 
@@ -184,7 +185,7 @@ def _normalised(scores: Array) -> Array:
     return shifted - jnp.log(_sum(jnp.exp(shifted)))[..., None]
 
 
-def _doubt(log_prob: Array) -> tuple[Array, Array, Array]:
+def _uncertainty(log_prob: Array) -> tuple[Array, Array, Array]:
     """Entropy (nats), largest probability, and largest minus second largest, of [B, V]."""
     top = argmax(log_prob)
     index = jnp.arange(log_prob.shape[-1], dtype=jnp.int32)[None, :]
@@ -195,8 +196,8 @@ def _doubt(log_prob: Array) -> tuple[Array, Array, Array]:
 
 def _tempered(logits: Array, warp: Warp) -> Array:
     """Temperature, then the truncations that are on, of [B, V]; rows at temperature 0 get temperature 1 here."""
-    heat = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(logits.dtype)
-    scores = (logits - _max(logits)) / heat[:, None]  # the maximum is 0, so that every key below is <= 0
+    divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(logits.dtype)
+    scores = (logits - _max(logits)) / divisor[:, None]  # the maximum is 0, so that every key below is <= 0
     scores = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda x: x, scores)
     scores = lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda x: x, scores)
     floor = jnp.log(warp.min_p).astype(scores.dtype)

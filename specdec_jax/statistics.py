@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.numbers import host
+from specdec_jax.hyperparameters import host
 from specdec_jax.types import Array, DecodeState, Draft, DraftInfo, RoundInfo, Statistics
 
 
@@ -35,9 +35,9 @@ def count_round(
         num_accepted_tokens=one * accepted,
         num_emitted_tokens=emitted,
         drafter_passes=one * info.passes,
-        checked_passes=one * info.checked,
+        discarded_passes=one * info.discarded,
         drafted_at=drafted.astype(jnp.int32),
-        reached_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
+        evaluated_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
         num_reasoning_tokens=emitted * phase,
@@ -57,7 +57,7 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
         accepted=whole,
         emitted=whole,
         drafter_passes=whole,
-        checked=whole,
+        discarded=whole,
         width=whole,
         entropy=drafts,
         max_prob=drafts,
@@ -88,7 +88,7 @@ def record_round(
         accepted=accepted,
         emitted=emitted,
         drafter_passes=info.passes,
-        checked=info.checked,
+        discarded=info.discarded,
         width=jnp.broadcast_to(width, emitted.shape),
         entropy=info.entropy,
         max_prob=info.max_prob,
@@ -119,7 +119,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
 
     `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
     `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
-    over those that reached the position. A figure without data is None.
+    over those in which the position was evaluated. A figure without data is None.
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
     drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)
@@ -132,7 +132,7 @@ def summarise(counts: Statistics) -> dict[str, Any]:
             "num_accepted_tokens",
             "num_emitted_tokens",
             "drafter_passes",
-            "checked_passes",
+            "discarded_passes",
             "num_reasoning_tokens",
         )
     }
@@ -141,10 +141,10 @@ def summarise(counts: Statistics) -> dict[str, Any]:
         "mean_draft_length": _ratio(drafted, drafts),
         "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
         "tokens_per_round": _ratio(int(total.num_emitted_tokens), int(total.num_rounds)),
-        "checked_fraction": _ratio(int(total.checked_passes), int(total.drafter_passes)),
+        "discarded_fraction": _ratio(int(total.discarded_passes), int(total.drafter_passes)),
         "acceptance_per_position": [_ratio(int(a), drafts) for a in total.accepted_at],
         "conditional_acceptance_per_position": [
-            _ratio(int(a), int(r)) for a, r in zip(total.accepted_at, total.reached_at, strict=True)
+            _ratio(int(a), int(r)) for a, r in zip(total.accepted_at, total.evaluated_at, strict=True)
         ],
         "acceptance_histogram": [int(n) for n in total.length_histogram],
     }

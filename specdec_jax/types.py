@@ -8,7 +8,7 @@ Axis legend, used in every comment, docstring and einsum of the project:
     S  cache slots                          D  width of the model
 
 Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
-What a factory takes is static (structure); what ``init`` takes is traced (numbers), so a sweep compiles once.
+What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class LanguageModel(NamedTuple):
 
 
 class Warp(NamedTuple):
-    """How logits become the law that is sampled, per row. In Hugging Face's order: temperature, top-k, top-p, min-p."""
+    """How logits become the distribution sampled, per row. Hugging Face's order: temperature, top-k, top-p, min-p."""
 
     temperature: Array  # [B] float32; 0 is greedy
     top_k: Array  # [B] int32; 0 is off
@@ -72,12 +72,12 @@ class Warp(NamedTuple):
     min_p: Array  # [B] float32 in [0, 1]; 0 is off
 
 
-class Law(NamedTuple):
-    """One next-token law and what rules read of it; at temperature 0 entropy, max_prob and margin are the raw ones."""
+class Distribution(NamedTuple):
+    """A next-token distribution and what rules read of it; at temperature 0 entropy, max_prob and margin are raw."""
 
-    log_prob: Array  # [B, V] float32, the warped law; at temperature 0 one-hot
+    log_prob: Array  # [B, V] float32, the warped distribution; at temperature 0 one-hot
     top_token: Array  # [B] int32, its most probable token
-    entropy: Array  # [B] float32, nats, of the law as sampled
+    entropy: Array  # [B] float32, nats, of the distribution as sampled
     max_prob: Array  # [B] float32
     margin: Array  # [B] float32, largest minus second largest probability
     raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
@@ -90,8 +90,9 @@ class Draft(NamedTuple):
     """What a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
 
     tokens: Array  # [B, K] int32
-    log_q: Array | None  # [B, K, V] float32, the exact law each token was drawn from; None if the verifier needs none
-    one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its law is 1 on itself
+    log_q: Array | None
+    # [B, K, V] float32, the exact distribution each token was drawn from; None if the verifier needs none
+    one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its distribution is 1 on itself
     length: Array  # [B] int32, 0..K
 
 
@@ -99,13 +100,13 @@ class DraftInfo(NamedTuple):
     """What was measured while drafting; never read back by the loop."""
 
     passes: Array  # [B] int32, drafter passes spent
-    checked: Array  # [B] int32, passes whose law was looked at and gave no token
-    entropy: Array  # [B, K] float32, nats, of the law each pass gave
+    discarded: Array  # [B] int32, passes whose distribution was looked at and gave no token
+    entropy: Array  # [B, K] float32, nats, of the distribution each pass gave
     max_prob: Array  # [B, K] float32
     drafter_id: Array  # [B] int32
 
 
-class Verdict(NamedTuple):
+class VerificationResult(NamedTuple):
     """The tokens a round emits: accepted drafts, then one recovered or bonus token."""
 
     tokens: Array  # [B, K+1] int32
@@ -115,7 +116,7 @@ class Verdict(NamedTuple):
 class RoundContext(NamedTuple):
     """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; nobody writes it.
 
-    No uniform that drafts or verifies follows from it: a rule that knew them could refuse tokens before they are drawn.
+    No uniform that drafts or verifies follows from it: a rule that knew them could reject tokens before they are drawn.
     """
 
     length: Array  # [B] int32, tokens known
@@ -139,38 +140,42 @@ class RoundContext(NamedTuple):
 class StoppingPolicy(NamedTuple):
     """When to stop drafting. Whether a token is drafted is decided before it is drawn (DESIGN, invariant 2)."""
 
-    init: Callable[..., PolicyState]  # (batch, **numbers) -> state; every number is traced
+    init: Callable[..., PolicyState]  # (batch, **hyperparameters) -> state; every one is traced
     begin: Callable[[PolicyState, RoundContext], tuple[Array, PolicyState]]
     # once a round, before the first drafter pass: (state, context) -> (go_on [B] bool, state)
-    check: Callable[[PolicyState, Law, Array, RoundContext], tuple[Array, PolicyState]]
-    # law of the next position known, token not drawn: (state, law, drafted [B], context) -> (draw [B] bool, state)
-    proceed: Callable[[PolicyState, Law, Array, Array, RoundContext], tuple[Array, PolicyState]]
-    # token drawn and kept, pay for another? (state, law, token [B], drafted [B], context) -> (go_on [B] bool, state)
-    update: Callable[[PolicyState, Draft, Verdict], PolicyState]  # once a round, before the end-of-sequence cut
+    check: Callable[[PolicyState, Distribution, Array, RoundContext], tuple[Array, PolicyState]]
+    # distribution of the next position known, token not drawn:
+    # (state, distribution, drafted [B], context) -> (draw [B] bool, state)
+    proceed: Callable[[PolicyState, Distribution, Array, Array, RoundContext], tuple[Array, PolicyState]]
+    # token drawn and kept, pay for another?
+    # (state, distribution, token [B], drafted [B], context) -> (go_on [B] bool, state)
+    update: Callable[[PolicyState, Draft, VerificationResult], PolicyState]
+    # once a round, before the end-of-sequence cut
     threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
 
 
 class Verifier(NamedTuple):
-    """How many drafts survive, and the law of the token after them."""
+    """How many drafts survive, and the distribution of the token after them."""
 
-    init: Callable[..., VerifierState]  # (batch, **numbers) -> state
-    law: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
-    # (state, draft, laws, log_p [B, K+1, V], context) -> (log_length [B, K+1], next_law, state);
-    # laws: Law with a K+1 axis after B. log_length[b, k] = log P(k accepted | draft); next_law(k [B]) -> [B, V]
-    # probabilities of the token after k accepted drafts (not necessarily normalised).
-    lossless: bool  # True: the output law is the target's, and a test proves it
+    init: Callable[..., VerifierState]  # (batch, **hyperparameters) -> state
+    verify: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
+    # (state, draft, distributions, log_p [B, K+1, V], context) -> (log_prob_accepted [B, K+1], next_distribution,
+    # state) distributions: Distribution with a K+1 axis after B. log_prob_accepted[b, k] = log P(k accepted | draft);
+    # next_distribution(k [B]) -> [B, V] probabilities of the token after k accepted drafts (not necessarily
+    # normalised).
+    lossless: bool  # True: the output distribution is the target's, and a test proves it
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
 
 
 class Observer(NamedTuple):
-    """How a drafter sees the target's laws: `read` takes a little of them, `learn` gets it after the round's commit."""
+    """How a drafter sees the target's distributions: `read` takes a little, `learn` gets it after the commit."""
 
-    read: Callable[[Law, Draft, Verdict, RoundContext], Any]
-    # inside the verification branch: (laws, draft, verdict, context) -> pytree, leaves [B, T, ...], T the positions
-    # this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless
+    read: Callable[[Distribution, Draft, VerificationResult, RoundContext], Any]
+    # inside the verification branch: (distributions, draft, result, context) -> pytree, leaves [B, T, ...], T the
+    # positions this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless
     learn: Callable[..., DrafterState]
     # (params, state, what was read [B, K+1, ...], draft, tokens [B, S] as of the draft, context) -> state
 
@@ -186,16 +191,16 @@ class Drafter(NamedTuple):
     # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
-    observer: Observer | None = None  # None: the target's laws do not reach the drafter
+    observer: Observer | None = None  # None: the target's distributions do not reach the drafter
 
 
 class Monitor(NamedTuple):
     """What policy, drafter and verifier share about the text, observed once a round."""
 
-    init: Callable[..., MonitorState]  # (batch, **numbers) -> state
-    observe: Callable[[MonitorState, Array, Verdict, RoundContext], MonitorState]
-    # (state, logits [B, T, V], verdict, context) -> state; logits and not laws, because only those of the emitted
-    # tokens matter: what is made of the others would be paid for too
+    init: Callable[..., MonitorState]  # (batch, **hyperparameters) -> state
+    observe: Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
+    # (state, logits [B, T, V], result, context) -> state; logits and not distributions, because only those of the
+    # emitted tokens matter: what is made of the others would be paid for too
 
 
 class Phases(NamedTuple):
@@ -220,9 +225,9 @@ class Statistics(NamedTuple):
     num_accepted_tokens: Array  # [B] int32
     num_emitted_tokens: Array  # [B] int32
     drafter_passes: Array  # [B] int32
-    checked_passes: Array  # [B] int32, drafter passes whose law was only checked
+    discarded_passes: Array  # [B] int32, drafter passes whose distribution gave no token
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
-    reached_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
+    evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
@@ -236,7 +241,7 @@ class RoundInfo(NamedTuple):
     accepted: Array  # [B] int32, after the end-of-sequence cut
     emitted: Array  # [B] int32, after the cut; 0: the row was finished
     drafter_passes: Array  # [B] int32
-    checked: Array  # [B] int32
+    discarded: Array  # [B] int32
     width: Array  # [B] int32, verification width
     entropy: Array  # [B, K] float32, nats, per drafter pass
     max_prob: Array  # [B, K] float32

@@ -36,7 +36,7 @@ def fresh(session, turn):
     """The same ids decoded by a new state."""
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
     options = {name: getattr(session.settings, name) for name in names}
-    request = prepare(session.pair, ["x"], slots=turn.slots, record=True, **options, **session.numbers)
+    request = prepare(session.pair, ["x"], slots=turn.slots, record=True, **options, **session.hyperparameters)
     request = request._replace(prompts=[turn.ids])
     return play(session.pair, request).results[0]
 

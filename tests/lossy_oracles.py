@@ -1,8 +1,9 @@
-"""What lossy verifiers do, once more: paths of accepting and redrawing, walked one by one over plain numpy laws.
+"""What lossy verifiers do, once more: paths of accepting and redrawing, walked one by one over numpy distributions.
 
-Nothing here imports jax or the package. A verifier is a function (p, q, x, numbers) of one drafted position that lists
-what can happen: (chance, None) for the draft kept, (chance, law) for another token drawn from that law instead. p and q
-are the laws as sampled; `numbers` may bring `raw`, the target's law at temperature 1, for what greedy rules read.
+Nothing here imports jax or the package. A verifier is a function (p, q, x, hyperparameters) of one drafted position
+that lists what can happen: (chance, None) for the draft kept, (chance, distribution) for another token drawn from that
+distribution instead. p and q are the distributions as sampled; `hyperparameters` may bring `raw`, the target's
+distribution at temperature 1, for what greedy rules read.
 """
 
 import math
@@ -21,23 +22,23 @@ def residual(p, q):
     return rest / rest.sum() if rest.sum() > 0 else p
 
 
-def rejection(p, q, x, numbers):
+def rejection(p, q, x, hyperparameters):
     accept = min(1.0, p[x] / q[x])
     return [(accept, None), (1 - accept, residual(p, q))]
 
 
-def lenience(p, q, x, numbers):
+def lenience(p, q, x, hyperparameters):
     """q is l q where it is compared (arXiv 2211.17192, A.5); argmax: p(x) > l max p, or the first choice."""
-    if "raw" in numbers:
-        raw = numbers["raw"]
-        keep = x == int(np.argmax(raw)) or raw[x] > numbers["lenience"] * max(raw)
+    if "raw" in hyperparameters:
+        raw = hyperparameters["raw"]
+        keep = x == int(np.argmax(raw)) or raw[x] > hyperparameters["lenience"] * max(raw)
         return [(1.0, None)] if keep else [(1.0, np.eye(len(raw))[int(np.argmax(raw))])]
-    accept = min(1.0, p[x] / (numbers["lenience"] * q[x]))
+    accept = min(1.0, p[x] / (hyperparameters["lenience"] * q[x]))
     return [(accept, None), (1 - accept, residual(p, q))]
 
 
-def typical(p, q, x, numbers):
-    threshold = min(numbers["epsilon"], numbers["delta"] * math.exp(-entropy(p)))
+def typical(p, q, x, hyperparameters):
+    threshold = min(hyperparameters["epsilon"], hyperparameters["delta"] * math.exp(-entropy(p)))
     return [(1.0, None)] if p[x] > threshold else [(1.0, p)]
 
 
@@ -46,32 +47,32 @@ def top_set(prob, size):
     return {token for token in order[:size] if prob[token] > 0}
 
 
-def easd(p, q, x, numbers):
+def easd(p, q, x, hyperparameters):
     accept = min(1.0, p[x] / q[x])
-    tops = top_set(p, numbers["top_n"]), top_set(q, numbers["top_n"])
+    tops = top_set(p, hyperparameters["top_n"]), top_set(q, hyperparameters["top_n"])
     share = len(tops[0] & tops[1]) / max(len(tops[0]), len(tops[1]))
-    unsure = entropy(q) > numbers["drafter_entropy"] and entropy(p) > numbers["target_entropy"]
-    if not (unsure and share >= numbers["overlap"]):
+    high_entropy = entropy(q) > hyperparameters["drafter_entropy"] and entropy(p) > hyperparameters["target_entropy"]
+    if not (high_entropy and share >= hyperparameters["overlap"]):
         return [(accept, None), (1 - accept, residual(p, q))]
     other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])
     return [(accept, other / other.sum()), (1 - accept, residual(p, q))]
 
 
-def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=None):
-    """The law [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
+def joint_distribution(verify, target, drafter, *, hyperparameters, drafts, tokens, limit, phases=None):
+    """The distribution [V] * tokens of what comes after the tokens 0, 1 from rounds of `drafts` drafted tokens.
 
     `target` and `drafter` are tables [V, V, V] of probabilities by the last two tokens. A round drafts no more than the
     budget allows: `limit` - emitted - 1. `phases`, if given, is the function of a text (its emitted part) that says
-    which entry of the list `judge` judges the round that begins there.
+    which entry of the list `verify` verifies the round that begins there.
     """
     vocab = len(target)
     joint, texts = np.zeros((vocab,) * tokens), {(): 1.0}
     while texts:
         longer = defaultdict(float)
         for text, chance in texts.items():
-            rule = judge if phases is None else judge[phases(text)]
+            rule = verify if phases is None else verify[phases(text)]
             budget = min(drafts, limit - len(text) - 1)
-            for new, share in round_law(rule, target, drafter, (0, 1, *text), budget, numbers).items():
+            for new, share in round_distribution(rule, target, drafter, (0, 1, *text), budget, hyperparameters).items():
                 whole = (text + new)[:tokens]
                 if len(whole) == tokens:
                     joint[whole] += chance * share
@@ -81,8 +82,8 @@ def joint_law(judge, target, drafter, *, numbers, drafts, tokens, limit, phases=
     return joint
 
 
-def round_law(judge, target, drafter, text, budget, numbers):
-    """{tokens: probability} of one round; drafts after a refusal don't matter, so they are never drawn here."""
+def round_distribution(verify, target, drafter, text, budget, hyperparameters):
+    """{tokens: probability} of one round; drafts after a rejection don't matter, so they are never drawn here."""
     found = defaultdict(float)
     open_paths = [((), 1.0)]
     for _ in range(budget):
@@ -90,19 +91,19 @@ def round_law(judge, target, drafter, text, budget, numbers):
         for drafted, chance in open_paths:
             known = text + drafted
             p, q = target[known[-2], known[-1]], drafter[known[-2], known[-1]]
-            raw = numbers.get("raw_target")
-            seen = numbers if raw is None else {**numbers, "raw": raw[known[-2], known[-1]]}
+            raw = hyperparameters.get("raw_target")
+            seen = hyperparameters if raw is None else {**hyperparameters, "raw": raw[known[-2], known[-1]]}
             for x in range(len(q)):
                 if q[x] == 0:
                     continue
-                for share, law in judge(p, q, x, seen):
+                for share, distribution in verify(p, q, x, seen):
                     if share <= 0:
                         continue
-                    if law is None:
+                    if distribution is None:
                         kept.append(((*drafted, x), chance * q[x] * share))
                         continue
-                    for token in range(len(law)):
-                        found[(*drafted, token)] += chance * q[x] * share * law[token]
+                    for token in range(len(distribution)):
+                        found[(*drafted, token)] += chance * q[x] * share * distribution[token]
         open_paths = kept
     for drafted, chance in open_paths:  # the bonus token
         known = text + drafted
@@ -111,17 +112,17 @@ def round_law(judge, target, drafter, text, budget, numbers):
     return found
 
 
-def emitted_law(judge, p, q, numbers):
-    """The law [V] of the token that stands where one token was drafted."""
+def emitted_distribution(verify, p, q, hyperparameters):
+    """The distribution [V] of the token that stands where one token was drafted."""
     out = np.zeros(len(p))
     for x in range(len(q)):
-        for share, law in judge(p, q, x, numbers) if q[x] > 0 else []:
-            out += q[x] * share * (np.eye(len(p))[x] if law is None else law)
+        for share, distribution in verify(p, q, x, hyperparameters) if q[x] > 0 else []:
+            out += q[x] * share * (np.eye(len(p))[x] if distribution is None else distribution)
     return out
 
 
 def tables(toy, warp):
-    """The laws [V, V, V] of a toy pair, target and drafter."""
+    """The distributions [V, V, V] of a toy pair, target and drafter."""
     return [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table.astype(np.float64)) for table in toy]
 
 

@@ -1,6 +1,6 @@
 """What is tested, once more: numpy and plain loops over single rows, written from the papers and from documentation.
 
-Nothing here imports jax or the package. Laws are float64 arrays of probabilities unless a name says log.
+Nothing here imports jax or the package. Distributions are float64 arrays of probabilities unless a name says log.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 DRAFT, ACCEPT, NEXT = 0, 1, 2
 
 
-# Laws
+# Distributions
 
 
 def softmax(logits):
@@ -60,17 +60,17 @@ def draw(weights, uniform):
     return int(np.flatnonzero(weights > 0)[-1])
 
 
-# Verifiers: the law of the number of accepted drafts, and the law of the token after them
+# Verifiers: the distribution of the number of accepted drafts, and the distribution of the token after them
 
 
-def rejection_law(drafts, q, p):
+def rejection_distribution(drafts, q, p):
     """Leviathan et al. (arXiv 2211.17192), algorithm 1. q [n, V], p [n + 1, V]."""
-    chance, law = 1.0, []
+    chance, distribution = 1.0, []
     for i, token in enumerate(drafts):
         accept = min(1.0, p[i][token] / q[i][token])
-        law.append(chance * (1 - accept))
+        distribution.append(chance * (1 - accept))
         chance *= accept
-    return np.array([*law, chance])
+    return np.array([*distribution, chance])
 
 
 def rejection_next(drafts, q, p, accepted):
@@ -88,7 +88,7 @@ def block_weights(drafts, q, p):
     return weights
 
 
-def block_law(drafts, q, p):
+def block_distribution(drafts, q, p):
     weights, n = block_weights(drafts, q, p), len(drafts)
     coins = []
     for i in range(n):
@@ -106,7 +106,7 @@ def block_next(drafts, q, p, accepted):
     return residual / residual.sum() if residual.sum() > 0 else p[accepted]
 
 
-def greedy_law(drafts, q, p):
+def greedy_distribution(drafts, q, p):
     right = 0
     while right < len(drafts) and drafts[right] == int(np.argmax(p[right])):
         right += 1
@@ -114,9 +114,9 @@ def greedy_law(drafts, q, p):
 
 
 VERIFIERS = {
-    "rejection": (rejection_law, rejection_next),
-    "block": (block_law, block_next),
-    "greedy": (greedy_law, lambda drafts, q, p, accepted: p[accepted]),
+    "rejection": (rejection_distribution, rejection_next),
+    "block": (block_distribution, block_next),
+    "greedy": (greedy_distribution, lambda drafts, q, p, accepted: p[accepted]),
 }
 
 
@@ -184,17 +184,17 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
 
     Returns:
         The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes, lambda, and of
-        the laws that rules read: their entropies and largest probabilities.
+        the distributions that rules read: their entropies and largest probabilities.
     """
     text, rounds = list(prompt), []
-    length_law, next_law = VERIFIERS[verifier]
+    length_distribution, next_distribution = VERIFIERS[verifier]
     while len(text) - len(prompt) < new_tokens:
         emitted = len(text) - len(prompt)
         budget = min(most, new_tokens - emitted - 1)
         drafts, q, read = draft(drafter, text, rule, budget, lambda at, e=emitted: uniform(e, at, DRAFT), numbers)
         p = [warp(target(text + drafts[:k]), **numbers) for k in range(len(drafts) + 1)]
-        accepted = draw(length_law(drafts, q, p), uniform(emitted, 0, ACCEPT))
-        token = draw(next_law(drafts, q, p, accepted), uniform(emitted, accepted, NEXT))
+        accepted = draw(length_distribution(drafts, q, p), uniform(emitted, 0, ACCEPT))
+        token = draw(next_distribution(drafts, q, p, accepted), uniform(emitted, accepted, NEXT))
         before = getattr(rule, "lam", None)
         rule.learns(len(drafts), accepted, most)
         new = (drafts[:accepted] + [token])[: new_tokens - emitted]
@@ -209,8 +209,8 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
                 "emitted": len(new),
                 "passes": len(read),
                 "lambda": before,
-                "entropy": [entropy(law) for law in read],
-                "max_prob": [float(max(law)) for law in read],
+                "entropy": [entropy(distribution) for distribution in read],
+                "max_prob": [float(max(distribution)) for distribution in read],
             }
         )
         if stops:
@@ -219,17 +219,17 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
 
 
 def draft(drafter, text, rule, budget, uniform, numbers):
-    """The drafts of one round, the law each was drawn from, and the law that the rule read of every drafter pass."""
-    drafts, laws, read = [], [], []
+    """One round's drafts, the distribution each was drawn from, and the one the rule read of every drafter pass."""
+    drafts, distributions, read = [], [], []
     going = budget > 0 and rule.begins()
     while going:
         logits = drafter(text + drafts)
-        law = warp(logits, **numbers)
-        read.append(law if numbers["temperature"] > 0 else softmax(logits))
+        distribution = warp(logits, **numbers)
+        read.append(distribution if numbers["temperature"] > 0 else softmax(logits))
         if not rule.draws(entropy(read[-1]), len(drafts)):
             break
-        token = int(np.argmax(logits)) if numbers["temperature"] == 0 else draw(law, uniform(len(drafts)))
+        token = int(np.argmax(logits)) if numbers["temperature"] == 0 else draw(distribution, uniform(len(drafts)))
         drafts.append(token)
-        laws.append(law)
+        distributions.append(distribution)
         going = rule.goes_on(len(drafts)) and len(drafts) < budget
-    return drafts, laws, read
+    return drafts, distributions, read

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, StoppingPolicy
 
-# AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy laws.
+# AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy distributions.
 FAST = {"step": 0.5, "threshold_decay": 0.2, "threshold": 0.6}
 
 
@@ -18,7 +18,7 @@ class RestlessState(NamedTuple):
 def restless(most=2):
     """Drafts its last token only after token 0, and sits out the round after one that lacked it.
 
-    Its state so depends on tokens that may be drawn and refused. That is lossless; but a decoder that reads a uniform
+    Its state so depends on tokens that may be drawn and rejected. That is lossless; but a decoder that reads a uniform
     twice (keyed on the position alone) shows under it.
     """
 
@@ -28,13 +28,13 @@ def restless(most=2):
     def begin(state, context):
         return state.active, state
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return jnp.ones_like(context.alive), state
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return (drafted < most - 1) | (token == 0), state
 
-    def update(state, draft, verdict):
+    def update(state, draft, result):
         return RestlessState(draft.length != most - 1)
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.active.astype(jnp.float32))
@@ -58,13 +58,13 @@ def counting():
     def begin(state, context):
         return state.length > 0, state._replace(begins=state.begins + 1)
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return (drafted < state.length) | (state.length % 2 == 0), state._replace(checks=state.checks + 1)
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return (drafted < state.length) | (state.length % 2 == 1), state._replace(proceeds=state.proceeds + 1)
 
-    def update(state, draft, verdict):
+    def update(state, draft, result):
         return state._replace(updates=state.updates + 1)
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.length.astype(jnp.float32))

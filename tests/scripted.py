@@ -20,7 +20,7 @@ from specdec_jax.types import ModelSpec
 PROMPT = "x"  # one token: the script begins at slot 1
 SLOTS = 192
 EOS = CONFIG["eos_token_id"]
-OPTIONS = {"chat": False, "slots": SLOTS, "policy_numbers": {"draft_length": 3}}
+OPTIONS = {"chat": False, "slots": SLOTS, "policy_hyperparameters": {"draft_length": 3}}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the tests of stopping rules feed them: laws, outcomes, and whole rounds of a batch without a model."""
+"""What the tests of stopping rules feed them: distributions, outcomes, and whole rounds of a batch without a model."""
 
 import functools
 from typing import NamedTuple
@@ -9,14 +9,14 @@ import numpy as np
 import oracles
 from jax import lax
 
-from specdec_jax.numbers import select_rows
-from specdec_jax.sampling import law, make_warp
-from specdec_jax.types import Draft, Law, RoundContext, Verdict
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.sampling import distribution, make_warp
+from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
 K, VOCAB = 7, 30
 ROUNDS, ROWS, MOST = 60, 12, 5
 TEMPERATURES = [0.0, 1.0, 0.6, 1.4] * (ROWS // 4)
-LAW = jax.jit(law)  # its branches would be compiled anew by every call
+DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K, emitted=0):
@@ -30,13 +30,13 @@ def outcome(drafted, accepted, most=K):
     drafted, accepted = np.asarray(drafted, np.int32), np.asarray(accepted, np.int32)
     rows = len(drafted)
     draft = Draft(jnp.zeros((rows, most), jnp.int32), None, jnp.zeros((rows, most), bool), jnp.asarray(drafted))
-    return draft, Verdict(jnp.zeros((rows, most + 1), jnp.int32), jnp.asarray(accepted + 1))
+    return draft, VerificationResult(jnp.zeros((rows, most + 1), jnp.int32), jnp.asarray(accepted + 1))
 
 
-def law_of_entropies(rows, seed=0, temperature=1.0):
+def distribution_of_entropies(rows, seed=0, temperature=1.0):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, VOCAB)) * rng.uniform(0, 6, (rows, 1))
-    return LAW(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
+    return DISTRIBUTION(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature)), logits
 
 
 class Seen(NamedTuple):
@@ -50,9 +50,9 @@ class Seen(NamedTuple):
 
 
 class Story(NamedTuple):
-    """Rounds of rows at several temperatures: every position's law and token, and whether it would be accepted."""
+    """Rounds of rows at several temperatures: every position's distribution, its token, and whether it is accepted."""
 
-    laws: Law  # leaves [ROUNDS, MOST, ROWS, ...]
+    distributions: Distribution  # leaves [ROUNDS, MOST, ROWS, ...]
     tokens: np.ndarray  # [ROUNDS, MOST, ROWS]
     hits: np.ndarray  # [ROUNDS, MOST, ROWS] bool
     budgets: np.ndarray  # [ROUNDS, ROWS]
@@ -65,54 +65,55 @@ def story():
     shape = (ROUNDS, MOST, ROWS)
     logits = (rng.normal(size=(*shape, VOCAB)) * rng.uniform(0, 6, (*shape, 1))).astype(np.float32)
     warp = make_warp(ROUNDS * MOST * ROWS, np.tile(np.float32(TEMPERATURES), ROUNDS * MOST))
-    laws = jax.tree.map(
-        lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), jax.jit(law)(logits.reshape(-1, VOCAB), warp)
+    distributions = jax.tree.map(
+        lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]),
+        jax.jit(distribution)(logits.reshape(-1, VOCAB), warp),
     )
     tokens, seen = np.zeros(shape, np.int32), np.empty(shape, object)
     for place in np.ndindex(shape):
-        heat, raw = TEMPERATURES[place[2]], oracles.softmax(logits[place].astype(np.float64))
-        read = oracles.warp(logits[place], heat) if heat > 0 else raw
-        tokens[place] = rng.choice(VOCAB, p=read) if heat > 0 else np.argmax(raw)
+        temperature, raw = TEMPERATURES[place[2]], oracles.softmax(logits[place].astype(np.float64))
+        read = oracles.warp(logits[place], temperature) if temperature > 0 else raw
+        tokens[place] = rng.choice(VOCAB, p=read) if temperature > 0 else np.argmax(raw)
         seen[place] = Seen(oracles.entropy(read), oracles.entropy(raw), read.max(), raw.max(), read[tokens[place]])
     chances = np.array([value.token_prob for value in seen.ravel()]).reshape(shape)
     hits = rng.uniform(size=shape) < 0.3 + 0.7 * chances
     budgets = np.where(rng.uniform(size=(ROUNDS, ROWS)) < 0.2, rng.integers(0, MOST, (ROUNDS, ROWS)), MOST)
-    return Story(laws, tokens, hits, budgets, seen.tolist())
+    return Story(distributions, tokens, hits, budgets, seen.tolist())
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def play_round(policy, state, now, laws, tokens, hits):
+def play_round(policy, state, now, distributions, tokens, hits):
     """One round as the draft loop and the decoder play it. Leaves of the lists are [MOST, ROWS, ...]."""
     begins, state = policy.begin(state, now)
     zeros = jnp.zeros_like(now.budget)
 
     def one(carry, given):
         state, going, drafted, passes = carry
-        law, token = given
-        wants, after = policy.check(state, law, drafted, now)
+        distribution, token = given
+        wants, after = policy.check(state, distribution, drafted, now)
         state, passes, drawn = select_rows(going, after, state), passes + going.astype(jnp.int32), going & wants
         drafted = drafted + drawn.astype(jnp.int32)
-        goes_on, after = policy.proceed(state, law, token, drafted, now)
+        goes_on, after = policy.proceed(state, distribution, token, drafted, now)
         going = drawn & goes_on & (drafted < now.budget)
         return (select_rows(drawn, after, state), going, drafted, passes), None
 
     start = (state, begins & (now.budget > 0), zeros, zeros)
-    (state, _, drafted, passes), _ = lax.scan(one, start, (laws, tokens))
+    (state, _, drafted, passes), _ = lax.scan(one, start, (distributions, tokens))
     run = jnp.sum(jnp.cumprod(hits.astype(jnp.int32), axis=0), axis=0, dtype=jnp.int32)
     accepted, shown = jnp.minimum(run, drafted), policy.threshold(state)
     blank = jnp.zeros((len(zeros), MOST + 1), jnp.int32)
     draft = Draft(blank[:, :MOST], None, blank[:, :MOST] > 0, drafted)
-    state = policy.update(state, draft, Verdict(blank, accepted + 1))
+    state = policy.update(state, draft, VerificationResult(blank, accepted + 1))
     return state, (drafted, passes, accepted, shown)
 
 
-def play_rows(policy, numbers):
+def play_rows(policy, hyperparameters):
     """Every round of the story: (drafted, passes, accepted, shown) [ROUNDS, ROWS] each, and the last state."""
-    told, state, rounds = story(), jax.tree.map(jnp.asarray, policy.init(ROWS, **numbers)), []
+    told, state, rounds = story(), jax.tree.map(jnp.asarray, policy.init(ROWS, **hyperparameters)), []
     for index in range(ROUNDS):
         now = context(ROWS, TEMPERATURES, told.budgets[index].astype(np.int32), emitted=index)
-        laws = jax.tree.map(lambda leaf, at=index: leaf[at], told.laws)
-        state, happened = play_round(policy, state, now, laws, told.tokens[index], told.hits[index])
+        distributions = jax.tree.map(lambda leaf, at=index: leaf[at], told.distributions)
+        state, happened = play_round(policy, state, now, distributions, told.tokens[index], told.hits[index])
         rounds.append(jax.tree.map(np.asarray, happened))
     return [np.stack(column) for column in zip(*rounds, strict=True)], state
 

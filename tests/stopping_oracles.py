@@ -54,8 +54,8 @@ class Led(Rule):
 
 
 class AdaEDL(Led):
-    def __init__(self, gamma=0.2, raw=False, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, gamma=0.2, raw=False, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.gamma, self.raw = gamma, raw
 
     def confidence(self, seen, drafted):
@@ -63,8 +63,8 @@ class AdaEDL(Led):
 
 
 class MaxConfidence(Led):
-    def __init__(self, raw=False, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, raw=False, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.raw = raw
 
     def confidence(self, seen, drafted):
@@ -72,10 +72,10 @@ class MaxConfidence(Led):
 
 
 class AdaptiveGamma(Led):
-    """The factor's root is rejected / sum of roots, over what was reached, with a prior of positions at 1 nat."""
+    """The factor's root is rejected / sum of roots, over what was evaluated, with a prior of positions at 1 nat."""
 
-    def __init__(self, gamma=0.2, weight=10.0, decay=0.98, **numbers):
-        super().__init__(**numbers)
+    def __init__(self, gamma=0.2, weight=10.0, decay=0.98, **hyperparameters):
+        super().__init__(**hyperparameters)
         self.prior, self.decay = (weight * math.sqrt(gamma), weight), decay
         self.rejected = self.roots = 0.0
         self.round = {}
@@ -238,14 +238,14 @@ class Goodput(Length):
 
     def __init__(self, cost=0.12, least=1, prior=0.7, weight=4.0, decay=0.95, most=16):
         self.cost, self.least, self.prior, self.weight, self.decay, self.most = cost, least, prior, weight, decay, most
-        self.accepted = self.reached = 0.0
+        self.accepted = self.evaluated = 0.0
 
     def begins(self, row, emitted):
-        a = (self.prior * self.weight + self.accepted) / (self.weight + self.reached)
+        a = (self.prior * self.weight + self.accepted) / (self.weight + self.evaluated)
         values = {k: (1 - a ** (k + 1)) / (1 - a) / (1 + self.cost * k) for k in range(self.least, self.most + 1)}
         self.length = max(values, key=values.__getitem__)
         return self.length > 0
 
     def learns(self, drafted, accepted, most):
         self.accepted = self.decay * self.accepted + accepted
-        self.reached = self.decay * self.reached + min(accepted + 1, drafted)
+        self.evaluated = self.decay * self.evaluated + min(accepted + 1, drafted)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import cli, lossless
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.sampling import DRAFT, draw, policy_uniforms, uniforms
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
@@ -54,7 +54,7 @@ class Rounds(NamedTuple):
 
 
 def policy(where, says_no):
-    """Drafts to the end, but says no where it may and `says_no`(law, drafted, context, token) is true."""
+    """Drafts to the end, but says no where it may and `says_no`(distribution, drafted, context, token) is true."""
 
     def init(batch):
         return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
@@ -62,11 +62,11 @@ def policy(where, says_no):
     def begin(state, context):
         return jnp.ones_like(context.alive), Rounds(state.played + 1)
 
-    def check(state, law, drafted, context):
-        known = drawn_token(law, drafted, context)
-        return ~(where(context, drafted, known, state.played) & says_no(law, drafted, context, known)), state
+    def check(state, distribution, drafted, context):
+        known = drawn_token(distribution, drafted, context)
+        return ~(where(context, drafted, known, state.played) & says_no(distribution, drafted, context, known)), state
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return jnp.ones_like(context.alive), state
 
     return static()._replace(
@@ -74,27 +74,27 @@ def policy(where, says_no):
         begin=begin,
         check=check,
         proceed=proceed,
-        update=lambda state, draft, verdict: state,
+        update=lambda state, draft, result: state,
         threshold=lambda state: state.played.astype(jnp.float32),
     )
 
 
-def drawn_token(law, drafted, context):
+def drawn_token(distribution, drafted, context):
     """What the drafter draws if `context.policy_seed` is the request's own seed, and nothing of use if it is not."""
     position = jnp.broadcast_to(drafted, context.length.shape)
     uniform = uniforms(context.policy_seed, context.emitted, position, DRAFT)
-    return draw(jnp.exp(law.log_prob), uniform)
+    return draw(jnp.exp(distribution.log_prob), uniform)
 
 
-def improbable(law, drafted, context, token):
-    return jnp.exp(jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0]) < 1 / 3
+def improbable(distribution, drafted, context, token):
+    return jnp.exp(jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]) < 1 / 3
 
 
-def doubtful(law, drafted, context, token):
-    return law.max_prob < 0.7
+def uncertain(distribution, drafted, context, token):
+    return distribution.max_prob < 0.7
 
 
-def by_chance(law, drafted, context, token):
+def by_chance(distribution, drafted, context, token):
     return policy_uniforms(context, 1)[:, 0] < 0.5
 
 
@@ -125,14 +125,14 @@ def test_the_same_rule_without_the_seed_is_honest():
 
 @pytest.mark.parametrize("place", OF_THE_ROW)
 def test_honest_policies_that_act_there_only_pass(place):
-    """By the law, where a law is looked at; what token comes next is not known, so its own chance stands for it."""
-    rule = policy(PLACES[place], by_chance if place == "token 2" else doubtful)
+    """By the distribution, where one is looked at; the next token is not known, so its own chance stands for it."""
+    rule = policy(PLACES[place], by_chance if place == "token 2" else uncertain)
     report = lossless.prove_long_drafts(rule, rejection(), **FEW)
     assert report.lossless and report.alone and report.error < 1e-7
-    asked, refused = report.coverage.asked, report.coverage.refused
+    asked, declined = report.coverage.asked, report.coverage.declined
     if place.startswith("draft"):
         draft = int(place[-1])
-        assert report.coverage.shown == draft and refused[draft - 1] > 0 and refused.sum() == refused[draft - 1]
+        assert report.coverage.shown == draft and declined[draft - 1] > 0 and declined.sum() == declined[draft - 1]
     else:
         assert report.coverage.shown == MOST
     assert asked.min() > 0
@@ -140,7 +140,7 @@ def test_honest_policies_that_act_there_only_pass(place):
 
 @pytest.mark.parametrize("place", ["row 1", "next row"])
 def test_policies_whose_rows_look_at_each_other_are_rejected(place):
-    report = lossless.prove_long_drafts(policy(PLACES[place], doubtful), rejection(), **FEW)
+    report = lossless.prove_long_drafts(policy(PLACES[place], uncertain), rejection(), **FEW)
     assert not report.alone and not report.lossless
 
 
@@ -153,7 +153,7 @@ def verifier(where, fair):
     def init(batch):
         return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
 
-    def law(state, draft, laws, log_p, context):
+    def verify(state, draft, distributions, log_p, context):
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
 
         def share(token, index):
@@ -163,9 +163,9 @@ def verifier(where, fair):
 
         places = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
         accept = jnp.minimum(0.0, log_p_token - log_q_token) + jnp.log(share(draft.tokens, places))
-        log_length = token_by_token(accept.astype(log_p.dtype), draft)
+        log_prob_accepted = token_by_token(accept.astype(log_p.dtype), draft)
 
-        def next_law(accepted):
+        def next_distribution(accepted):
             def recovered(log_p, log_q):
                 tokens = jnp.broadcast_to(jnp.arange(log_p.shape[-1], dtype=jnp.int32)[None, :], log_p.shape)
                 taken = share(tokens, accepted[:, None]) if fair else 1.0
@@ -173,9 +173,9 @@ def verifier(where, fair):
 
             return bonus_or(recovered, draft, log_p, log_q, accepted)
 
-        return log_length, next_law, Rounds(state.played + 1)
+        return log_prob_accepted, next_distribution, Rounds(state.played + 1)
 
-    return rejection()._replace(init=init, law=law)
+    return rejection()._replace(init=init, verify=verify)
 
 
 def in_row_of_many(row):
@@ -187,7 +187,7 @@ def beside_a_longer_row(context, index, token, rounds):
 
 
 VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
-TO_THE_END = {"policy_numbers": {"draft_length": MOST}, **FEW}
+TO_THE_END = {"policy_hyperparameters": {"draft_length": MOST}, **FEW}
 
 
 @pytest.mark.parametrize("place", VERIFIED)

@@ -13,13 +13,16 @@ from specdec_jax.verification import rejection
 ONE = jnp.array(True)
 WRONG = {
     "begin": (lambda state, context: (ONE, state), "begin .* answers bool[]"),
-    "check": (lambda state, law, drafted, context: (jnp.all(law.entropy < 1), state), "check .* answers bool[]"),
+    "check": (
+        lambda state, distribution, drafted, context: (jnp.all(distribution.entropy < 1), state),
+        "check .* answers bool[]",
+    ),
     "proceed": (
-        lambda state, law, token, drafted, context: (drafted + token, state),
+        lambda state, distribution, token, drafted, context: (drafted + token, state),
         "proceed .* answers int32[2]",
     ),
     "update": (
-        lambda state, draft, verdict: state._replace(draft_length=draft.length.astype(jnp.float32)),
+        lambda state, draft, result: state._replace(draft_length=draft.length.astype(jnp.float32)),
         "update .* float32[2]",
     ),
 }
@@ -39,8 +42,8 @@ def test_a_decoder_refuses_a_wrong_answer_when_it_is_prefilled(name):
 
 def test_a_state_of_another_shape_and_an_answer_alone_are_named():
     mean = static()._replace(begin=lambda state, context: (context.alive, state._replace(draft_length=ONE)))
-    alone = static()._replace(check=lambda state, law, drafted, context: context.alive)
-    other = static()._replace(check=lambda state, law, drafted, context: (context.alive, (state,)))
+    alone = static()._replace(check=lambda state, distribution, drafted, context: context.alive)
+    other = static()._replace(check=lambda state, distribution, drafted, context: (context.alive, (state,)))
     for policy, words in (
         (mean, r"begin .*\.draft_length was int32\[2\] and is bool\[\]"),
         (alone, r"check .* must return \(answer, state\); it returns bool\[2\]"),
@@ -64,7 +67,7 @@ import jax.numpy as jnp
 from specdec_jax.stopping import static
 
 def my_rule():
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return {answer}, state
     return static()._replace(check=check)
 """
@@ -73,10 +76,16 @@ def my_rule():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("jnp.all(law.entropy < 1)", "check (my_rule.check) must answer bool[2], one answer for each of 2 rows"),
+        (
+            "jnp.all(distribution.entropy < 1)",
+            "check (my_rule.check) must answer bool[2], one answer for each of 2 rows",
+        ),
         ("drafted", "it answers int32[2]"),
         ("True", "it answers bool[]"),
-        ("law.entropie < 1", "my_rule.py:7: AttributeError: 'Law' object has no attribute 'entropie'"),
+        (
+            "distribution.entropie < 1",
+            "my_rule.py:7: AttributeError: 'Distribution' object has no attribute 'entropie'",
+        ),
     ],
 )
 def test_every_command_refuses_a_policy_file_before_models_are_read(tmp_path, monkeypatch, capsys, answer, words):

@@ -23,7 +23,7 @@ VOCAB = CONFIG["vocab_size"]
 
 
 def table_logits(params, tokens):
-    """A law of the slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same sum,
+    """Distributions by slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same sum,
     and a beam that kept another's cache would be seen.
     """
     slots, before = jnp.arange(tokens.shape[1])[None, :], jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
@@ -58,7 +58,7 @@ def random_table(vocab, seed):
     return np.random.default_rng(seed).normal(size=(2, ROOM, vocab, vocab)).astype(np.float32)
 
 
-def law(table, path):
+def distribution(table, path):
     before = path[-2] if len(path) > 1 else 0
     row = (table[0, len(path) - 1, path[-1]] + table[1, len(path) - 1, before]).astype(np.float64)
     return row - row.max() - math.log(np.exp(row - row.max()).sum())
@@ -73,7 +73,7 @@ def every_sequence(table, ends, penalty, minimum, most, prompt=0):
             if early or (length < most and tokens[-1] not in ends) or (tokens[-1] in ends and length <= minimum):
                 continue
             path = (prompt, *tokens)
-            total = sum(law(table, path[:i])[path[i]] for i in range(1, length + 1))
+            total = sum(distribution(table, path[:i])[path[i]] for i in range(1, length + 1))
             found.append((tokens, total / length**penalty, total))
     return sorted(found, key=lambda entry: -entry[1])
 
@@ -84,7 +84,7 @@ def looped_search(table, width, ends, penalty, minimum, most, prompt=0):
     for length in range(1, most + 1):
         candidates = []
         for tokens, total in beams:
-            row = law(table, (prompt, *tokens))
+            row = distribution(table, (prompt, *tokens))
             for token in range(table.shape[-1]):
                 if token not in ends or length > minimum:
                     candidates.append(((*tokens, token), total + row[token]))
@@ -134,7 +134,7 @@ def test_beams_are_no_exhaustive_search():
 
 @pytest.mark.parametrize(("penalty", "most"), [(0.0, 24), (-1.0, 24), (1.0, 3)])
 def test_a_search_stops_once_nothing_open_can_win(penalty, most):
-    """Token 1 nearly always ends. Laws of later slots are no numbers: were one of them asked for, it would show."""
+    """Token 1 nearly always ends. Distributions of later slots are no numbers: were one asked for, it would show."""
     table = np.zeros((2, ROOM, 3, 3), np.float32)
     table[0, ..., 1] = 20.0
     broken = table.copy()

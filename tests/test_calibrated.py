@@ -1,4 +1,4 @@
-"""Calibrations: what separates rejected tokens, the file and its pair, and its numbers in generate."""
+"""Calibrations: what separates rejected tokens, the file and its pair, and its hyperparameters in generate."""
 
 import json
 
@@ -7,10 +7,16 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments.calibrate import main
-from experiments.calibrate_numbers import phase_numbers, positions_of
+from experiments.calibrate_hyperparameters import phase_hyperparameters, positions_of
 from experiments.smoke import made_up_traces
 from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, separate, youden
-from specdec_jax.calibrated import ANY_STRUCTURE, calibration_of, fingerprint, numbers_for, read_calibration
+from specdec_jax.calibrated import (
+    ANY_STATIC_OPTIONS,
+    calibration_of,
+    fingerprint,
+    hyperparameters_for,
+    read_calibration,
+)
 from specdec_jax.choices import choose
 from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.stopping import phase_length
@@ -50,12 +56,12 @@ def test_the_curve_counts_every_token_once():
 
 def test_phases_lie_around_what_separates_best():
     trace = made_up_traces()[0.0]
-    numbers = phase_numbers(trace)
+    hyperparameters = phase_hyperparameters(trace)
     _, _, accepted, running = positions_of(trace)
     middle = separate(running, accepted).threshold
-    assert numbers["leave"] < middle < numbers["enter"] and numbers["enter"] - middle == pytest.approx(
-        running.std() / 4
-    )
+    assert hyperparameters["leave"] < middle < hyperparameters["enter"] and hyperparameters[
+        "enter"
+    ] - middle == pytest.approx(running.std() / 4)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +82,12 @@ def calibrated(tmp_path_factory):
 def test_the_command_writes_every_part(calibrated):
     found = json.loads(calibrated[2].read_text())
     table = (calibrated[2].parent / "table.md").read_text()
-    assert set(found["numbers"]) == {"greedy", "sampled"}
-    for kind, numbers in found["numbers"].items():
-        assert {"static", "adaedl", "survival", "phase_length"} <= set(numbers["policy"])
-        assert kind in numbers["policy"]["survival"] and len(numbers["policy"]["survival"][kind]) == 8
-        assert numbers["verifier"].keys() == {"lenience", "by_phase", "easd"}
-        assert numbers["monitor"]["phases"]["leave"] <= numbers["monitor"]["phases"]["enter"]
+    assert set(found["hyperparameters"]) == {"greedy", "sampled"}
+    for kind, hyperparameters in found["hyperparameters"].items():
+        assert {"static", "adaedl", "survival", "phase_length"} <= set(hyperparameters["policy"])
+        assert kind in hyperparameters["policy"]["survival"] and len(hyperparameters["policy"]["survival"][kind]) == 8
+        assert hyperparameters["verifier"].keys() == {"lenience", "by_phase", "easd"}
+        assert hyperparameters["monitor"]["phases"]["leave"] <= hyperparameters["monitor"]["phases"]["enter"]
         figures = found["figures"][kind]
         assert [row["task"] for row in figures["carry_over"]] == ["a", "b"]
         measured = figures["lenience"]["by_lenience"]
@@ -99,54 +105,56 @@ def test_the_command_writes_every_part(calibrated):
     )
 
 
-def test_its_numbers_reach_policy_verifier_and_monitor(calibrated):
+def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
     target, drafter, path = calibrated
-    learnt = read_calibration(path).numbers
+    learnt = read_calibration(path).hyperparameters
     rule = phase_length()
     pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
     for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
         options = prepare(pair, ["one"], temperature=temperature, calibration=path).options
-        assert options["policy_numbers"] == learnt[kind]["policy"]["phase_length"]
-        assert options["verifier_numbers"] == learnt[kind]["verifier"]["easd"]
-        assert options["monitor_numbers"] == learnt[kind]["monitor"]["phases"]
-    given = prepare(pair, ["one"], calibration=path, policy_numbers={"routine_length": 6}).options["policy_numbers"]
+        assert options["policy_hyperparameters"] == learnt[kind]["policy"]["phase_length"]
+        assert options["verifier_hyperparameters"] == learnt[kind]["verifier"]["easd"]
+        assert options["monitor_hyperparameters"] == learnt[kind]["monitor"]["phases"]
+    given = prepare(pair, ["one"], calibration=path, policy_hyperparameters={"routine_length": 6}).options[
+        "policy_hyperparameters"
+    ]
     assert given == learnt["greedy"]["policy"]["phase_length"] | {"routine_length": 6}
-    assert prepare(pair, ["one"]).options["policy_numbers"] == {}
+    assert prepare(pair, ["one"]).options["policy_hyperparameters"] == {}
     result = generate("one", pair=pair, calibration=path, max_new_tokens=8, record=True)
     assert len(result.tokens) == 8
 
 
-def test_every_calibrated_name_takes_its_numbers(calibrated):
-    from specdec_jax.choices import check_numbers, find_factory
+def test_every_calibrated_name_takes_its_hyperparameters(calibrated):
+    from specdec_jax.choices import check_hyperparameters, find_factory
 
-    for numbers in read_calibration(calibrated[2]).numbers.values():
-        for kind, entries in numbers.items():
+    for hyperparameters in read_calibration(calibrated[2]).hyperparameters.values():
+        for kind, entries in hyperparameters.items():
             for name, found in entries.items():
-                check_numbers(kind, name, find_factory(kind, name)(), found)
+                check_hyperparameters(kind, name, find_factory(kind, name)(), found)
 
 
-def test_every_calibrated_variant_gets_its_numbers(calibrated):
+def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
     calibration = read_calibration(calibrated[2])
-    assert calibration.any_structure == ANY_STRUCTURE
+    assert calibration.any_static_options == ANY_STATIC_OPTIONS
     for decoding, temperature in (("greedy", 0.0), ("sampled", 0.7)):
         names = [(found["kind"], found["name"]) for found in calibration.variants[decoding]]
         wanted = {("policy", "adaedl"), ("policy", "max_confidence"), ("policy", "phase_length"), ("monitor", "phases")}
         assert set(names) == wanted
         for found in calibration.variants[decoding]:
-            options = [f"{key}={value}" for key, value in found["structure"].items()]
+            options = [f"{key}={value}" for key, value in found["static_options"].items()]
             strategy = choose(found["kind"], found["name"], options).strategy
-            learnt = numbers_for(calibration, found["kind"], strategy, temperature)
-            assert found["numbers"].items() <= learnt.items()
+            learnt = hyperparameters_for(calibration, found["kind"], strategy, temperature)
+            assert found["hyperparameters"].items() <= learnt.items()
             assert (decoding in learnt) == (found["name"] == "phase_length"), "the survival rule inside has its prior"
 
 
-def test_phases_of_sampled_laws_are_learnt_from_those():
+def test_phases_of_sampled_distributions_are_learnt_from_those():
     trace = made_up_traces()[1.0]
     warped = trace._replace(target_entropy=trace.target_entropy * 0.5)
-    raw, other = phase_numbers(warped), phase_numbers(warped, raw_entropy=False)
-    assert raw == phase_numbers(trace) and other["enter"] == pytest.approx(raw["enter"] / 2, rel=1e-4)
+    raw, other = phase_hyperparameters(warped), phase_hyperparameters(warped, raw_entropy=False)
+    assert raw == phase_hyperparameters(trace) and other["enter"] == pytest.approx(raw["enter"] / 2, rel=1e-4)
     with pytest.raises(ValueError, match="record it again"):
-        phase_numbers(trace._replace(raw_target_entropy=None))
+        phase_hyperparameters(trace._replace(raw_target_entropy=None))
 
 
 def test_another_pair_is_refused(calibrated, tmp_path):
@@ -174,8 +182,8 @@ def test_another_pair_is_refused(calibrated, tmp_path):
     [
         ("[1]", "is no calibration"),
         ("{", "is no calibration"),
-        ('{"target": {}, "drafter": {}, "numbers": {}, "figures": {}}', "target.name is missing"),
-        ('{"format": 7}', "format 7, and this version reads 1"),
+        ('{"target": {}, "drafter": {}, "hyperparameters": {}, "figures": {}}', "target.name is missing"),
+        ('{"format": 7}', "format 7, and this version reads 2"),
     ],
 )
 def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):

@@ -18,7 +18,7 @@ def logit(chance):
 
 
 def trace_with(bias, entropy, confidence, temperature=0.0):
-    """A made-up trace whose acceptance follows these weights; laws vary in entropy and confidence independently."""
+    """A made-up trace whose acceptance follows these weights; entropy and confidence vary independently."""
     trace, rng = made_up_trace(temperature, texts=80, tokens=120), np.random.default_rng(1)
     path = trace.path.copy()
     column = FEATURES.index
@@ -42,10 +42,10 @@ def test_weights_that_made_a_trace_are_found_again():
     np.testing.assert_allclose([mean.bias, mean.next_bias], 0.8, atol=0.2)
 
 
-def test_what_heat_does_is_learnt_from_several_temperatures():
+def test_what_temperature_does_is_learnt_from_several_temperatures():
     parts = [trace_with(1.5 + 0.5 * np.log(t), -1.2 + 0.8 * np.log(t), 0.6, temperature=t) for t in (0.5, 1.0, 2.0)]
     found = fit_prior(*parts)
-    expected = {"bias": 1.5, "entropy": -1.2, "confidence": 0.6, "heat": 0.5, "entropy_heat": 0.8}
+    expected = {"bias": 1.5, "entropy": -1.2, "confidence": 0.6, "log_temperature": 0.5, "entropy_log_temperature": 0.8}
     np.testing.assert_allclose([getattr(found, name) for name in expected], list(expected.values()), atol=0.2)
 
 
@@ -88,5 +88,9 @@ def test_who_knows_the_overlap_lies_between_the_rule_and_the_oracle():
     told = knows_the_overlap(trace, costs).total_speedup(costs)[0]
     times = (costs.pass_times(16) / costs.plain_pass)[None, :]
     blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    numbers = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
-    assert replay(trace, survival(), numbers).total_speedup(costs)[0] < told < oracle(trace).total_speedup(costs)[0]
+    hyperparameters = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
+    assert (
+        replay(trace, survival(), hyperparameters).total_speedup(costs)[0]
+        < told
+        < oracle(trace).total_speedup(costs)[0]
+    )

@@ -58,11 +58,11 @@ FAILING = [
 @pytest.mark.parametrize(("line", "message"), FAILING, ids=[line for line, _ in FAILING])
 def test_a_command_that_fails_leaves_the_session_as_it_was(session, line, message):
     chat = commands.Chat(session)
-    before = session.settings, session.pair, session.numbers, chat.tokens, chat.ended
+    before = session.settings, session.pair, session.hyperparameters, chat.tokens, chat.ended
     with pytest.raises((ValueError, OSError), match=message.replace("/", "/")) as raised:
         commands.run(chat, line)
     assert "\n" not in str(raised.value)
-    assert (session.settings, session.pair, session.numbers, chat.tokens, chat.ended) == before
+    assert (session.settings, session.pair, session.hyperparameters, chat.tokens, chat.ended) == before
 
 
 def test_a_verifier_that_needs_greedy_and_a_temperature_refuse_each_other(session):
@@ -94,13 +94,13 @@ def test_commands_change_what_they_name(session):
     assert (changed.max_new_tokens, changed.seed, changed.system, changed.verifier) == (
         8, 4, "Be brief, please.", "block",
     )  # fmt: skip
-    assert not chat.tokens and session.numbers["policy_numbers"] == {"draft_length": 5}
+    assert not chat.tokens and session.hyperparameters["policy_hyperparameters"] == {"draft_length": 5}
     commands.run(chat, "/policy adaedl threshold=0.4 keep_checked_token=true")
     commands.run(chat, "/lambda 0.2")
     commands.run(chat, "/entropy-factor 0.3")
     assert session.settings.policy_options == ("keep_checked_token=true", "threshold=0.2", "entropy_factor=0.3")
     commands.run(chat, "/policy step=0.05")
-    assert session.numbers["policy_numbers"] == {"threshold": 0.2, "entropy_factor": 0.3, "step": 0.05}
+    assert session.hyperparameters["policy_hyperparameters"] == {"threshold": 0.2, "entropy_factor": 0.3, "step": 0.05}
     assert shown(commands.run(chat, "/policy")).startswith("policy adaedl")
     commands.run(chat, "/system none")
     assert session.settings.system is None

@@ -58,7 +58,7 @@ def test_a_drafter_without_a_model_goes_on_from_its_state_too(chat_pair):
     assert second.result.statistics["num_accepted_tokens"] > 0
 
 
-def test_numbers_compile_nothing(session):
+def test_hyperparameters_compile_nothing(session):
     ask(session, "hello")
     decoder = session.pair.decoder
     session.change(policy_options=("draft_length=2",), temperature=0.5, seed=9)

@@ -1,4 +1,4 @@
-"""Strategies by name or file: structure to the factory, numbers to `init`, and one clear message for what is wrong."""
+"""Strategies by name or file: options to the factory, hyperparameters to `init`, one message for what is wrong."""
 
 import sys
 
@@ -29,19 +29,19 @@ def test_every_built_in_name_makes_a_strategy():
             assert choose(kind, name).name == name
 
 
-def test_structure_goes_to_the_factory_and_numbers_to_init():
+def test_static_options_go_to_the_factory_and_hyperparameters_to_init():
     choice = choose("policy", "adaedl", ["keep-checked-token=true", "threshold=0.5", "entropy_factor = 0.3"])
-    assert choice.numbers == {"threshold": 0.5, "entropy_factor": 0.3}
-    state = choice.strategy.init(2, **choice.numbers)
+    assert choice.hyperparameters == {"threshold": 0.5, "entropy_factor": 0.3}
+    state = choice.strategy.init(2, **choice.hyperparameters)
     assert np.allclose(state.threshold, 0.5) and np.allclose(state.entropy_factor, 0.3)
     kept, dropped = choice.strategy, choose("policy", "adaedl", ["keep_checked_token=false"]).strategy
     assert kept.proceed.__name__ != dropped.proceed.__name__
 
 
-def test_a_policy_can_wrap_another_with_its_structure_and_numbers():
+def test_a_policy_can_wrap_another_with_its_static_options_and_hyperparameters():
     options = ["minimum=2", "policy=adaedl", "keep_checked_token=true", "threshold=0.4"]
     choice = choose("policy", "at_least", options)
-    assert choice.numbers == {"threshold": 0.4}
+    assert choice.hyperparameters == {"threshold": 0.4}
     assert np.allclose(choice.strategy.init(1, threshold=0.4).threshold, 0.4)
     with pytest.raises(ValueError, match="unknown policy 'adadl'; did you mean 'adaedl'"):
         choose("policy", "at_least", ["policy=adadl"])
@@ -52,7 +52,7 @@ def test_a_users_own_file(tmp_path):
     path.write_text(RULE)
     choice = choose("policy", str(path), ["draft_length=3", "strict=True", "least=2"])
     assert isinstance(choice.strategy, StoppingPolicy)
-    assert choice.numbers == {"draft_length": 3}
+    assert choice.hyperparameters == {"draft_length": 3}
 
 
 def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):

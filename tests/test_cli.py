@@ -68,7 +68,7 @@ def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, 
     assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
     assert result["statistics"]["num_emitted_tokens"] == 12 and result["finish_reason"] == "length"
     assert sum(round_["emitted"] for round_ in result["rounds"]) == 12
-    assert result["statistics"]["mean_draft_length"] == 1  # the policy's numbers arrived
+    assert result["statistics"]["mean_draft_length"] == 1  # the policy's hyperparameters arrived
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,ngram"])

@@ -6,7 +6,7 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import compare
-from experiments.compare import equality_verdict, main
+from experiments.compare import equality_summary, main
 from specdec_jax.generation import build_pair, generate
 
 CONFIG = """
@@ -16,7 +16,7 @@ from specdec_jax.stopping import static
 config = CompareConfig(
     name="tiny",
     prompts={prompts!r},
-    methods=(Method("plain", policy=None), Method("static-2", static, numbers={{"draft_length": 2}})),
+    methods=(Method("plain", policy=None), Method("static-2", static, hyperparameters={{"draft_length": 2}})),
     target={target!r},
     drafter={drafter!r},
     dtype="float32",
@@ -79,7 +79,7 @@ def test_a_row_says_what_was_decoded(finished, config):
     assert all(row["equals_plain"] is None for row in rows(out) if row["temperature"] > 0)
 
 
-def test_the_table_has_greedy_and_sampled_rows_and_the_verdict(finished):
+def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
     assert "Greedy: all 2 outputs equal plain decoding token for token." in text
@@ -162,19 +162,19 @@ def test_a_misspelt_key_and_no_config_at_all(config, tmp_path, monkeypatch, caps
     assert "python -m experiments.compare configs/demo.py" in capsys.readouterr().out
 
 
-def test_the_verdict_names_every_difference_and_its_gap():
+def test_the_equality_summary_names_every_difference_and_its_gap():
     def row(method, equal, position=None, gap=None):
         difference = None if equal else {"position": position, "tokens": [1, 2], "logit_gap": gap}
         return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
 
-    assert equality_verdict([row("a", None), row("a", None)]) == "No greedy outputs to compare."
-    lines = equality_verdict(
+    assert equality_summary([row("a", None), row("a", None)]) == "No greedy outputs to compare."
+    lines = equality_summary(
         [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
     ).splitlines()
     assert lines[0] == "Greedy: 1 of 4 outputs equal plain decoding token for token."
-    assert lines[1] == "  b on p: parts at token 7, logit gap 0.030 (rounding of a near tie)"
-    assert lines[2] == "  c on p: parts at token 9, logit gap 1.500"
-    assert lines[3] == "  d on p: parts at token 3, one of them had ended"
+    assert lines[1] == "  b on p: diverges at token 7, logit gap 0.030 (a numerical near tie)"
+    assert lines[2] == "  c on p: diverges at token 9, logit gap 1.500"
+    assert lines[3] == "  d on p: diverges at token 3, one of them had ended"
 
 
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):

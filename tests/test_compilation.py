@@ -43,10 +43,10 @@ def test_a_sweep_over_every_number_compiles_once():
     decoder, params = tiny_pair(adaedl(), block())
     sweep = [
         {},
-        {"policy_numbers": {"entropy_factor": 0.5}},
-        {"policy_numbers": {"threshold": 0.1, "target_acceptance": 0.5, "step": 0.1}},
-        {"policy_numbers": {"acceptance_decay": 0.9, "threshold_decay": 0.1, "initial_acceptance": 0.2}},
-        {"policy_numbers": {"threshold": [0.1, 0.9]}},
+        {"policy_hyperparameters": {"entropy_factor": 0.5}},
+        {"policy_hyperparameters": {"threshold": 0.1, "target_acceptance": 0.5, "step": 0.1}},
+        {"policy_hyperparameters": {"acceptance_decay": 0.9, "threshold_decay": 0.1, "initial_acceptance": 0.2}},
+        {"policy_hyperparameters": {"threshold": [0.1, 0.9]}},
         {"warp": make_warp(2, 0.7)},
         {"warp": make_warp(2, [0.0, 1.3], top_k=5, top_p=0.9, min_p=0.05)},
         {"seed": 5},
@@ -67,7 +67,7 @@ def test_a_static_length_is_a_number():
     decoder, params = tiny_pair(static(), rejection())
     for length in (0, 1, 2, 3, 9):
         decoder.run(
-            params, decoder.prefill(params, [[1, 2]], max_new_tokens=8, policy_numbers={"draft_length": length})
+            params, decoder.prefill(params, [[1, 2]], max_new_tokens=8, policy_hyperparameters={"draft_length": length})
         )
     assert compiled_programs(decoder) == {"prefill": 1, "run": 1}
 

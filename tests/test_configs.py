@@ -39,10 +39,10 @@ def test_what_lies_beside_a_config_can_be_imported_in_it(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from lies_beside import LENGTH, static\n"
         "from configs.base import CompareConfig, Method\n"
-        "methods = (Method('plain', None), Method('mine', static, numbers={'draft_length': LENGTH}))\n"
+        "methods = (Method('plain', None), Method('mine', static, hyperparameters={'draft_length': LENGTH}))\n"
         "config = CompareConfig(name='mine', prompts='configs/prompts/demo.jsonl', methods=methods)\n"
     )
-    assert load_config(tmp_path / "mine.py").methods[1].numbers == {"draft_length": 2}
+    assert load_config(tmp_path / "mine.py").methods[1].hyperparameters == {"draft_length": 2}
 
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("[a-z]*.py") if not path.name.startswith("base"))
@@ -112,11 +112,11 @@ def test_a_refused_value_ends_the_program_with_2(arguments, capsys):
 
 
 BAD_FILES = {
-    'Method("a", adaedl, numbers={"treshold": 0.3})': r":4: .*no option 'treshold'; did you mean 'threshold'",
-    'Method("a", adaedl, numbrs={})': r":4: Method has no 'numbrs'; did you mean 'numbers'",
-    'Method("a", adaedl, numbers={"threshold": 3})': r":4: threshold must lie in \[0, 0.99\], got 3",
+    'Method("a", adaedl, hyperparameters={"treshold": 0.3})': r":4: .*no option 'treshold'; did you mean 'threshold'",
+    'Method("a", adaedl, hyperparamters={})': r":4: Method has no 'hyperparamters'; did you mean 'hyperparameters'",
+    'Method("a", adaedl, hyperparameters={"threshold": 3})': r":4: threshold must lie in \[0, 0.99\], got 3",
     'Method("plain", adaedl)': r"method names must differ, got plain, plain",
-    'Method("a", None, numbers={"threshold": 0.3})': r"'a' has numbers and no policy",
+    'Method("a", None, hyperparameters={"threshold": 0.3})': r"'a' has hyperparameters and no policy",
     'Method("a", static, max_draft_length=0)': r"max_draft_length must be 1 or more, got 0",
     'Method("a", adaedl), ), max_new_token=(3': r"CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'",
     'Method("a", adaedl), ), dtype=("bfloat"': r"unknown dtype 'bfloat'; did you mean 'bfloat16'",
@@ -175,11 +175,11 @@ def test_a_drafter_needs_a_policy():
         Method("plain", None, drafter="ngram")
 
 
-def test_equal_structure_shares_one_policy_object():
-    """A decoder is found again by its pieces, so that methods differing in numbers compile once."""
-    three, seven = (Method(f"static-{k}", static, numbers={"draft_length": k}) for k in (3, 7))
+def test_equal_static_options_share_one_policy_object():
+    """A decoder is found again by its pieces, so that methods differing in hyperparameters compile once."""
+    three, seven = (Method(f"static-{k}", static, hyperparameters={"draft_length": k}) for k in (3, 7))
     assert three.build_policy() is seven.build_policy() and three.build_verifier() is seven.build_verifier()
-    keep = Method("keep", adaedl, structure={"keep_checked_token": True})
+    keep = Method("keep", adaedl, static_options={"keep_checked_token": True})
     assert keep.build_policy() is not Method("a", adaedl).build_policy()
     assert PLAIN.build_policy() is None
 
@@ -188,8 +188,10 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"text": "a"}\n')
 
-    def digest(threshold=0.5, structure=False, **fields):
-        method = Method("a", adaedl, numbers={"threshold": threshold}, structure={"keep_checked_token": structure})
+    def digest(threshold=0.5, static_options=False, **fields):
+        method = Method(
+            "a", adaedl, hyperparameters={"threshold": threshold}, static_options={"keep_checked_token": static_options}
+        )
         return config_hash(
             CompareConfig(**{"name": "x", "prompts": str(prompts), "methods": (PLAIN, method), **fields})
         )
@@ -198,7 +200,7 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
     assert same == digest(name="other") == digest(out="folder") == digest(limit=1)
     different = [
         digest(0.6),
-        digest(structure=True),
+        digest(static_options=True),
         digest(seed=1),
         digest(temperatures=(0.0,)),
         digest(dtype="float32"),
@@ -217,7 +219,7 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
 
 def test_strategies_inside_strategies_count_by_how_they_were_built():
     def digest(inner, factory=at_least, **structure):
-        method = Method("a", factory, structure={"policy": inner} | structure)
+        method = Method("a", factory, static_options={"policy": inner} | structure)
         return config_hash(CompareConfig(name="x", prompts="p", methods=(PLAIN, method)))
 
     fast = adaedl()._replace(init=functools.partial(adaedl().init, threshold=0.5))
@@ -255,7 +257,7 @@ def test_traces_and_costs_count_by_what_is_in_them(tmp_path):
 
 
 def test_a_description_is_json_and_names_factories():
-    inner = Method("a", at_least, structure={"minimum": 2, "policy": adaedl()})
+    inner = Method("a", at_least, static_options={"minimum": 2, "policy": adaedl()})
     text = json.dumps(describe(CompareConfig(name="x", prompts="p", methods=(PLAIN, inner))))
     assert "specdec_jax.stopping.at_least:at_least" in text and "specdec_jax.stopping.adaedl:adaedl" in text
 

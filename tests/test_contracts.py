@@ -17,9 +17,9 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.models import llama
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import law, make_warp
+from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import static
-from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, Verdict, Verifier
+from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, VerificationResult, Verifier
 from specdec_jax.verification import rejection
 
 BATCH, MOST, VOCAB = 3, 4, 11
@@ -39,8 +39,8 @@ def context():
     )
 
 
-def some_law():
-    return law(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
+def some_distribution():
+    return distribution(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
 
 
 def same_shapes(one, other):
@@ -59,7 +59,7 @@ def test_every_public_file_has_a_documented_factory_of_its_name(kind):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
-    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
     assert isinstance(policy, StoppingPolicy)
     state = policy.init(BATCH)
     assert all(jnp.shape(leaf)[0] == BATCH for leaf in jax.tree.leaves(state))
@@ -72,8 +72,8 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
         assert answer.shape == (BATCH,) and answer.dtype == bool
         same_shapes(state, after)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 2)
-    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
-    same_shapes(state, jax.jit(policy.update)(state, draft, verdict))
+    result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
+    same_shapes(state, jax.jit(policy.update)(state, draft, result))
     shown = policy.threshold(state)
     assert shown.shape == (BATCH,) and jnp.result_type(shown) == jnp.float32
 
@@ -81,18 +81,18 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policys_rows_do_not_look_at_each_other(name):
     """The same row beside other neighbours gives the same answers and the same next state."""
-    policy, now, seen = find_factory("policy", name)(), context(), some_law()
+    policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
     drafted = jnp.zeros((BATCH,), jnp.int32)
     accepted = jnp.array([3, 1, 2], jnp.int32)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 3)
-    verdict = Verdict(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
+    result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
 
     def play(order):
         pick = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], tree)  # noqa: E731
         state = pick(policy.init(BATCH))
         draw, state = policy.check(state, pick(seen), drafted, pick(now))
         go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
-        return draw, go_on, policy.update(state, draft, pick(verdict))
+        return draw, go_on, policy.update(state, draft, pick(result))
 
     whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
     back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)
@@ -100,11 +100,13 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policys_numbers_are_traced_and_checked(name):
+def test_a_policys_hyperparameters_are_traced_and_checked(name):
     policy = find_factory("policy", name)()
-    numbers = {key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"}
-    given = {key: value for key, value in numbers.items() if value is not None}
-    init = jax.jit(lambda numbers: policy.init(BATCH, **numbers))
+    hyperparameters = {
+        key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"
+    }
+    given = {key: value for key, value in hyperparameters.items() if value is not None}
+    init = jax.jit(lambda hyperparameters: policy.init(BATCH, **hyperparameters))
     same_shapes(policy.init(BATCH), init(jax.tree.map(jnp.asarray, given)))
     for key in given:
         with pytest.raises(ValueError, match=key):
@@ -112,28 +114,28 @@ def test_a_policys_numbers_are_traced_and_checked(name):
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
-def test_a_verifiers_lengths_are_a_law(name):
-    """P(accepted = k) sums to one over 0..length and is zero beyond; a next law that can be reached has mass."""
+def test_a_verifiers_lengths_are_a_distribution(name):
+    """P(accepted = k) sums to one over 0..length and is zero beyond; a next distribution that can occur has mass."""
     verifier = find_factory("verifier", name)()
     assert isinstance(verifier, Verifier)
     temperature = 0.0 if verifier.greedy_only else 0.8
     warp = make_warp(BATCH * (MOST + 1), temperature)
     logits = jax.random.normal(jax.random.key(1), (BATCH * (MOST + 1), VOCAB))
-    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), law(logits, warp))
+    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), distribution(logits, warp))
     log_q = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (BATCH, MOST, VOCAB)))
     length = jnp.array([0, 2, MOST], jnp.int32)
     tokens = jnp.argmax(log_q, axis=-1).astype(jnp.int32)
     draft = Draft(tokens, log_q if verifier.needs_log_q else None, jnp.zeros((BATCH, MOST), bool), length)
     state = verifier.init(BATCH)
-    log_length, next_law, after = verifier.law(state, draft, target, target.log_prob, context())
+    log_prob_accepted, next_distribution, after = verifier.verify(state, draft, target, target.log_prob, context())
     same_shapes(state, after)
-    chances = np.exp(np.asarray(log_length, np.float64))
+    chances = np.exp(np.asarray(log_prob_accepted, np.float64))
     assert chances.shape == (BATCH, MOST + 1) and np.all(chances >= 0)
     np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-5)
     for row in range(BATCH):
         assert np.all(chances[row, int(length[row]) + 1 :] == 0)
     for accepted in range(MOST + 1):
-        weights = np.asarray(next_law(jnp.full((BATCH,), accepted, jnp.int32)))
+        weights = np.asarray(next_distribution(jnp.full((BATCH,), accepted, jnp.int32)))
         assert weights.shape == (BATCH, VOCAB)
         reached = chances[:, accepted] > 0
         assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)
@@ -141,14 +143,14 @@ def test_a_verifiers_lengths_are_a_law(name):
 
 # A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): those meet `static` alone.
 LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
-JUDGED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
+VERIFIED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
 
 
-@pytest.mark.parametrize(("policy", "verifier"), JUDGED)
+@pytest.mark.parametrize(("policy", "verifier"), VERIFIED)
 def test_what_calls_itself_lossless_is(policy, verifier):
-    judge = find_factory("verifier", verifier)()
-    report = lossless.prove_exactly(find_factory("policy", policy)(), judge, batches=(3,), chosen=(False,))
-    assert report.lossless == judge.lossless, f"total variation {report.total_variation}"
+    built = find_factory("verifier", verifier)()
+    report = lossless.prove_exactly(find_factory("policy", policy)(), built, batches=(3,), chosen=(False,))
+    assert report.lossless == built.lossless, f"total variation {report.total_variation}"
 
 
 # At their defaults these say no to no draft of five, or to none after the third.
@@ -167,10 +169,10 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
-    judge = find_factory("verifier", name)()
-    report = lossless.prove_long_drafts(static(), judge, policy_numbers={"draft_length": 5}, rounds=2)
-    assert report.lossless == judge.lossless, report.error
-    assert judge.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
+    built = find_factory("verifier", name)()
+    report = lossless.prove_long_drafts(static(), built, policy_hyperparameters={"draft_length": 5}, rounds=2)
+    assert report.lossless == built.lossless, report.error
+    assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -19,18 +19,18 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
 K, NEW = 3, 24
-NUMBERS = {**FAST, "entropy_factor": 0.1}
+HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
 TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "lam": 0.6}
 POLICIES = {
     "static": (static, {"draft_length": 3}, lambda: oracles.Static(3)),
     "static_2": (static, {"draft_length": 2}, lambda: oracles.Static(2)),
     "static_0": (static, {"draft_length": 0}, lambda: oracles.Static(0)),
-    "adaedl": (adaedl, NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST)),
-    "adaedl_keep": (lambda: adaedl(True), NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST, keep=True)),
-    "at_least": (lambda: at_least(2, adaedl()), NUMBERS, lambda: oracles.AdaEDL(**TWIN_FAST, minimum=2)),
+    "adaedl": (adaedl, HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST)),
+    "adaedl_keep": (lambda: adaedl(True), HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST, keep=True)),
+    "at_least": (lambda: at_least(2, adaedl()), HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST, minimum=2)),
     "at_least_keep": (
         lambda: at_least(2, adaedl(True)),
-        NUMBERS,
+        HYPERPARAMETERS,
         lambda: oracles.AdaEDL(**TWIN_FAST, keep=True, minimum=2),
     ),
 }
@@ -75,7 +75,7 @@ def assert_as_twin(
         max_new_tokens=limits,
         seed=seed,
         warp=make_warp(len(prompts), **numbers),
-        policy_numbers=POLICIES[policy][1],
+        policy_hyperparameters=POLICIES[policy][1],
         stop_ids=stop_ids,
         record_rounds=NEW,
         slots=64,
@@ -115,7 +115,7 @@ def assert_same_rounds(state, row, rounds):
     for index, turn in enumerate(rounds):
         assert record.proposed[index, : turn["drafted"]].tolist() == turn["proposed"]
         assert record.drafter_passes[index] == turn["passes"]
-        assert record.checked[index] == turn["passes"] - turn["drafted"]
+        assert record.discarded[index] == turn["passes"] - turn["drafted"]
         for name in ("entropy", "max_prob"):
             expected = [*turn[name], *[np.nan] * (K - turn["passes"])]
             np.testing.assert_allclose(getattr(record, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -133,11 +133,12 @@ def assert_same_counts(state, row, rounds):
     assert counts.num_accepted_tokens == total("accepted")
     assert counts.num_emitted_tokens == total("emitted") == state.length[row] - state.prompt_length[row]
     assert counts.drafter_passes == total("passes")
-    assert counts.checked_passes == total("passes") - total("drafted")
+    assert counts.discarded_passes == total("passes") - total("drafted")
     for k in range(K):
         drafted = [turn for turn in rounds if turn["drafted"] > k]
         assert counts.drafted_at[k] == len(drafted)
-        assert counts.reached_at[k] == sum(turn["emitted"] > k for turn in drafted)  # a text that ended reaches nothing
+        # A text that ended evaluates nothing.
+        assert counts.evaluated_at[k] == sum(turn["emitted"] > k for turn in drafted)
         assert counts.accepted_at[k] == sum(turn["accepted"] > k for turn in drafted)
     histogram = [sum(turn["accepted"] == k for turn in rounds) for k in range(K + 1)]
     assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)
@@ -149,7 +150,7 @@ def assert_same_figures(figures, rounds):
     expected = {
         "mean_draft_length": total["drafted"] / drafts if drafts else None,
         "tokens_per_round": total["emitted"] / len(rounds),
-        "checked_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
+        "discarded_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
     }
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
@@ -178,12 +179,12 @@ WARPS = [
 def test_the_loop_is_the_twin(policy, verifier):
     warps = WARPS[:1] if verifier == "greedy" else WARPS
     states = [assert_as_twin(policy, verifier, RAGGED, numbers=numbers) for numbers in warps]
-    accepted, drafted, checked = (
+    accepted, drafted, discarded = (
         sum(int(getattr(state.statistics, name).sum()) for state in states)
-        for name in ("num_accepted_tokens", "num_draft_tokens", "checked_passes")
+        for name in ("num_accepted_tokens", "num_draft_tokens", "discarded_passes")
     )
     assert 10 < accepted < drafted - 10, "little was at stake"
-    assert (checked > 0) == (policy in ("adaedl", "at_least"))
+    assert (discarded > 0) == (policy in ("adaedl", "at_least"))
 
 
 def test_one_row_is_the_twin_too():
@@ -196,12 +197,12 @@ def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
     records = {}
     for policy in ("adaedl", "adaedl_keep"):
         decoder, params = decoder_of(policy, "rejection"), ModelParams(*toy_pair(5, 0, distance=0.9))
-        options = {"warp": make_warp(4, temperature), "policy_numbers": FAST, "record_rounds": 1, "slots": 64}
+        options = {"warp": make_warp(4, temperature), "policy_hyperparameters": FAST, "record_rounds": 1, "slots": 64}
         state = decoder.step(params, decoder.prefill(params, RAGGED, max_new_tokens=NEW, seed=11, **options))
         records[policy] = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], state.record)
     published, kept = records["adaedl"], records["adaedl_keep"]
-    assert (kept.checked == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
-    assert (kept.drafted == published.drafted + published.checked).all() and published.checked.any()
+    assert (kept.discarded == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
+    assert (kept.drafted == published.drafted + published.discarded).all() and published.discarded.any()
 
 
 def test_a_rules_state_changes_by_its_own_row_alone():
@@ -209,7 +210,7 @@ def test_a_rules_state_changes_by_its_own_row_alone():
     small = table_model(5)
     decoder = build_decoder(small, model(small, K, catch_up=4), counting(), rejection(), prefill_chunk=4)
     params = ModelParams(*toy_pair(5, 0))
-    options = {"max_new_tokens": [24, 24, 5, 11, 0], "policy_numbers": {"length": [2, 1, 0, 3, 1]}, "slots": 64}
+    options = {"max_new_tokens": [24, 24, 5, 11, 0], "policy_hyperparameters": {"length": [2, 1, 0, 3, 1]}, "slots": 64}
     prompts = [*RAGGED, [1]]
     state = decoder.run(params, decoder.prefill(params, prompts, warp=make_warp(5, 1.0), **options))
     counts, seen = state.statistics, state.policy
@@ -217,7 +218,7 @@ def test_a_rules_state_changes_by_its_own_row_alone():
     np.testing.assert_array_equal(seen.updates, counts.num_rounds)
     np.testing.assert_array_equal(seen.checks, counts.drafter_passes)
     np.testing.assert_array_equal(seen.proceeds, counts.num_draft_tokens)
-    assert np.asarray(seen.begins)[[2, 4]].tolist() == [5, 0] and int(counts.checked_passes[1]) > 0
+    assert np.asarray(seen.begins)[[2, 4]].tolist() == [5, 0] and int(counts.discarded_passes[1]) > 0
 
 
 # Ends
@@ -274,7 +275,7 @@ def test_a_shorter_length_runs_in_a_narrower_width():
     decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0))
     for length, width in [(0, 2), (1, 2), (2, 4), (3, 4)]:
         state = decoder.prefill(
-            params, [[1]], max_new_tokens=8, policy_numbers={"draft_length": length}, record_rounds=1, slots=64
+            params, [[1]], max_new_tokens=8, policy_hyperparameters={"draft_length": length}, record_rounds=1, slots=64
         )
         assert int(decoder.step(params, state).record.width[0, 0]) == width
 
@@ -293,7 +294,7 @@ def test_without_a_drafter_decoding_is_plain():
 
 def test_figures_of_a_known_generation():
     decoder, params = decoder_of("static", "rejection", 40), ModelParams(*chain_pair(wrong=(8,)))
-    state = decoder.prefill(params, [[3]], max_new_tokens=9, policy_numbers={"draft_length": 3}, slots=64)
+    state = decoder.prefill(params, [[3]], max_new_tokens=9, policy_hyperparameters={"draft_length": 3}, slots=64)
     figures = summarise(decoder.run(params, state).statistics)
     # 4 5 6 + bonus 7; 8 right, then 14 wrong + recovered 9; two drafts fit: 10 11 + bonus 12
     expected = {

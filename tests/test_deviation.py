@@ -1,4 +1,4 @@
-"""One emitted token's law after a lossy verifier: closed forms against sums over paths, and along texts."""
+"""One emitted token's distribution after a lossy verifier: closed forms against sums over paths, and along texts."""
 
 import jax.numpy as jnp
 import lossy_oracles as plain
@@ -12,17 +12,17 @@ from specdec_jax.drafters import model
 from specdec_jax.lossless import deviation
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import laws, make_warp
+from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 
 
-def two_laws(temperature, seed=0):
+def two_distributions(temperature, seed=0):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(2, 1, 40, 9)) * rng.uniform(0.2, 3, (1, 1, 40, 1))
     logits[1] = 0.7 * logits[0] + 0.6 * logits[1]
     warp = {"temperature": temperature}
-    ours = [laws(jnp.asarray(table, jnp.float32), make_warp(1, **warp)) for table in logits]
+    ours = [distributions(jnp.asarray(table, jnp.float32), make_warp(1, **warp)) for table in logits]
     his = [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table[0]) for table in logits]
     return ours, his, np.apply_along_axis(oracles.softmax, -1, logits[0][0])
 
@@ -37,25 +37,25 @@ EMITTED = {
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", EMITTED)
-def test_the_law_of_one_token_in_closed_form(name, temperature):
-    (target, drafter), (p, q), raw = two_laws(temperature)
-    hot = jnp.full((1, 1, 1), temperature > 0)
-    for numbers in EMITTED[name]:
-        found = np.asarray(deviation.LAWS[name](target, drafter, hot, **numbers))[0]
+def test_the_distribution_of_one_token_in_closed_form(name, temperature):
+    (target, drafter), (p, q), raw = two_distributions(temperature)
+    is_sampled = jnp.full((1, 1, 1), temperature > 0)
+    for hyperparameters in EMITTED[name]:
+        found = np.asarray(deviation.DISTRIBUTIONS[name](target, drafter, is_sampled, **hyperparameters))[0]
         for row in range(len(p)):
-            given = numbers | ({} if temperature else {"raw": raw[row]})
-            expected = plain.emitted_law(plain.VERIFIERS[name], p[row], q[row], given)
+            given = hyperparameters | ({} if temperature else {"raw": raw[row]})
+            expected = plain.emitted_distribution(plain.VERIFIERS[name], p[row], q[row], given)
             np.testing.assert_allclose(found[row], expected, atol=2e-6)
         moved = 0.5 * np.abs(found - p).sum(axis=-1).max()
-        same = name == "rejection" or numbers.get("lenience") == 1 or (temperature == 0 and name != "lenience")
+        same = name == "rejection" or hyperparameters.get("lenience") == 1 or (temperature == 0 and name != "lenience")
         assert (moved < 1e-5) if same else (moved > 0.01)
 
 
 def test_lenience_keeps_its_promises():
     """No token comes with more than p / l; the distance is as written; the other residual is never nearer."""
-    (target, drafter), (p, q), _ = two_laws(0.9, seed=3)
+    (target, drafter), (p, q), _ = two_distributions(0.9, seed=3)
     for factor in (0.2, 0.6, 0.9):
-        out = np.asarray(deviation.lenience_law(target, drafter, jnp.ones((1, 1, 1), bool), factor))[0]
+        out = np.asarray(deviation.lenience_distribution(target, drafter, jnp.ones((1, 1, 1), bool), factor))[0]
         assert np.all(out <= p / factor + 1e-6)
         distance = 0.5 * np.abs(out - p).sum(axis=-1)
         np.testing.assert_allclose(distance, np.maximum(np.minimum(q, p / factor) - p, 0).sum(axis=-1), atol=1e-6)
@@ -75,7 +75,7 @@ def test_deviations_along_a_text(temperature):
         ModelParams(*toy),
         text,
         verifier="lenience",
-        numbers={"lenience": 0.3},
+        hyperparameters={"lenience": 0.3},
         warp=make_warp(2, temperature),
         chunk=4,
     )
@@ -86,7 +86,7 @@ def test_deviations_along_a_text(temperature):
         for at in range(22):
             before = (text[row, at - 1] if at else 0, text[row, at])
             given = {"lenience": 0.3} | ({} if temperature else {"raw": raw[before]})
-            out = plain.emitted_law(plain.lenience, p[before], q[before], given)
+            out = plain.emitted_distribution(plain.lenience, p[before], q[before], given)
             np.testing.assert_allclose(found.total_variation[row, at], 0.5 * np.abs(out - p[before]).sum(), atol=2e-6)
             np.testing.assert_allclose(found.log_likelihood[row, at], np.log(raw[before][text[row, at + 1]]), atol=1e-5)
             assert found.first_choice[row, at] == (text[row, at + 1] == np.argmax(raw[before]))
@@ -98,7 +98,7 @@ def test_deviations_along_a_text(temperature):
 def test_deviations_refuse_what_they_do_not_know():
     small = table_model(3)
     decoder, params = build_decoder(small, model(small, 2), static(), rejection()), ModelParams(*toy_pair(3, 0))
-    with pytest.raises(ValueError, match="no emitted law of 'block'"):
+    with pytest.raises(ValueError, match="no emitted distribution of 'block'"):
         deviation.deviations(decoder, params, [[0, 1]], verifier="block")
     with pytest.raises(ValueError, match="length >= 2"):
         deviation.deviations(decoder, params, [[0]], verifier="typical")

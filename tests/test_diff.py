@@ -14,9 +14,9 @@ from specdec_jax.stopping import adaedl
 PLAIN = Method("plain", policy=None)
 
 
-def make(path, rows, numbers=None, **fields):
+def make(path, rows, hyperparameters=None, **fields):
     """A run folder with these results, as an experiment writes it."""
-    methods = (PLAIN, Method("adaedl", adaedl, numbers=numbers or {}))
+    methods = (PLAIN, Method("adaedl", adaedl, hyperparameters=hyperparameters or {}))
     folder = RunFolder.create("tiny", CompareConfig(name="tiny", prompts="p", methods=methods, **fields), out=path)
     for row in rows:
         folder.append(row)
@@ -108,12 +108,12 @@ def test_the_order_of_the_rows_does_not_matter(diff):
 
 
 def test_the_setup_is_compared_field_by_field(diff, tmp_path):
-    fields = {"max_new_tokens": 32, "numbers": {"threshold": 0.5}}
+    fields = {"max_new_tokens": 32, "hyperparameters": {"threshold": 0.5}}
     code, printed, _ = diff(results(), results(), **fields)
     assert code == 0  # the results agree
     assert "config.max_new_tokens 64 32" in printed
-    assert "config.methods[adaedl].numbers.threshold (none) 0.5" in printed
-    assert "config.methods[adaedl].numbers " not in printed  # {} against what stands inside it
+    assert "config.methods[adaedl].hyperparameters.threshold (none) 0.5" in printed
+    assert "config.methods[adaedl].hyperparameters " not in printed  # {} against what stands inside it
     assert "config_hash" in printed and "started" not in printed and "config.out" not in printed
     for row in (tmp_path / "b" / "results.jsonl").read_text().splitlines():
         assert json.loads(row)["config_hash"] in printed

@@ -9,7 +9,7 @@ from specdec_jax.distillation import initial, loop, training
 from specdec_jax.distillation.batches import GAP, BatchOrder, Corpus, Packing
 from specdec_jax.distillation.head import Labels, build_head_loss
 from specdec_jax.distillation.labelling import build_labeller, label_shard
-from specdec_jax.distillation.losses import coarse_laws, forward_kl
+from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.models import llama
 
@@ -22,7 +22,8 @@ PACKING = Packing(slots=(16, 32), tokens=64, candidates=0, sampled=1, by_writer=
 @pytest.fixture(scope="module")
 def target():
     params = llama.init_params(TARGET, jax.random.key(0), jnp.float32)
-    params = jax.tree.map(lambda leaf: leaf * 8.0 if leaf.ndim > 1 else leaf, params)  # laws with something to learn
+    # distributions with something to learn
+    params = jax.tree.map(lambda leaf: leaf * 8.0 if leaf.ndim > 1 else leaf, params)
     return llama.language_model(TARGET, jnp.float32), params
 
 
@@ -87,7 +88,9 @@ def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
 
 def naive_loss(hidden, embedding, correction, labels, progress):
     log_q = jax.nn.log_softmax(hidden @ embedding.T + correction[None, :], axis=-1)
-    values = forward_kl(*coarse_laws(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)), progress)
+    values = forward_kl(
+        *coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)), progress
+    )
     return jnp.sum(values * labels.weight) / jnp.sum(labels.weight)
 
 

@@ -1,4 +1,4 @@
-"""What the target writes is its own text, under its own laws, and starts and ends where it says."""
+"""What the target writes is its own text, under its own distributions, and starts and ends where it says."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=Fal
 
 @pytest.fixture(scope="module")
 def written(target) -> Shard:
-    heat = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
-    shard, facts = author(target, open=True, temperatures=heat, several_turns=1.0).block(3, POOL, long=False)
+    temperatures = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
+    shard, facts = author(target, open=True, temperatures=temperatures, several_turns=1.0).block(3, POOL, long=False)
     assert facts["idle"] < 0.2 and len(shard.kind) > 8, facts
     return shard
 
@@ -46,8 +46,8 @@ def conversations(shard):
         )
 
 
-def test_labels_are_the_laws_of_the_text_alone(target, written):
-    """A row that keeps anything of the conversation before it, or a label a position off, gives other laws."""
+def test_labels_are_the_distributions_of_the_text_alone(target, written):
+    """A row that keeps anything of the conversation before it, or a label a position off, gives other distributions."""
     label = build_labeller(target.model, 5, positions=256)
     texts = [tokens.astype(np.int32) for _, tokens, _, _, _ in conversations(written)]
     for (_, _, _, top, log_prob), (index, expected) in zip(
@@ -74,7 +74,7 @@ def test_at_temperature_zero_answers_are_the_most_probable_tokens(written):
     assert checked > 50
 
 
-def test_at_temperature_one_tokens_follow_the_law(written):
+def test_at_temperature_one_tokens_follow_the_distribution(written):
     """The most probable token comes as often as its probability says: a sampler that ignores the temperature, or
     reuses a uniform, is far off."""
     hits, expected, variance = 0, 0.0, 0.0

@@ -61,7 +61,7 @@ def test_the_verifier_is_lossless_and_its_number_matters(folder):
     from specdec_jax.stopping import adaedl
 
     for keep in (0.0, 0.6, 1.0):
-        report = prove_exactly(adaedl(), damped(), verifier_numbers={"keep": keep}, batches=[1], chosen=[False])
+        report = prove_exactly(adaedl(), damped(), verifier_hyperparameters={"keep": keep}, batches=[1], chosen=[False])
         assert report.lossless and max(report.draft_lengths) == 2, report.total_variation
 
 
@@ -72,7 +72,7 @@ def test_the_first_proof_on_the_command_line_succeeds(folder, capsys):
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "specdec_jax" in line])
-def test_every_command_parses_and_names_rules_and_numbers_that_exist(folder, line):
+def test_every_command_parses_and_names_rules_and_hyperparameters_that_exist(folder, line):
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "specdec_jax"]
     rules = cli._parsed(words[3:]).rules

@@ -1,4 +1,4 @@
-"""A drafter that proposes the most frequent tokens only: exactly the law it says, in every use of a model."""
+"""A drafter that proposes the most frequent tokens only: exactly the distribution it says, in every use of a model."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
         decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
         state = decoder.prefill(
             ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=temperature, top_k=20),
-            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_numbers={"drafter_cost": 0.01},
+            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_hyperparameters={"drafter_cost": 0.01},
         )  # fmt: skip
         states.append(jax.tree.map(np.asarray, decoder.run(ModelParams(params, few), state)))
     np.testing.assert_array_equal(states[0].tokens, states[1].tokens)
@@ -96,13 +96,13 @@ def headed_table(vocab):
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])
-def test_the_text_is_the_targets_in_law(verifier):
+def test_the_text_is_the_targets_in_distribution(verifier):
     """A token of the target that the drafter can never propose still comes as often as it should."""
     tables, small = toy_pair(3, 0), headed_table(3)
     drafter = model(with_reduced_head(small), 2, catch_up=4)
     decoder = build_decoder(table_model(3), drafter, adaedl(), verifier(), prefill_chunk=4)
     params = ModelParams(tables.target, reduce_params(small, tables.drafter, [2, 0]))
-    report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_numbers={"threshold": 0.1})
+    report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_hyperparameters={"threshold": 0.1})
     assert report.lossless, report
 
 
@@ -194,7 +194,7 @@ def test_a_draft_vocabulary_is_not_saved(save, tmp_path, smollm2_drafter):
 
 
 def test_tokens_that_the_target_lacks_are_refused(smollm2, smollm2_drafter):
-    """Rows that only pad the drafter's embedding: spread over the target's tokens their law would not sum to one."""
+    """Rows that only pad the drafter's embedding: spread over the target's tokens, probabilities would not sum to 1."""
     few = with_draft_vocabulary(smollm2_drafter, [1, 49151])
     shorter = smollm2._replace(model=with_vocabulary(smollm2.model, 49151))
     with pytest.raises(ValueError, match="would propose token 49151, and the target has 49151|has 49151 embeddings"):

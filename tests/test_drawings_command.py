@@ -57,13 +57,13 @@ def test_adaedls_bound_is_drawn_for_adaedl_alone():
 
 
 def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
-    """The tiny target doubts everything: at the default thresholds it reasons after eight tokens, at its own never."""
+    """The tiny target is ever uncertain: at the default thresholds it reasons after eight tokens, at its own never."""
     names = {"target": models[1], "drafter": models[3]}
     told = {
         name: {"name": name, **fingerprint(load_model(path, dtype="float32").params)} for name, path in names.items()
     }
-    numbers = {"policy": {}, "verifier": {}, "monitor": {"phases": {"enter": 50.0, "leave": 50.0}}}
-    calibration = {**told, "numbers": {"greedy": numbers, "sampled": numbers}, "figures": {}}
+    hyperparameters = {"policy": {}, "verifier": {}, "monitor": {"phases": {"enter": 50.0, "leave": 50.0}}}
+    calibration = {**told, "hyperparameters": {"greedy": hyperparameters, "sampled": hyperparameters}, "figures": {}}
     (tmp_path / "calibration.json").write_text(json.dumps(calibration))
 
     def reasoning(*more):

@@ -30,7 +30,7 @@ NAN = math.nan
 
 
 def round_(proposed, accepted, emitted, entropy, threshold=0.7, phase=0, drafter_id=0):
-    """What RoundInfo holds of one round; the laws' largest probabilities follow from the entropies."""
+    """What RoundInfo holds of one round; the distributions' largest probabilities follow from the entropies."""
     room = 4 - len(proposed)
     seen = np.array([*entropy, *[NAN] * (4 - len(entropy))], np.float32)
     return {
@@ -128,8 +128,8 @@ def same_counts(result, its_tokenizer):
 
 def test_a_real_text_is_told_as_it_was_counted(smollm2, smollm2_drafter):
     pair = build_pair(smollm2, smollm2_drafter)
-    numbers = {"threshold": 0.3}
-    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_numbers=numbers)
+    hyperparameters = {"threshold": 0.3}
+    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_hyperparameters=hyperparameters)
     same_counts(result, smollm2.tokenizer)
     assert all(math.isfinite(token.entropy) for token in told(result, smollm2.tokenizer)[:-1] if token.kind != "bonus")
 

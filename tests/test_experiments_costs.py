@@ -80,9 +80,9 @@ def refused(module, capsys, *arguments):
 
 
 def test_a_made_up_trace_is_consistent():
-    for heat, trace in made_up_traces().items():
+    for temperature, trace in made_up_traces().items():
         assert check(trace) == "" and 0.3 < trace.accepted.sum() / trace.num_positions < 0.95
-        assert (trace.temperature == np.float32(heat)).all()
+        assert (trace.temperature == np.float32(temperature)).all()
 
 
 def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoders_verify_in(ran, monkeypatch):
@@ -123,14 +123,18 @@ def compare_folder(path, most=20):
     trace = made_up_traces()[0.0]
     path.mkdir()
     methods = [{"name": "plain", "policy": None}]
-    static = {"name": "static-3", "policy": "specdec_jax.stopping.static:static", "numbers": {"draft_length": 3}}
-    methods.append(static | {"structure": {}, "max_draft_length": None})
+    static = {
+        "name": "static-3",
+        "policy": "specdec_jax.stopping.static:static",
+        "hyperparameters": {"draft_length": 3},
+    }
+    methods.append(static | {"static_options": {}, "max_draft_length": None})
     config = {"methods": methods, "max_draft_length": 5, "max_new_tokens": most, "verification_widths": None}
     (path / "manifest.json").write_text(json.dumps({"config": config}))
     rows = []
     for index, name in enumerate(trace.about["ids"][:4]):
         for method, seconds in (("plain", 4.0), ("static-3", 3.0)):
-            counts = dict.fromkeys(("num_rounds", "num_drafts", "drafter_passes", "checked_passes"), 1)
+            counts = dict.fromkeys(("num_rounds", "num_drafts", "drafter_passes", "discarded_passes"), 1)
             counts |= {"num_emitted_tokens": 10 + index, "num_draft_tokens": 10, "num_accepted_tokens": 4}
             fixed = {"repeated_share": 0.0, "equals_plain": None, "temperature": 0.05, "seconds": seconds}
             rows.append({"prompt_id": name, "method": method} | counts | fixed)
@@ -167,7 +171,7 @@ def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
 def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
     _, rows = ran(domains)
     costs, differ = load_cost_model("configs/costs/cpu.json"), 0
-    for heat, trace in made_up_traces().items():
+    for temperature, trace in made_up_traces().items():
         first = domains.calibrating(trace, {}, 0)
         grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
         for task in ("code", "mathematics", "chat"):
@@ -175,7 +179,7 @@ def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
             chosen, judged = first & mine, ~first & mine
             best = int(np.argmin(grid[:, chosen].sum(axis=1)))
             differ += best != int(np.argmin(grid[:, judged].sum(axis=1)))
-            row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (heat, task, "static"))
+            row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (temperature, task, "static"))
             expected = trace.length[judged].sum() * costs.plain_pass / grid[best, judged].sum()
             assert row["settings"] == {"draft_length": best} and row["texts"] == chosen.sum() == 2
             assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["over_static"] == 1.0
@@ -272,16 +276,18 @@ def test_a_long_run_says_where_lambda_goes(ran):
 
 
 def test_a_live_long_run_keeps_its_state_over_windows():
-    numbers = {"threshold": np.array([0.3, 0.9])}
-    run = live_run(Live(prompt="hi", window=64), adaedl(keep_checked_token=True), numbers, 100, 2, 0, smoke=True)
+    hyperparameters = {"threshold": np.array([0.3, 0.9])}
+    run = live_run(
+        Live(prompt="hi", window=64), adaedl(keep_checked_token=True), hyperparameters, 100, 2, 0, smoke=True
+    )
     assert run.tokens == 100 and (run.position[:, 0] == 0).all()
     for row in range(2):
         count = run.rounds[row]
         assert (np.diff(run.position[row, :count]) == run.accepted[row, : count - 1] + 1).all()
         steps = np.abs(np.diff(run.threshold[row, :count]))
-        assert steps.max() <= 0.00101 and run.threshold[row, count - 1] != numbers["threshold"][row]
+        assert steps.max() <= 0.00101 and run.threshold[row, count - 1] != hyperparameters["threshold"][row]
     with pytest.raises(ValueError, match="window"):
-        live_run(Live(prompt="hi", window=8), adaedl(), numbers, 10, 2, 0, smoke=True)
+        live_run(Live(prompt="hi", window=8), adaedl(), hyperparameters, 10, 2, 0, smoke=True)
 
 
 def test_gpt2_is_causal_and_learns():

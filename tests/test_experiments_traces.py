@@ -91,11 +91,11 @@ def walk(trace, text, twin, most, costs=COSTS):
         while going:
             passes += 1
             if tail is None and trace.accepted[text, at + drafted]:
-                law, hit = trace.path[text, at + drafted], True
+                distribution, hit = trace.path[text, at + drafted], True
             else:
                 tail = trace.tails[trace.tail_of[text, at + accepted]] if tail is None else tail
-                law, hit = tail[drafted - accepted], False
-            fields = dict(zip(FEATURES, map(float, law), strict=True))
+                distribution, hit = tail[drafted - accepted], False
+            fields = dict(zip(FEATURES, map(float, distribution), strict=True))
             seen = Seen(*(fields[name] for name in ("entropy", "raw_entropy", "max_prob", "raw_max_prob")), 0.0)
             if not twin.draws(seen, drafted):
                 break
@@ -150,9 +150,9 @@ def value(cell):
     return float(re.match(r"[*]*([-+]?[\d.]+)", cell)[1])
 
 
-@pytest.mark.parametrize("heat, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
-def test_replays_table_is_a_walk_along_the_trace(finished, heat, heading):
-    trace, text = made_up_trace(heat), section(finished("replay"), heading)
+@pytest.mark.parametrize("temperature, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
+def test_replays_table_is_a_walk_along_the_trace(finished, temperature, heading):
+    trace, text = made_up_trace(temperature), section(finished("replay"), heading)
     for name, twin in (
         ("static-3", lambda: Static(3)),
         ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),
@@ -285,7 +285,7 @@ def test_the_papers_figures_stand_beside_ours(finished):
 
 
 def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
-    """Two drafters' traces from files, a machine by two numbers, a user's rule with structure and numbers by --set."""
+    """Two drafters' traces from files, a machine by two numbers, a user's rule and its settings by --set."""
     rule = tmp_path / "short.py"
     rule.write_text("from specdec_jax.stopping import static\n\ndef short(unused: int = 0):\n    return static()\n")
     trace = made_up_trace(1.0, texts=6)

@@ -67,7 +67,9 @@ def test_the_draft_loop_ends_by_the_entropy():
     weights = ModelParams(params, params)
     passes = {}
     for factor in (1e-6, 0.9):
-        state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, policy_numbers={"entropy_factor": factor})
+        state = decoder.prefill(
+            weights, [[1, 2, 3]], max_new_tokens=8, policy_hyperparameters={"entropy_factor": factor}
+        )
         state = decoder.step(weights, state)
         passes[factor] = int(state.statistics.drafter_passes[0])
     assert passes == {1e-6: 3, 0.9: 1}

@@ -16,7 +16,7 @@ from specdec_jax.streaming import stream
 
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
 CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
-REAL = {"max_new_tokens": 24, "slots": 96, "record": True, "policy_numbers": {"draft_length": 3}}
+REAL = {"max_new_tokens": 24, "slots": 96, "record": True, "policy_hyperparameters": {"draft_length": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
-def test_the_default_policy_keeps_its_numbers(tiny):
+def test_the_default_policy_keeps_its_hyperparameters(tiny):
     pair = build_pair(tiny.target, None, policy=adaedl())
     state = pair.decoder.parts.policy.init(1, threshold=0.3)
     assert np.allclose(state.threshold, 0.3)
@@ -181,7 +181,7 @@ def test_the_default_policy_keeps_its_numbers(tiny):
         ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
         ("x", {"system": "be brief"}, "a system prompt and messages need the chat template"),
         ("x", {"stop": [""]}, "a stop string is empty"),
-        ("x", {"policy_numbers": {"draft_length": -1}}, "draft_length must lie in"),
+        ("x", {"policy_hyperparameters": {"draft_length": -1}}, "draft_length must lie in"),
     ],
 )
 def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):

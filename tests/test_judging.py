@@ -44,7 +44,7 @@ def logits_of(model: LoadedModel, text: list[int], position: int) -> np.ndarray:
     return table[text[position]] + 0.5 * table[text[max(position - 3, 0)]] + steps[position % 7]
 
 
-def law(logits: np.ndarray, temperature: float) -> np.ndarray:
+def distribution(logits: np.ndarray, temperature: float) -> np.ndarray:
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
     weights = np.exp((logits - logits.max()) / temperature)
@@ -65,7 +65,10 @@ def naive(target, drafter, texts):
             pair = [logits_of(model, text, position) for model in (target, drafter)]
             missing = len(pair[0]) - len(pair[1])
             pair[1] = np.pad(pair[1], (0, missing), constant_values=-np.inf)
-            shared = [np.minimum(*(law(logits, heat) for logits in pair)).sum() for heat in TEMPERATURES]
+            shared = [
+                np.minimum(*(distribution(logits, temperature) for logits in pair)).sum()
+                for temperature in TEMPERATURES
+            ]
             rows.append([np.argmax(pair[0]) == np.argmax(pair[1]), *shared])
         agreement.append(np.mean(rows, axis=0)[0])
         mass.append(np.mean(rows, axis=0)[1:])
@@ -119,19 +122,21 @@ def test_what_a_drafter_lacks_has_probability_zero():
 
 @pytest.mark.parametrize("batch", [1, 3])  # a single row writes its cache another way
 def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
-    """Caches, prefill and rows that wait: each text alone, in one pass, gives the same laws."""
+    """Caches, prefill and rows that wait: each text alone, in one pass, gives the same distributions."""
     target, drafter = (load_model(path, dtype="float32") for path in write_pair(tmp_path))
     passes = [jax.jit(model.apply) for model in (target.model, drafter.model)]
     texts = [([1] * 66 + prompt, answer[: 30 - 4 * index]) for index, (prompt, answer) in enumerate(texts_of(5, 30))]
     found = judge(target, drafter, texts, temperatures=(0.7,), batch=batch, chunk=8)
     for index, (prompt, answer) in enumerate(texts):
-        text, laws = [*prompt, *answer], []
+        text, distributions = [*prompt, *answer], []
         tokens = jnp.asarray([text + [0] * (128 - len(text))], jnp.int32)
         for one, (model, params, *_) in zip(passes, (target, drafter), strict=True):
             logits, _ = one(params, tokens, model.init_cache(params, 1, 128))
-            laws.append(np.asarray(logits[0, len(prompt) - 1 : len(text) - 1], np.float64))
-        same = np.mean(laws[0].argmax(axis=1) == laws[1].argmax(axis=1))
-        mass = [np.minimum(law(p, 0.7), law(q, 0.7)).sum() for p, q in zip(*laws, strict=True)]
+            distributions.append(np.asarray(logits[0, len(prompt) - 1 : len(text) - 1], np.float64))
+        same = np.mean(distributions[0].argmax(axis=1) == distributions[1].argmax(axis=1))
+        mass = [
+            np.minimum(distribution(p, 0.7), distribution(q, 0.7)).sum() for p, q in zip(*distributions, strict=True)
+        ]
         assert found.agreement[index] == pytest.approx(same)
         assert found.acceptance[index, 0] == pytest.approx(np.mean(mass), abs=1e-4)
 

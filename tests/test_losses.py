@@ -1,4 +1,4 @@
-"""Each loss against float64 numpy written out, its gradient by finite differences, and the laws' zeros."""
+"""Each loss against float64 numpy written out, its gradient by finite differences, and the distributions' zeros."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from specdec_jax import sampling
 from specdec_jax.distillation.losses import (
-    coarse_laws,
+    coarse_distributions,
     forward_kl,
     jensen_shannon,
     reverse_kl,
@@ -28,7 +28,7 @@ def softmax(logits):
 
 
 def naive_tvd_plus_plus(p, q, frozen):
-    """The surrogate with the laws at the point of linearisation in `frozen`: only log q moves."""
+    """The surrogate with the distributions at the point of linearisation in `frozen`: only log q moves."""
     total, first, second = 0.0, 0.0, 0.0
     for row in range(len(p)):
         for x in range(p.shape[1]):
@@ -59,8 +59,8 @@ NAIVE = {
 PROGRESS = jnp.asarray(0.25)
 
 
-def log(law):
-    return jnp.asarray(np.log(law), jnp.float32)
+def log(distribution):
+    return jnp.asarray(np.log(distribution), jnp.float32)
 
 
 @pytest.mark.parametrize("name", NAIVE)
@@ -127,14 +127,14 @@ def test_a_schedule_is_its_first_loss_then_its_second():
 
 
 def coarse_of(p, q, labels):
-    return coarse_laws(jnp.take_along_axis(p, labels, axis=-1), jnp.take_along_axis(q, labels, axis=-1))
+    return coarse_distributions(jnp.take_along_axis(p, labels, axis=-1), jnp.take_along_axis(q, labels, axis=-1))
 
 
 def test_the_rest_is_one_outcome():
     p, q = softmax(P_LOGITS), softmax(Q_LOGITS)
     labels = np.argsort(-p, axis=-1)[:, :3]
-    for coarse, law in zip(coarse_of(log(p), log(q), jnp.asarray(labels)), (p, q), strict=True):
-        kept = np.take_along_axis(law, labels, axis=-1)
+    for coarse, distribution in zip(coarse_of(log(p), log(q), jnp.asarray(labels)), (p, q), strict=True):
+        kept = np.take_along_axis(distribution, labels, axis=-1)
         expected = np.concatenate([kept, 1 - kept.sum(-1, keepdims=True)], axis=-1)
         np.testing.assert_allclose(jnp.exp(coarse), expected, atol=2e-6)
 
@@ -148,7 +148,7 @@ def test_merged_outcomes_never_raise_a_divergence(loss):
 
 def test_a_label_of_minus_infinity_belongs_to_the_rest_on_both_sides():
     top, drafter = jnp.log(jnp.asarray([[0.5, 0.2]])), jnp.log(jnp.asarray([[0.4, 0.3]]))
-    p, q = coarse_laws(jnp.asarray([[top[0, 0], -jnp.inf]]), drafter)
+    p, q = coarse_distributions(jnp.asarray([[top[0, 0], -jnp.inf]]), drafter)
     np.testing.assert_allclose(jnp.exp(p), [[0.5, 0.0, 0.5]], atol=1e-6)
     np.testing.assert_allclose(jnp.exp(q), [[0.4, 0.0, 0.6]], atol=1e-6)
 
@@ -157,7 +157,7 @@ def test_labels_that_hold_all_of_the_mass_give_no_nan():
     top = jnp.log(jnp.asarray([[0.75, 0.25]]))
 
     def value(z):
-        return jnp.sum(forward_kl(*coarse_laws(top, jax.nn.log_softmax(z, axis=-1)), START))
+        return jnp.sum(forward_kl(*coarse_distributions(top, jax.nn.log_softmax(z, axis=-1)), START))
 
     logits = jnp.asarray([[3.0, 1.0]])  # the drafter's mass is all inside too
     assert jnp.isfinite(value(logits)) and jnp.all(jnp.isfinite(jax.grad(value)(logits)))
@@ -169,15 +169,15 @@ def test_a_rest_of_nothing_or_less_is_clipped(probability):
     label = jnp.log(jnp.asarray([probability]))
 
     def value(drafter):
-        return jnp.sum(forward_kl(*coarse_laws(label, drafter), START))
+        return jnp.sum(forward_kl(*coarse_distributions(label, drafter), START))
 
-    assert jnp.isfinite(coarse_laws(label, label)[1][0, -1])
+    assert jnp.isfinite(coarse_distributions(label, label)[1][0, -1])
     assert jnp.isfinite(value(label)) and jnp.all(jnp.isfinite(jax.grad(value)(label)))
 
 
 def test_padding_gets_no_gradient_and_no_nan():
     top, drafter = jnp.asarray([[jnp.log(0.5), -jnp.inf, -jnp.inf]]), jnp.asarray([[-1.0, -2.0, -jnp.inf]])
-    gradient = jax.grad(lambda q: jnp.sum(forward_kl(*coarse_laws(top, q), START)))(drafter)
+    gradient = jax.grad(lambda q: jnp.sum(forward_kl(*coarse_distributions(top, q), START)))(drafter)
     assert jnp.all(jnp.isfinite(gradient)) and gradient[0, 0] != 0 and not jnp.any(gradient[0, 1:])
 
 

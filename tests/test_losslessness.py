@@ -1,4 +1,4 @@
-"""The output law is the target's: by enumeration, by chi-square of the whole decoder; and wrong rules are seen."""
+"""The output distribution is the target's: by enumeration, by chi-square of the whole decoder; wrong rules are seen."""
 
 import importlib
 
@@ -45,10 +45,10 @@ VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_output_law_is_exactly_the_targets(policy, verifier):
-    rule, numbers = POLICIES[policy]
+def test_output_distribution_is_exactly_the_targets(policy, verifier):
+    rule, hyperparameters = POLICIES[policy]
     batches = (1, 3) if verifier == "rejection" else (3,)
-    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_numbers=numbers, batches=batches)
+    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_hyperparameters=hyperparameters, batches=batches)
     assert report.total_variation < 1e-6 and report.lossless
     assert {case.batch for case in report.cases} == set(batches)
     if verifier != "greedy":  # at temperature 0 a toy has one text, and a rule may never draft two tokens on it
@@ -56,11 +56,11 @@ def test_output_law_is_exactly_the_targets(policy, verifier):
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_output_law_with_longer_drafts_and_more_rounds(verifier):
+def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
     report = lossless.prove_exactly(
         adaedl(keep_checked_token=True),
         VERIFIERS[verifier],
-        policy_numbers=FAST,
+        policy_hyperparameters=FAST,
         max_draft_length=3,
         tokens=4,
         batches=(3,),
@@ -82,25 +82,25 @@ def test_a_users_own_file_is_proven(tmp_path):
     file.write_text(
         "from specdec_jax.stopping import static\n"
         "def doubter():\n"
-        "    def check(state, law, drafted, context):\n"
-        "        return law.max_prob > 0.5, state\n"
+        "    def check(state, distribution, drafted, context):\n"
+        "        return distribution.max_prob > 0.5, state\n"
         "    return static()._replace(check=check)\n"
     )
     rule = choose("policy", str(file))
-    report = lossless.prove_exactly(rule.strategy, rejection(), policy_numbers=rule.numbers)
+    report = lossless.prove_exactly(rule.strategy, rejection(), policy_hyperparameters=rule.hyperparameters)
     assert report.lossless and report.draft_lengths == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
     "weights", [[0.2, 0.5, 0.3], [0.0, 2.0, 1.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, -0.2, 0.1], [-0.3, 0.2, -0.1]]
 )
-def test_the_law_of_a_draw_is_that_of_the_real_draw(weights):
+def test_the_distribution_of_a_draw_is_that_of_the_real_draw(weights):
     uniform = (np.arange(20_000) + 0.5) / 20_000
     drawn = np.asarray(
         sampling.draw(jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1)), jnp.asarray(uniform, jnp.float32))
     )
     frequencies = np.bincount(drawn, minlength=3) / 20_000
-    np.testing.assert_allclose(enumeration.drawn_law(np.array([weights]))[0], frequencies, atol=2e-4)
+    np.testing.assert_allclose(enumeration.drawn_distribution(np.array([weights]))[0], frequencies, atol=2e-4)
 
 
 # What must fail the proof
@@ -135,12 +135,12 @@ def test_a_residual_without_the_clamp_fails(monkeypatch):
 
 
 def at_another_temperature(verifier, temperature=1.25):
-    def law(state, draft, laws, log_p, context):
-        return verifier.law(
-            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), laws, log_p, context
+    def verify(state, draft, distributions, log_p, context):
+        return verifier.verify(
+            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, log_p, context
         )
 
-    return verifier._replace(law=law)
+    return verifier._replace(verify=verify)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
@@ -161,13 +161,13 @@ SAMPLED = {
 }
 
 
-def sampled(policy, verifier, numbers, warp, **options):
+def sampled(policy, verifier, hyperparameters, warp, **options):
     decoder, params = lossless.toy_decoder(policy, verifier, max_draft_length=3, toy=1)
-    return lossless.test_by_sampling(decoder, params, warp=warp, policy_numbers=numbers, **options)
+    return lossless.test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_the_whole_decoder_draws_from_the_targets_law(name):
+def test_the_whole_decoder_draws_from_the_targets_distribution(name):
     report = sampled(*SAMPLED[name])
     assert report.sequences >= 40_000 and report.degrees >= 20
     assert report.p_value > 1e-3 and report.lossless

@@ -1,4 +1,4 @@
-"""Lossy verifiers have the law that is written down: paths walked in plain Python against ours, summed and drawn."""
+"""Lossy verifiers have the distribution documented: paths walked in plain Python against ours, summed and drawn."""
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +11,23 @@ from specdec_jax import decoding, lossless
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.numbers import numbers_of
-from specdec_jax.sampling import laws, make_warp
+from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
 from specdec_jax.types import Draft, RoundContext, Verifier
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
 from specdec_jax.views.warned import warned_in_a_line
 
 DRAFTS, TOKENS = 2, 3
-UNSURE = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
-SURE = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less sure
+UNCERTAIN = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
+CERTAIN = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less certain
 CASES = {
     "lenience 0.3": (lenience(), "lenience", {"lenience": 0.3}),
     "lenience 0.8": (lenience(), "lenience", {"lenience": 0.8}),
     "typical": (typical(), "typical", {"epsilon": 0.09, "delta": 0.3}),
     "typical 0.3": (typical(), "typical", {"epsilon": 0.3, "delta": 0.5}),
-    "easd": (easd(), "easd", UNSURE),
+    "easd": (easd(), "easd", UNCERTAIN),
     "easd top 2": (easd(top_n=2), "easd", {"drafter_entropy": 0.3, "target_entropy": 0.2, "overlap": 1.0, "top_n": 2}),
 }
 WARPS = (
@@ -38,32 +38,32 @@ WARPS = (
 )
 
 
-def traced(numbers):
-    """The numbers of `init`: a set's size is structure."""
-    return {name: value for name, value in numbers.items() if name != "top_n"}
+def traced(hyperparameters):
+    """The hyperparameters of `init`: a set's size is static."""
+    return {name: value for name, value in hyperparameters.items() if name != "top_n"}
 
 
-def as_used(numbers):
-    return {name: float(np.float32(value)) for name, value in numbers.items() if name != "top_n"} | {
-        "top_n": numbers.get("top_n", 8)
+def as_used(hyperparameters):
+    return {name: float(np.float32(value)) for name, value in hyperparameters.items() if name != "top_n"} | {
+        "top_n": hyperparameters.get("top_n", 8)
     }
 
 
-def oracle(judge, toy, warp, numbers, limit=TOKENS + 1, phases=None, tokens=TOKENS):
+def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, tokens=TOKENS):
     target, drafter = tables(toy, warp)
-    used = as_used(numbers)
+    used = as_used(hyperparameters)
     if warp["temperature"] == 0:
         used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
     shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
-    return plain.joint_law(judge, target, drafter, numbers=used, **shape)
+    return plain.joint_distribution(verify, target, drafter, hyperparameters=used, **shape)
 
 
-def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options):
+def enumerated(verifier, hyperparameters, toys=lossless.TOYS[:2], warps=WARPS, **options):
     return lossless.prove_exactly(
         static(),
         verifier,
-        policy_numbers={"draft_length": DRAFTS},
-        verifier_numbers=traced(numbers),
+        policy_hyperparameters={"draft_length": DRAFTS},
+        verifier_hyperparameters=traced(hyperparameters),
         batches=(3,),
         chosen=(False,),
         toys=toys,
@@ -75,23 +75,23 @@ def enumerated(verifier, numbers, toys=lossless.TOYS[:2], warps=WARPS, **options
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_enumerated_law_is_that_of_the_paths(name):
-    verifier, judge, numbers = CASES[name]
-    for case in enumerated(verifier, numbers).cases:
-        expected = oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, numbers)
-        np.testing.assert_allclose(case.law, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
+def test_the_enumerated_distribution_is_that_of_the_paths(name):
+    verifier, kind, hyperparameters = CASES[name]
+    for case in enumerated(verifier, hyperparameters).cases:
+        expected = oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, hyperparameters)
+        np.testing.assert_allclose(case.distribution, expected, atol=1e-6, err_msg=f"toy {case.toy}, {case.warp}")
         np.testing.assert_allclose(expected.sum(), 1.0)
 
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd"])
-def test_another_number_is_another_law(name):
-    """The control of the test above: paths with a number a little off do not have the law of ours."""
-    verifier, judge, numbers = CASES[name]
-    key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[judge]
-    wrong = numbers | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
-    cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+def test_another_number_is_another_distribution(name):
+    """The control of the test above: paths with a number a little off do not have the distribution of ours."""
+    verifier, kind, hyperparameters = CASES[name]
+    key = {"lenience": "lenience", "typical": "epsilon", "easd": "target_entropy"}[kind]
+    wrong = hyperparameters | {key: {"lenience": 0.35, "epsilon": 0.2, "target_entropy": 0.9}[key]}
+    cases = enumerated(verifier, hyperparameters, warps=WARPS[:1]).cases
     apart = [
-        np.abs(case.law - oracle(plain.VERIFIERS[judge], lossless.TOYS[case.toy], case.warp, wrong)).sum()
+        np.abs(case.distribution - oracle(plain.VERIFIERS[kind], lossless.TOYS[case.toy], case.warp, wrong)).sum()
         for case in cases
     ]
     assert max(apart) > 1e-3
@@ -102,35 +102,35 @@ def test_another_number_is_another_law(name):
     [
         (lenience(), [{"lenience": value} for value in (1.0, 0.9, 0.6, 0.3, 0.1)]),
         (typical(), [{"epsilon": value, "delta": 10.0} for value in (1.0, 0.5, 0.1)]),
-        (easd(), [SURE, *({"drafter_entropy": value, "target_entropy": value} for value in (1.0, 0.8, 0.0))]),
+        (easd(), [CERTAIN, *({"drafter_entropy": value, "target_entropy": value} for value in (1.0, 0.8, 0.0))]),
     ],
     ids=["lenience", "typical", "easd"],
 )
 def test_the_distance_begins_at_nothing_and_grows(verifier, sweep):
     distances = []
-    for numbers in sweep:
-        cases = enumerated(verifier, numbers, warps=WARPS[:1]).cases
+    for hyperparameters in sweep:
+        cases = enumerated(verifier, hyperparameters, warps=WARPS[:1]).cases
         distances.append(np.mean([case.total_variation for case in cases]))
     assert distances[0] < 1e-12 and np.all(np.diff(distances) > 1e-3), distances
 
 
-def judged(verifier, numbers, draft, target, warp):
+def verified(verifier, hyperparameters, draft, target, warp):
     rows = len(draft.length)
     zeros = jnp.zeros(rows, jnp.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
-    log_length, next_law, _ = jax.jit(
+    log_prob_accepted, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
-            verifier.law(state, draft, target, target.log_prob, context)
+            verifier.verify(state, draft, target, target.log_prob, context)
         )
-    )(verifier.init(rows, **numbers))
-    return np.asarray(log_length), np.asarray(next_law)
+    )(verifier.init(rows, **hyperparameters))
+    return np.asarray(log_prob_accepted), np.asarray(next_distribution)
 
 
 def random_case(rows, temperature, chosen=False, seed=0):
     rng = np.random.default_rng(seed)
     warp = make_warp(rows, temperature)
-    target = laws(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
-    drafter = laws(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
+    target = distributions(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
+    drafter = distributions(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
     tokens = rng.integers(0, 12, (rows, 3)).astype(np.int32) if temperature else np.asarray(drafter.top_token)
     one_hot = jnp.full((rows, 3), chosen)
     log_q = None if chosen else drafter.log_prob
@@ -141,17 +141,19 @@ def random_case(rows, temperature, chosen=False, seed=0):
 @pytest.mark.parametrize("chosen", [False, True])
 def test_lenience_1_is_rejection_to_the_last_bit(temperature, chosen):
     case = random_case(200, temperature, chosen)
-    for one, other in zip(judged(lenience(), {"lenience": 1.0}, *case), judged(rejection(), {}, *case), strict=True):
+    for one, other in zip(
+        verified(lenience(), {"lenience": 1.0}, *case), verified(rejection(), {}, *case), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(judged(lenience(), {"lenience": 0.3}, *case)[0], judged(rejection(), {}, *case)[0])
+    assert not np.array_equal(verified(lenience(), {"lenience": 0.3}, *case)[0], verified(rejection(), {}, *case)[0])
 
 
 @pytest.mark.parametrize(("temperature", "chosen"), [(0.0, False), (0.8, True)])
 def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
     case = random_case(200, temperature, chosen)
     zero = {"drafter_entropy": 0.0, "target_entropy": 0.0, "overlap": 0.0}
-    lengths, weights = judged(easd(), zero, *case)
-    expected, others = judged(rejection(), {}, *case)
+    lengths, weights = verified(easd(), zero, *case)
+    expected, others = verified(rejection(), {}, *case)
     np.testing.assert_array_equal(lengths, expected)
     reached = np.isfinite(expected).T  # [K+1, B]
     found, wanted = (values[reached] / values[reached].sum(-1, keepdims=True) for values in (weights, others))
@@ -160,8 +162,8 @@ def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
 
 def test_typical_at_temperature_0_keeps_first_choices_only():
     draft, target, warp = random_case(200, 0.0)
-    expected, _ = judged(rejection(), {}, draft, target, warp)
-    np.testing.assert_array_equal(judged(typical(), {}, draft, target, warp)[0], expected)
+    expected, _ = verified(rejection(), {}, draft, target, warp)
+    np.testing.assert_array_equal(verified(typical(), {}, draft, target, warp)[0], expected)
 
 
 # Phases
@@ -171,13 +173,13 @@ def last_is_odd(text):
     return text[-1] % 2 if text else 0
 
 
-def test_by_phase_judges_each_round_by_its_phase():
-    numbers = {"lenience": 0.4}
-    for case in enumerated(by_phase(), numbers, warps=WARPS[:2]).cases:
-        judges = [plain.lenience, plain.rejection]
-        expected = oracle(judges, lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
-        np.testing.assert_allclose(case.law, expected, atol=1e-6)
-        turned = oracle(judges[::-1], lossless.TOYS[case.toy], case.warp, numbers, phases=last_is_odd)
+def test_by_phase_verifies_each_round_by_its_phase():
+    hyperparameters = {"lenience": 0.4}
+    for case in enumerated(by_phase(), hyperparameters, warps=WARPS[:2]).cases:
+        rules = [plain.lenience, plain.rejection]
+        expected = oracle(rules, lossless.TOYS[case.toy], case.warp, hyperparameters, phases=last_is_odd)
+        np.testing.assert_allclose(case.distribution, expected, atol=1e-6)
+        turned = oracle(rules[::-1], lossless.TOYS[case.toy], case.warp, hyperparameters, phases=last_is_odd)
         assert np.abs(turned - expected).sum() > 1e-3
 
 
@@ -188,9 +190,12 @@ def test_by_phase_of_lossless_verifiers_is_lossless():
     assert not by_phase(typical(), typical()).needs_log_q
 
 
-def test_by_phase_hands_numbers_on():
-    assert numbers_of(by_phase().init) == numbers_of(lenience().init)
-    assert numbers_of(by_phase(lenience(), lenience()).init) == {"routine_lenience": 0.5, "reasoning_lenience": 0.5}
+def test_by_phase_hands_hyperparameters_on():
+    assert hyperparameters_of(by_phase().init) == hyperparameters_of(lenience().init)
+    assert hyperparameters_of(by_phase(lenience(), lenience()).init) == {
+        "routine_lenience": 0.5,
+        "reasoning_lenience": 0.5,
+    }
     state = by_phase(lenience(), typical()).init(2, lenience=0.4, delta=0.2)
     assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
     two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])
@@ -204,7 +209,7 @@ def test_by_phase_hands_numbers_on():
 def test_verifiers_wrap_by_name():
     options = ["routine=easd", "reasoning=typical", "top_n=3", "overlap=0.7", "epsilon=0.2"]
     choice = choose("verifier", "by_phase", options)
-    assert isinstance(choice.strategy, Verifier) and choice.numbers == {"overlap": 0.7, "epsilon": 0.2}
+    assert isinstance(choice.strategy, Verifier) and choice.hyperparameters == {"overlap": 0.7, "epsilon": 0.2}
     with pytest.raises(ValueError, match="has no option 'lenienc'; did you mean 'lenience'"):
         choose("verifier", "by_phase", ["lenienc=0.3"])
     with pytest.raises(ValueError, match="unknown verifier 'typcal'; did you mean 'typical'"):
@@ -218,7 +223,7 @@ def test_a_decoder_for_phases_needs_a_monitor():
 
 
 @pytest.mark.parametrize(
-    ("factory", "numbers", "message"),
+    ("factory", "hyperparameters", "message"),
     [
         (lenience, {"lenience": 0.0}, r"lenience must lie in \(0, 1\], got 0"),
         (lenience, {"lenience": 1.5}, r"lenience must lie in \(0, 1\], got 1.5"),
@@ -228,9 +233,9 @@ def test_a_decoder_for_phases_needs_a_monitor():
         (easd, {"target_entropy": float("nan")}, "target_entropy"),
     ],
 )
-def test_what_they_refuse(factory, numbers, message):
+def test_what_they_refuse(factory, hyperparameters, message):
     with pytest.raises(ValueError, match=message):
-        factory().init(2, **numbers)
+        factory().init(2, **hyperparameters)
     with pytest.raises(ValueError, match="top_n of 1 or more, got 0"):
         easd(top_n=0)
 
@@ -239,15 +244,19 @@ def test_what_they_refuse(factory, numbers, message):
 
 
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
-def test_the_whole_decoder_draws_from_that_law_and_not_the_targets(name):
-    verifier, judge, numbers = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
+def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name):
+    verifier, kind, hyperparameters = CASES.get(name, (by_phase(), "lenience", {"lenience": 0.3}))
     toy, limit = toy_pair(3, 0), TOKENS + DRAFTS
-    rules, phases = plain.VERIFIERS[judge], None
+    rules, phases = plain.VERIFIERS[kind], None
     if name == "by_phase":
         rules, phases = [plain.lenience, plain.rejection], last_is_odd
-    expected = oracle(rules, toy, WARPS[0], numbers, limit, phases)
+    expected = oracle(rules, toy, WARPS[0], hyperparameters, limit, phases)
     decoder, params = lossless.toy_decoder(static(), verifier, DRAFTS)
-    options = {"verifier_numbers": traced(numbers), "policy_numbers": {"draft_length": DRAFTS}, "tokens": TOKENS}
+    options = {
+        "verifier_hyperparameters": traced(hyperparameters),
+        "policy_hyperparameters": {"draft_length": DRAFTS},
+        "tokens": TOKENS,
+    }
     drawn = lossless.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
     assert drawn.p_value > 1e-3 and drawn.degrees >= 15
     assert lossless.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12

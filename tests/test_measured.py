@@ -1,4 +1,4 @@
-"""Predictions beside measured runs: a replay has the numbers that decoded, those of the run's calibration included."""
+"""Predictions beside measured runs: a replay has the hyperparameters that decoded, the run's calibration included."""
 
 import json
 
@@ -16,7 +16,7 @@ from specdec_jax.loading.builtin import drafter_file
 
 LONGEST = 5
 COSTS = flat(0.1, LONGEST)
-NUMBERS = {
+HYPERPARAMETERS = {
     "policy": {
         "static": {"draft_length": 2},
         "survival": {"greedy": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0], "drafter_cost": 0.02},
@@ -37,8 +37,8 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("static", static),
-        Method("static-3", static, numbers={{"draft_length": 3}}),
-        Method("survival", survival, numbers=times),
+        Method("static-3", static, hyperparameters={{"draft_length": 3}}),
+        Method("survival", survival, hyperparameters=times),
         Method("phase-length", phase_length),
     ),
     target={target!r},
@@ -66,7 +66,7 @@ def ran(tmp_path_factory):
         name: {"name": name, **fingerprint(load_model(source, dtype="float32").params)}
         for name, source in (("target", target), ("drafter", drafter))
     }
-    calibration = {**models, "numbers": {"greedy": NUMBERS, "sampled": OTHERS}, "figures": {}}
+    calibration = {**models, "hyperparameters": {"greedy": HYPERPARAMETERS, "sampled": OTHERS}, "figures": {}}
     (folder / "calibration.json").write_text(json.dumps(calibration))
     sources = {"prompts": str(folder / "prompts.jsonl"), "target": target, "drafter": drafter}
     (folder / "config.py").write_text(CONFIG.format(calibration=str(folder / "calibration.json"), **sources))
@@ -80,10 +80,12 @@ def ran(tmp_path_factory):
 def changed(run, folder, methods=None, told=False, **entries):
     """A copy of a run folder whose config, or whose methods by name, say otherwise.
 
-    Its rows tell no numbers, as in an earlier version, or those they were decoded with.
+    Its rows tell no hyperparameters, as in an earlier version, or those they were decoded with.
     """
     folder.mkdir()
-    rows = [row if told else {key: row[key] for key in row if key != "policy_numbers"} for row in read_rows(run)]
+    rows = [
+        row if told else {key: row[key] for key in row if key != "policy_hyperparameters"} for row in read_rows(run)
+    ]
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["config"] |= entries
@@ -117,11 +119,11 @@ def test_greedy_predictions_are_the_live_rounds(ran):
         assert point.predicted.estimate == pytest.approx(speedup) and point.same_prompts, name
 
 
-def test_rows_tell_the_numbers_that_decoded(ran, tmp_path):
+def test_rows_tell_the_hyperparameters_that_decoded(ran, tmp_path):
     """Whatever became of the calibration; and a drafter that no trace is of is left out."""
     run, traces = ran
     right, told = found(run, traces), found(changed(run, tmp_path / "run", told=True, calibration=None), traces)
-    for name in ("static", "static-3", "survival"):  # phase-length reads the monitor's numbers too
+    for name in ("static", "static-3", "survival"):  # phase-length reads the monitor's hyperparameters too
         assert right[name].predicted == told[name].predicted, name
     other = traces[0.0]._replace(about=traces[0.0].about | {"drafter": "another"})
     with pytest.raises(ValueError, match="has no method that traces"):
@@ -136,14 +138,14 @@ def test_without_its_calibration_a_prediction_is_of_another_rule(ran, tmp_path):
         assert same == (name == "static-3"), name  # which names its only number itself
 
 
-def test_sampled_runs_have_the_sampled_numbers(ran, tmp_path):
+def test_sampled_runs_have_the_sampled_hyperparameters(ran, tmp_path):
     """By the run's temperature, not by that of the nearest trace."""
     run, traces = ran
     warm = changed(run, tmp_path / "run")
     lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
     (warm / "results.jsonl").write_text(lines)
     cold, points = found(run, traces), found(warm, traces)
-    fixed = changed(run, tmp_path / "fixed", {"static": {"numbers": {"draft_length": 4}}}, calibration=None)
+    fixed = changed(run, tmp_path / "fixed", {"static": {"hyperparameters": {"draft_length": 4}}}, calibration=None)
     assert points["static"].predicted == found(fixed, traces)["static"].predicted != cold["static"].predicted
 
 

@@ -91,10 +91,12 @@ def rows_of(texts, slots):
     return jnp.array(tokens), jnp.array([len(text) for text in texts], jnp.int32)
 
 
-def drafts_of(drafter, state, texts, slots=96, **numbers):
+def drafts_of(drafter, state, texts, slots=96, **hyperparameters):
     policy, (tokens, lengths) = static(), rows_of(texts, slots)
     now = context_of(lengths, [drafter.max_draft_length] * len(texts))
-    draft, info, *_ = drafter.propose(None, state, tokens, now, None, policy, policy.init(len(texts), **numbers), True)
+    draft, info, *_ = drafter.propose(
+        None, state, tokens, now, None, policy, policy.init(len(texts), **hyperparameters), True
+    )
     return draft, info
 
 
@@ -216,7 +218,7 @@ def test_a_fill_never_gives_up_what_was_counted():
         ({"fill": 5}, "got 5"),
     ],
 )
-def test_bad_numbers_are_refused(given, message):
+def test_bad_hyperparameters_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         ngram(**given)
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from specdec_jax.calibrated import calibration_of, numbers_for
+from specdec_jax.calibrated import calibration_of, hyperparameters_for
 from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.loading import load_model
 from specdec_jax.pairs import _relative_size
@@ -19,7 +19,7 @@ def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smoll
     plain = generate(PROMPT, target=smollm2_float32, drafter=None, max_new_tokens=40)
     drafters = (smollm2_drafter_float32, "prompt_lookup")
     pair = build_pair(smollm2_float32, drafters, policy=static(), verification_widths=(8,))
-    result = generate(PROMPT, pair=pair, max_new_tokens=40, policy_numbers={"draft_length": 4}, record=True)
+    result = generate(PROMPT, pair=pair, max_new_tokens=40, policy_hyperparameters={"draft_length": 4}, record=True)
     assert result.tokens == plain.tokens
     chosen = np.array([record["drafter_id"] for record in result.rounds])
     drafted = np.array([record["drafted"] for record in result.rounds])
@@ -43,13 +43,13 @@ def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
     pair = build_pair(smollm2, smollm2_drafter, policy=static())
     found = calibration_of("built-in", pair)
     assert (found.target["name"], found.drafter["name"]) == ("smollm2", "smollm2-drafter")
-    assert numbers_for(found, "policy", pair.decoder.parts.policy, 0.0) == {"draft_length": 3}
+    assert hyperparameters_for(found, "policy", pair.decoder.parts.policy, 0.0) == {"draft_length": 3}
     together = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static())
     assert calibration_of("built-in", together).source == found.source
 
 
 def cost_told(pair, **options):
-    return prepare(pair, ["Hello"], **options).options["policy_numbers"].get("drafter_cost")
+    return prepare(pair, ["Hello"], **options).options["policy_hyperparameters"].get("drafter_cost")
 
 
 def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_drafter):
@@ -58,10 +58,10 @@ def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_draf
     whole, reduced = (build_pair(smollm2, drafter, policy=survival()) for drafter in (smollm2_drafter, few))
     assert cost_told(whole) == pytest.approx(0.102, abs=0.002)
     assert cost_told(reduced) == pytest.approx(0.035, abs=0.002)
-    measured = calibration_of("built-in", whole).numbers["greedy"]["policy"]["survival"]["drafter_cost"]
+    measured = calibration_of("built-in", whole).hyperparameters["greedy"]["policy"]["survival"]["drafter_cost"]
     assert cost_told(whole, calibration="built-in") == measured
     assert cost_told(reduced, calibration="built-in") == cost_told(reduced)
-    assert cost_told(whole, policy_numbers={"drafter_cost": 0.3}, calibration="built-in") == 0.3
+    assert cost_told(whole, policy_hyperparameters={"drafter_cost": 0.3}, calibration="built-in") == 0.3
     table = {"any": np.zeros(1_000_000)}
     together = build_pair(
         smollm2, ("ngram", few, smollm2_drafter), policy=survival(), drafter_params=(table, None, None)

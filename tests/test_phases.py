@@ -11,17 +11,17 @@ from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.generation import build_pair
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.monitors import phases
 from specdec_jax.monitors.phases import observe_token
-from specdec_jax.numbers import numbers_of
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, phase_length, static
-from specdec_jax.types import RoundContext, Verdict
+from specdec_jax.types import RoundContext, VerificationResult
 from specdec_jax.verification import rejection
 
-NUMBERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
+HYPERPARAMETERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
 
 
 def phases_by_hand(entropies, enter, leave, minimum_length, decay):
@@ -41,43 +41,43 @@ def phases_by_hand(entropies, enter, leave, minimum_length, decay):
 def test_the_detector_is_the_plain_loop(seed):
     rng = np.random.default_rng(seed)
     entropies = np.clip(np.repeat(rng.uniform(0, 2, 12), 5) + rng.normal(0, 0.2, 60), 0, None).astype(np.float32)
-    state, found = phases().init(1, **NUMBERS), []
+    state, found = phases().init(1, **HYPERPARAMETERS), []
     for entropy in entropies:
         state = observe_token(state, jnp.array([entropy]))
         found.append(int(state.phase[0]))
-    assert found == phases_by_hand(entropies, **NUMBERS)
+    assert found == phases_by_hand(entropies, **HYPERPARAMETERS)
     assert 0 < sum(found) < len(found), "both phases must occur, or nothing was tested"
 
 
 def test_one_hard_token_does_not_make_a_phase_and_two_thresholds_hold_it():
     quiet = [0.1] * 20
-    assert phases_by_hand([*quiet, 2.2, *quiet], **NUMBERS) == [0] * 41  # a mean of 0.1 and 0.4 of 2.2 is 0.94
-    between = phases_by_hand([*quiet, *[2.0] * 6, *[0.85] * 20], **NUMBERS)
+    assert phases_by_hand([*quiet, 2.2, *quiet], **HYPERPARAMETERS) == [0] * 41  # a mean of 0.1 and 0.4 of 2.2 is 0.94
+    between = phases_by_hand([*quiet, *[2.0] * 6, *[0.85] * 20], **HYPERPARAMETERS)
     assert between[-1] == 1, "between leave and enter a phase goes on"
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_rounds_of_any_length_find_the_same_phases(raw):
-    """The state after some tokens does not depend on the rounds they came in, nor on laws after the last of them."""
+    """The state after some tokens does not depend on the rounds they came in, nor on what comes after them."""
     rng, monitor, temperatures = np.random.default_rng(0), phases(raw_entropy=raw), np.array([0.6, 1.7])
     logits = rng.normal(0, 1, (2, 40, 7)) * rng.uniform(0, 4, (2, 40, 1))
     prob = np.exp(logits if raw else logits / temperatures[:, None, None])
     prob /= prob.sum(axis=-1, keepdims=True)
     entropies = -np.sum(prob * np.log(prob), axis=-1)
-    whole = monitor.init(2, **NUMBERS)
+    whole = monitor.init(2, **HYPERPARAMETERS)
     for t in range(24):
         whole = observe_token(whole, jnp.asarray(entropies[:, t], jnp.float32))
-    cut, at = monitor.init(2, **NUMBERS), np.zeros(2, int)
+    cut, at = monitor.init(2, **HYPERPARAMETERS), np.zeros(2, int)
     context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
     for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
         block = np.stack([logits[row, at[row] : at[row] + 4] for row in range(2)])
-        verdict = Verdict(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
-        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), verdict, context), at + lengths
+        result = VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
+        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), result, context), at + lengths
     assert at.tolist() == [24, 24]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
 
 
-def decode(policy, monitor=None, *, seed=3, prompts=((0, 1), (2, 3)), tokens=40, most=3, **numbers):
+def decode(policy, monitor=None, *, seed=3, prompts=((0, 1), (2, 3)), tokens=40, most=3, **hyperparameters):
     tables, small = toy_pair(5, 0, distance=0.9), table_model(5)
     drafter = model(small, most, catch_up=4)
     decoder = build_decoder(small, drafter, policy, rejection(), monitor=monitor, prefill_chunk=4)
@@ -89,12 +89,12 @@ def decode(policy, monitor=None, *, seed=3, prompts=((0, 1), (2, 3)), tokens=40,
         warp=make_warp(len(prompts), temperature=1.0),
         stop_ids=(),
         record_rounds=tokens,
-        **numbers,
+        **hyperparameters,
     )
     return tables, jax.tree.map(np.asarray, decoder.run(ModelParams(tables.target, tables.drafter), state))
 
 
-def expected_phases(table, state, row, numbers):
+def expected_phases(table, state, row, hyperparameters):
     """The phase each round began in, from the emitted tokens and the target's table."""
     start, end = int(state.prompt_length[row]), int(state.length[row])
     text = state.tokens[row, :end]
@@ -104,17 +104,17 @@ def expected_phases(table, state, row, numbers):
         prob = np.exp(logits - logits.max())
         prob /= prob.sum()
         entropies.append(-np.sum(prob * np.log(prob)))
-    after = [0, *phases_by_hand(entropies, **numbers)]
+    after = [0, *phases_by_hand(entropies, **hyperparameters)]
     emitted = state.record.emitted[row]
     return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]
 
 
 def test_the_record_says_which_phase_a_round_began_in():
-    numbers = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
-    tables, state = decode(static(), phases(), monitor_numbers=numbers)
+    hyperparameters = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+    tables, state = decode(static(), phases(), monitor_hyperparameters=hyperparameters)
     seen = set()
     for row in range(2):
-        wanted = expected_phases(np.asarray(tables.target), state, row, numbers)
+        wanted = expected_phases(np.asarray(tables.target), state, row, hyperparameters)
         assert state.record.phase[row, : len(wanted)].tolist() == wanted
         seen |= set(wanted)
         emitted = state.record.emitted[row, : len(wanted)]
@@ -123,12 +123,12 @@ def test_the_record_says_which_phase_a_round_began_in():
 
 
 def test_lengths_follow_the_phase():
-    numbers = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+    hyperparameters = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
     _, state = decode(
         phase_length(),
         phases(),
-        monitor_numbers=numbers,
-        policy_numbers={"routine_length": 3, "reasoning_length": 1},
+        monitor_hyperparameters=hyperparameters,
+        policy_hyperparameters={"routine_length": 3, "reasoning_length": 1},
     )
     for row in range(2):
         rounds = int(state.statistics.num_rounds[row]) - 1  # the last may be cut by the budget
@@ -139,9 +139,12 @@ def test_lengths_follow_the_phase():
 
 
 def test_a_phase_of_length_zero_is_plain_decoding():
-    numbers = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}
+    hyperparameters = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}
     _, state = decode(
-        phase_length(), phases(), monitor_numbers=numbers, policy_numbers={"routine_length": 3, "reasoning_length": 0}
+        phase_length(),
+        phases(),
+        monitor_hyperparameters=hyperparameters,
+        policy_hyperparameters={"routine_length": 3, "reasoning_length": 0},
     )
     assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
 
@@ -149,8 +152,8 @@ def test_a_phase_of_length_zero_is_plain_decoding():
 def test_the_rule_inside_may_stop_sooner_and_is_taught():
     wide = {"routine_length": 9, "reasoning_length": 9}
     alone = {"entropy_factor": 0.1, "threshold": 0.6, "step": 0.5, "threshold_decay": 0.2}
-    _, inside = decode(phase_length(adaedl()), phases(), policy_numbers={**alone, **wide})
-    _, outside = decode(adaedl(), policy_numbers=alone)
+    _, inside = decode(phase_length(adaedl()), phases(), policy_hyperparameters={**alone, **wide})
+    _, outside = decode(adaedl(), policy_hyperparameters=alone)
     np.testing.assert_array_equal(inside.tokens, outside.tokens)
     np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
     np.testing.assert_allclose(inside.policy.policy.threshold, outside.policy.threshold)
@@ -168,8 +171,8 @@ def test_drafting_by_phase_is_lossless_in_the_whole_decoder():
     report = lossless.test_by_sampling(
         decoder,
         params,
-        policy_numbers={"routine_length": 2, "reasoning_length": 1},
-        monitor_numbers={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
+        policy_hyperparameters={"routine_length": 2, "reasoning_length": 1},
+        monitor_hyperparameters={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
         sequences=16_384,
     )
     assert report.lossless, report
@@ -182,7 +185,7 @@ def test_who_reads_phases_needs_somebody_who_watches():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "message"),
+    ("hyperparameters", "message"),
     [
         ({"leave": 2.0, "enter": 1.0}, "leave must not exceed enter, got leave=2 and enter=1"),
         ({"minimum_length": 0}, "minimum_length"),
@@ -190,19 +193,23 @@ def test_who_reads_phases_needs_somebody_who_watches():
         ({"enter": float("nan")}, "enter"),
     ],
 )
-def test_bad_numbers_are_refused(numbers, message):
+def test_bad_hyperparameters_are_refused(hyperparameters, message):
     with pytest.raises(ValueError, match=message):
-        phases().init(1, **numbers)
+        phases().init(1, **hyperparameters)
 
 
-def test_the_numbers_of_a_phase_length_are_the_policys_and_two_more():
-    assert numbers_of(phase_length().init) == {"routine_length": 5, "reasoning_length": 2}
-    numbers = numbers_of(phase_length(adaedl()).init)
-    assert list(numbers.items()) == [*numbers_of(adaedl().init).items(), ("routine_length", 5), ("reasoning_length", 2)]
+def test_the_hyperparameters_of_a_phase_length_are_the_policys_and_two_more():
+    assert hyperparameters_of(phase_length().init) == {"routine_length": 5, "reasoning_length": 2}
+    hyperparameters = hyperparameters_of(phase_length(adaedl()).init)
+    assert list(hyperparameters.items()) == [
+        *hyperparameters_of(adaedl().init).items(),
+        ("routine_length", 5),
+        ("reasoning_length", 2),
+    ]
 
 
 def test_lengths_of_the_same_name_are_refused():
-    with pytest.raises(ValueError, match="without numbers called reasoning_length and routine_length"):
+    with pytest.raises(ValueError, match="without hyperparameters called reasoning_length and routine_length"):
         phase_length(phase_length())
 
 

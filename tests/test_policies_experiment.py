@@ -77,9 +77,9 @@ def test_every_policy_has_a_place_in_the_comparison():
     assert len({entry.name for entry in RULES}) == len(RULES)
     for entry in RULES:
         settings = entry.settings()
-        numbers = entry.numbers(settings, costs_or_default(None), 16)
+        hyperparameters = entry.hyperparameters(settings, costs_or_default(None), 16)
         assert settings[0] == dict(entry.published)
-        assert all(np.shape(value)[0] in (1, len(settings)) for value in numbers.values() if np.ndim(value))
+        assert all(np.shape(value)[0] in (1, len(settings)) for value in hyperparameters.values() if np.ndim(value))
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):

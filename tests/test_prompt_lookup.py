@@ -45,13 +45,13 @@ def context_of(lengths, budgets, temperature=0.0):
     )
 
 
-def proposed(drafter, texts, budgets, slots=40, policy=None, **numbers):
+def proposed(drafter, texts, budgets, slots=40, policy=None, **hyperparameters):
     """(Draft, DraftInfo) of one round on those texts."""
     rng, policy = np.random.default_rng(0), policy or static()
     tokens = rng.integers(0, 4, (len(texts), slots)).astype(np.int32)  # what lies beyond a text must not matter
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
-    now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **numbers)
+    now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **hyperparameters)
     draft, info, *_ = drafter.propose(None, (), jnp.array(tokens), now, None, policy, state, True)
     return draft, info
 
@@ -75,7 +75,7 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
         sizes.add(size)
     assert sizes == {0, *range(shortest, longest + 1)}
     assert draft.log_q is None and bool(np.all(draft.one_hot))
-    assert not np.any(info.passes) and not np.any(info.checked)
+    assert not np.any(info.passes) and not np.any(info.discarded)
 
 
 def test_a_copy_goes_on_into_itself():
@@ -99,7 +99,7 @@ def test_budget_policy_and_finished_rows_bound_a_draft():
     assert drafter.propose(*args)[0].length.tolist() == [0]
 
 
-def test_policies_see_a_longer_match_as_less_doubtful():
+def test_policies_see_a_longer_match_as_less_uncertain():
     """Matches of 1, 2 and 3 tokens; three tokens into a copy it is three tokens longer."""
     texts = [[5, 1, 6, 1], [5, 1, 2, 6, 1, 2], [5, 1, 2, 3, 6, 1, 2, 3]]
     _, info = proposed(prompt_lookup(3), texts, [3] * 3, draft_length=3)
@@ -110,19 +110,20 @@ def test_policies_see_a_longer_match_as_less_doubtful():
     np.testing.assert_allclose(info.entropy, entropy, rtol=1e-5)
     drafts, _ = proposed(prompt_lookup(3), texts, [3] * 3, policy=adaedl())
     assert drafts.length.tolist() == [0, 0, 3]  # AdaEDL at its defaults trusts three tokens
-    sure, info = proposed(prompt_lookup(3, doubt=False), texts, [3] * 3, policy=adaedl())
-    assert sure.length.tolist() == [3, 3, 3]
+    certain, info = proposed(prompt_lookup(3, uncertainty=False), texts, [3] * 3, policy=adaedl())
+    assert certain.length.tolist() == [3, 3, 3]
     assert np.all(info.max_prob == 1) and np.all(info.entropy == 0)
 
 
-def test_the_law_for_policies_is_a_law():
-    law = right_or_wrong(jnp.array([2, 0], jnp.int32), jnp.array([0.75, 1.0], jnp.float32), 5)
-    assert law.log_prob is not None
-    np.testing.assert_allclose(np.exp(law.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
-    np.testing.assert_allclose(law.margin, [0.5, 1.0])
+def test_the_distribution_for_policies_is_a_distribution():
+    distribution = right_or_wrong(jnp.array([2, 0], jnp.int32), jnp.array([0.75, 1.0], jnp.float32), 5)
+    assert distribution.log_prob is not None
+    np.testing.assert_allclose(np.exp(distribution.log_prob), [[0.0625, 0.0625, 0.75, 0.0625, 0.0625], [1, 0, 0, 0, 0]])
+    np.testing.assert_allclose(distribution.margin, [0.5, 1.0])
     chances = jnp.linspace(0.01, 1.0, 100)
-    doubt = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
-    assert np.all(np.diff(doubt) < 0) and doubt[-1] == 0  # surer means less entropy, below one half too
+    uncertainty = np.asarray(right_or_wrong(jnp.zeros((100,), jnp.int32), chances, None).entropy)
+    # more certain means less entropy, below one half too
+    assert np.all(np.diff(uncertainty) < 0) and uncertainty[-1] == 0
     assert right_or_wrong(jnp.array([2]), jnp.array([0.5]), None).log_prob is None
 
 
@@ -134,7 +135,7 @@ def test_the_law_for_policies_is_a_law():
         ({"shortest": 0}, "shortest 0"),
     ],
 )
-def test_bad_numbers_are_refused(given, message):
+def test_bad_hyperparameters_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         prompt_lookup(**given)
 
@@ -167,10 +168,14 @@ def test_the_whole_decoder_is_lossless(verifier):
     policy = draft_and_verify()
     decoder = build_decoder(table_model(3), prompt_lookup(3, vocab_size=3), policy, verifier, prefill_chunk=4)
     params, prompt = ModelParams(toy_pair(3, 0).target), [0, 1, 2, 0, 1]
-    numbers = {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}
-    report = lossless.test_by_sampling(decoder, params, prompt, sequences=16_384, policy_numbers=numbers)
+    hyperparameters = {"step": 0.9, "threshold_decay": 0.2, "threshold": 0.3}
+    report = lossless.test_by_sampling(
+        decoder, params, prompt, sequences=16_384, policy_hyperparameters=hyperparameters
+    )
     assert report.lossless and report.cells > 40, report
-    state = decoder.prefill(params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0), policy_numbers=numbers)
+    state = decoder.prefill(
+        params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0), policy_hyperparameters=hyperparameters
+    )
     drafted = np.asarray(decoder.run(params, state).statistics.num_draft_tokens)
     assert drafted.sum() > 64  # a decoder that never drafts proves nothing
 
@@ -183,7 +188,7 @@ def test_a_repeated_paragraph_is_accepted_from_the_prompt(smollm2):
     )
     pair = build_pair(smollm2, "prompt_lookup", policy=static(), max_draft_length=7)
     prompt = f"Repeat this paragraph word for word:\n\n{paragraph}"
-    result = generate(prompt, pair=pair, max_new_tokens=64, policy_numbers={"draft_length": 7}, record=True)
+    result = generate(prompt, pair=pair, max_new_tokens=64, policy_hyperparameters={"draft_length": 7}, record=True)
     assert result.statistics["num_accepted_tokens"] > 32, result.text
     assert result.statistics["drafter_passes"] == 0
 

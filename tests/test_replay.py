@@ -1,4 +1,4 @@
-"""A replay's rounds are the live decoder's: one by one under greedy decoding, in law when sampled."""
+"""A replay's rounds are the live decoder's: one by one under greedy decoding, in distribution when sampled."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +39,7 @@ def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
     return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)]
 
 
-def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
+def live(policy, prompts, hyperparameters, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     decoder = build_decoder(
         TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4,
         monitor=phases(),
@@ -47,7 +47,7 @@ def live(policy, prompts, numbers, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     rows = len(prompts)
     state = decoder.prefill(
         PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + seed, warp=make_warp(rows, **warp),
-        stop_ids=stop_ids, policy_numbers=numbers, record_rounds=limit, monitor_numbers=WATCH,
+        stop_ids=stop_ids, policy_hyperparameters=hyperparameters, record_rounds=limit, monitor_hyperparameters=WATCH,
     )  # fmt: skip
     return decoder.run(PARAMS, state)
 
@@ -85,15 +85,15 @@ def greedy_trace():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
-    policy, numbers = RULES[rule]
-    state = live(policy, PROMPTS, numbers, stop_ids=STOPS)
-    found = replay(greedy_trace, policy, numbers, record=True, phases=phase_path(greedy_trace, **WATCH))
+    policy, hyperparameters = RULES[rule]
+    state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
+    found = replay(greedy_trace, policy, hyperparameters, record=True, phases=phase_path(greedy_trace, **WATCH))
     for row in range(len(PROMPTS)):
         mine, its = found.record[0, row], recorded(state, row)
         np.testing.assert_array_equal(mine[: len(its)], its)
         assert (mine[len(its) :] == -1).all() and found.rounds[0, row] == len(its)
     for field, name in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_tokens"),
-                        ("passes", "drafter_passes"), ("checked", "checked_passes")):  # fmt: skip
+                        ("passes", "drafter_passes"), ("discarded", "discarded_passes")):  # fmt: skip
         np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name))
     np.testing.assert_array_equal(found.emitted[0], state.statistics.num_emitted_tokens)
 
@@ -161,32 +161,33 @@ def gap(state, found):
 
 
 @pytest.mark.parametrize("rule", SAMPLED)
-def test_sampled_rounds_have_the_live_law(rule, sampled_trace):
+def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     """2,000 live texts against 2,000 replayed ones; a trace whose acceptance ignores the text's token is seen."""
-    policy, numbers = SAMPLED[rule]
-    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    policy, hyperparameters = SAMPLED[rule]
+    state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
     watched = phase_path(sampled_trace, **WATCH)
-    assert gap(state, replay(sampled_trace, policy, numbers, phases=watched)) < 4
-    assert gap(state, replay(independent(sampled_trace), policy, numbers, phases=watched)) > 6
+    assert gap(state, replay(sampled_trace, policy, hyperparameters, phases=watched)) < 4
+    assert gap(state, replay(independent(sampled_trace), policy, hyperparameters, phases=watched)) > 6
 
 
 def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
-    """Those of the laws as sampled, by which traces went once, are others, and replays with them are seen."""
+    """Those of the distributions as sampled, by which traces went once, are others, and replays with them are seen."""
     assert np.nanmax(np.abs(sampled_trace.raw_target_entropy - sampled_trace.target_entropy)) > 0.01
-    policy, numbers = SAMPLED["phase length"]
-    state = live(policy, [[1, 2]] * 2000, numbers, limit=24, temperature=0.9)
+    policy, hyperparameters = SAMPLED["phase length"]
+    state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
     found = [
-        replay(sampled_trace, policy, numbers, phases=phase_path(sampled_trace, raw, **WATCH)) for raw in (True, False)
+        replay(sampled_trace, policy, hyperparameters, phases=phase_path(sampled_trace, raw, **WATCH))
+        for raw in (True, False)
     ]
     assert gap(state, found[0]) < 4 and gap(state, found[1]) > 6
 
 
 def test_raw_entropies_are_the_tables_own(sampled_trace):
-    """In plain numpy: the law after the tokens a, b is entry [a, b] of the table."""
+    """In plain numpy: the distribution after the tokens a, b is entry [a, b] of the table."""
     logits = np.asarray(PARAMS[0], np.float64)
-    law = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    law /= law.sum(axis=-1, keepdims=True)
-    entropy = -np.sum(law * np.log(law), axis=-1)
+    distribution = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    distribution /= distribution.sum(axis=-1, keepdims=True)
+    entropy = -np.sum(distribution * np.log(distribution), axis=-1)
     for row in range(5):
         length = int(sampled_trace.length[row])
         tokens = np.array([1, 2, *sampled_trace.tokens[row, :length]])
@@ -207,7 +208,7 @@ def test_many_settings_are_each_replayed_as_alone(greedy_trace):
     assert len({int(total) for total in together.drafted.sum(axis=1)}) == 3
     for index, threshold in enumerate(thresholds):
         alone = replay(greedy_trace, adaedl(), FAST | {"threshold": threshold}, max_draft_length=4)
-        for name in ("rounds", "drafted", "accepted", "passes", "checked", "by_length"):
+        for name in ("rounds", "drafted", "accepted", "passes", "discarded", "by_length"):
             np.testing.assert_array_equal(getattr(together, name)[index], getattr(alone, name)[0])
 
 
@@ -215,8 +216,8 @@ def test_many_settings_are_each_replayed_as_alone(greedy_trace):
     "options, words",
     [
         ({"max_draft_length": 7}, "max_draft_length.*6.*7"),
-        ({"numbers": {"threshold": np.zeros(2), "step": np.zeros(3)}}, "2, 3"),
-        ({"numbers": {"threshold": 2.0}}, "threshold.*2"),
+        ({"hyperparameters": {"threshold": np.zeros(2), "step": np.zeros(3)}}, "2, 3"),
+        ({"hyperparameters": {"threshold": 2.0}}, "threshold.*2"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(greedy_trace, options, words):
@@ -227,7 +228,7 @@ def test_what_cannot_be_replayed_is_refused(greedy_trace, options, words):
 def test_the_oracle_is_the_best_of_all_drafts(greedy_trace):
     """By brute force over one text: no sequence of draft lengths spends less at a free verification."""
     found = oracle(greedy_trace, 4)
-    assert (found.drafted == found.passes).all() and found.checked.sum() == 0
+    assert (found.drafted == found.passes).all() and found.discarded.sum() == 0
     costs = flat(0.1, 4)
     for text in (0, 7, 13):
         bits, length = greedy_trace.accepted[text], int(greedy_trace.length[text])
@@ -261,30 +262,36 @@ def reading(**answers):
     return static()._replace(**answers)
 
 
-def by_token(state, law, token, drafted, context):
+def by_token(state, distribution, token, drafted, context):
     return token != 3, state
 
 
 UNREADABLE = {
     "the probabilities of all tokens": reading(
-        check=lambda state, law, drafted, context: (jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state)
+        check=lambda state, distribution, drafted, context: (
+            jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2,
+            state,
+        )
     ),
     "the probabilities of all tokens (log_prob; ": reading(
-        check=lambda state, law, drafted, context: (law.log_prob[:, 0] < -1, state)
+        check=lambda state, distribution, drafted, context: (distribution.log_prob[:, 0] < -1, state)
     ),
     "the raw probabilities of all tokens": reading(
-        check=lambda state, law, drafted, context: (jnp.exp(law.raw_log_prob).max(axis=-1) > 0.2, state)
+        check=lambda state, distribution, drafted, context: (
+            jnp.exp(distribution.raw_log_prob).max(axis=-1) > 0.2,
+            state,
+        )
     ),
     "which token is the most probable": reading(
-        check=lambda state, law, drafted, context: (jnp.where(law.top_token == 2, True, False), state)
+        check=lambda state, distribution, drafted, context: (jnp.where(distribution.top_token == 2, True, False), state)
     ),
     "which token was drawn": reading(proceed=by_token),
-    "the drafted tokens": reading(update=lambda state, draft, verdict: state._replace(draft_length=draft.tokens[:, 0])),
+    "the drafted tokens": reading(update=lambda state, draft, result: state._replace(draft_length=draft.tokens[:, 0])),
     "the emitted tokens": reading(
-        update=lambda state, draft, verdict: state._replace(draft_length=jnp.max(verdict.tokens, axis=1))
+        update=lambda state, draft, result: state._replace(draft_length=jnp.max(result.tokens, axis=1))
     ),
     "the distributions that drafts were drawn from": reading(
-        update=lambda state, draft, verdict: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
+        update=lambda state, draft, result: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
     ),
     "the monitor's entropy": reading(begin=lambda state, context: (context.monitor.entropy > 1, state)),
 }
@@ -305,8 +312,8 @@ def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsy
     (tmp_path / "collision.py").write_text(
         "import jax.numpy as jnp\nfrom specdec_jax.stopping import static\n"
         "def collision():\n"
-        "    def check(state, law, drafted, context):\n"
-        "        return jnp.sum(jnp.exp(2 * law.log_prob), axis=-1) > 0.2, state\n"
+        "    def check(state, distribution, drafted, context):\n"
+        "        return jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2, state\n"
         "    return static()._replace(check=check)\n"
     )
     arguments = [

@@ -19,7 +19,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
 CONFIG = tiny_llama.variant(max_position_embeddings=256)
-# This llama is never sure, and often refused: at the published numbers lambda soon forbids every draft.
+# This llama is never sure, and often rejected: at the published hyperparameters lambda soon forbids every draft.
 LIVELY = {"entropy_factor": 0.05, "threshold": 0.6, "step": 0.04, "threshold_decay": 0.2, "target_acceptance": 0.4}
 POLICIES = {
     "static": (static(), {"draft_length": 3}),
@@ -53,8 +53,14 @@ def decoder_of(policy="adaedl", verifier="rejection", widths=(4,)):
 
 
 def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
-    numbers = POLICIES[policy][1]
-    options = {"max_new_tokens": NEW, "slots": SLOTS, "policy_numbers": numbers, "record_rounds": NEW, **options}
+    hyperparameters = POLICIES[policy][1]
+    options = {
+        "max_new_tokens": NEW,
+        "slots": SLOTS,
+        "policy_hyperparameters": hyperparameters,
+        "record_rounds": NEW,
+        **options,
+    }
     return decoder.prefill(pair()[1], prompts, **options)
 
 
@@ -119,7 +125,7 @@ def history(state, row):
 def same_history(one, other):
     assert one[0] == other[0]
     drafted = np.arange(3) < one[1].drafted[:, None]
-    for name in ("drafted", "accepted", "emitted", "drafter_passes", "checked"):
+    for name in ("drafted", "accepted", "emitted", "drafter_passes", "discarded"):
         np.testing.assert_array_equal(getattr(one[1], name), getattr(other[1], name), err_msg=name)
     np.testing.assert_array_equal(one[1].proposed[drafted], other[1].proposed[drafted])
     for name in ("entropy", "max_prob", "threshold"):
@@ -128,7 +134,7 @@ def same_history(one, other):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_row_does_not_depend_on_its_neighbours(temperature):
-    """Another text, another seed, another end and other numbers beside it; one verification width."""
+    """Another text, another seed, another end and other hyperparameters beside it; one verification width."""
     decoder, params = decoder_of(), pair()[1]
     decode = lambda *prompts, **options: decoder.run(params, begin(decoder, prompts, **options))  # noqa: E731
     one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
@@ -136,11 +142,11 @@ def test_a_row_does_not_depend_on_its_neighbours(temperature):
         "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
         "seed": [0, 6, 1],
         "max_new_tokens": [3, NEW, 0],
-        "policy_numbers": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
+        "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
     }
     same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
     same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
-    assert one[1].drafted.any() and one[1].checked.any(), "its rule decided nothing"
+    assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
 
 
 def snapshot(state):
@@ -151,7 +157,7 @@ def snapshot(state):
 def test_the_drafters_cache_is_one_pass_over_the_text():
     """After the prompt, rejections and full acceptance, and in rows that never draft or ended long ago."""
     decoder, (tiny, params) = decoder_of("static", "rejection", widths=default_widths(3)), pair()
-    options = {"policy_numbers": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
+    options = {"policy_hyperparameters": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
     state = begin(decoder, policy="static", **options)
     seen = [snapshot(state)]
     while not np.asarray(state.done).all():
@@ -193,8 +199,8 @@ def test_a_last_chunk_does_not_run_over_the_end():
 
 
 def test_seeds_of_a_batch_count_up_from_one_number():
-    hot = {"warp": make_warp(3, 1.0)}
-    assert decoded(decoder_of(), seed=4, **hot) == decoded(decoder_of(), seed=[4, 5, 6], **hot)
+    sampled = {"warp": make_warp(3, 1.0)}
+    assert decoded(decoder_of(), seed=4, **sampled) == decoded(decoder_of(), seed=[4, 5, 6], **sampled)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -213,7 +219,7 @@ def test_seeds_of_a_batch_count_up_from_one_number():
 )
 def test_extending_is_prefilling_anew(temperature, change):
     decoder, params = decoder_of(), pair()[1]
-    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_numbers": LIVELY, "seed": 3}
+    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_hyperparameters": LIVELY, "seed": 3}
     state = decoder.run(params, decoder.prefill(params, PROMPTS, max_new_tokens=NEW, **options))
     prompts = [change(text) for text in texts(state)]
     prompts[0] = prompts[0][:9]  # rows go different ways
@@ -246,9 +252,9 @@ def test_a_score_is_what_both_models_say(length):
         (params.drafter, scores.log_q, scores.drafter_entropy),
     ):
         logits, _ = jax.jit(tiny.apply)(weights, tokens, tiny.init_cache(weights, 2, length))
-        law = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32) / 0.7), np.float64)[:, :-1]
-        np.testing.assert_allclose(chances, np.take_along_axis(law, tokens[:, 1:, None], 2)[..., 0], atol=2e-4)
-        np.testing.assert_allclose(entropies, -(np.exp(law) * law).sum(-1), atol=2e-4)
+        distribution = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32) / 0.7), np.float64)[:, :-1]
+        np.testing.assert_allclose(chances, np.take_along_axis(distribution, tokens[:, 1:, None], 2)[..., 0], atol=2e-4)
+        np.testing.assert_allclose(entropies, -(np.exp(distribution) * distribution).sum(-1), atol=2e-4)
 
 
 def test_a_score_without_a_drafter_leaves_its_part_open():
@@ -277,7 +283,7 @@ def test_a_score_without_a_drafter_leaves_its_part_open():
         ([[1]], {"seed": 2**32}, "seed.*4294967296"),
         ([[1]], {"seed": 0.5}, "seed.*0.5"),
         ([[1]], {"seed": [1, 2]}, "seed.*1.*2"),
-        ([[1]], {"policy_numbers": {"threshold": 2.0}}, "threshold.*2.0"),
+        ([[1]], {"policy_hyperparameters": {"threshold": 2.0}}, "threshold.*2.0"),
     ],
 )
 def test_requests_that_cannot_be_decoded_are_refused(prompts, options, words):

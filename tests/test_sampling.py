@@ -1,4 +1,4 @@
-"""Warps against Hugging Face's semantics in numpy, laws, and drawing from one uniform."""
+"""Warps against Hugging Face's semantics in numpy, distributions, and drawing from one uniform."""
 
 import jax
 import jax.numpy as jnp
@@ -66,33 +66,39 @@ def test_a_row_is_warped_as_if_alone(rows):
 
 
 @pytest.mark.parametrize("temperatures", [(0.0,), (1.0, 0.0, 0.7)], ids=["greedy", "mixed"])
-def test_a_law_says_what_rules_read(rows, temperatures):
+def test_a_distribution_says_what_rules_read(rows, temperatures):
     logits, temperatures = rows[0][:100], np.resize(temperatures, 100)
-    law = jax.jit(sampling.law)(logits, make_warp(100, temperatures, top_k=20))
+    distribution = jax.jit(sampling.distribution)(logits, make_warp(100, temperatures, top_k=20))
     for row, temperature in enumerate(temperatures.tolist()):
         raw = oracles.softmax(logits[row].astype(np.float64))
         seen = raw if temperature == 0 else oracles.warp(logits[row].astype(np.float64), temperature, top_k=20)
         largest, second = np.sort(seen)[-1], np.sort(seen)[-2]
-        figures = [law.entropy, law.max_prob, law.margin, law.raw_entropy, law.raw_max_prob]
+        figures = [
+            distribution.entropy,
+            distribution.max_prob,
+            distribution.margin,
+            distribution.raw_entropy,
+            distribution.raw_max_prob,
+        ]
         expected = [oracles.entropy(seen), largest, largest - second, oracles.entropy(raw), raw.max()]
         np.testing.assert_allclose([figure[row] for figure in figures], expected, rtol=1e-4, atol=1e-6)
-        assert law.top_token[row] == int(np.argmax(logits[row]))
+        assert distribution.top_token[row] == int(np.argmax(logits[row]))
         if temperature == 0:
-            assert np.exp(law.log_prob[row]).tolist() == np.eye(VOCAB)[np.argmax(logits[row])].tolist()
+            assert np.exp(distribution.log_prob[row]).tolist() == np.eye(VOCAB)[np.argmax(logits[row])].tolist()
 
 
-def test_laws_of_a_block_are_the_laws_of_its_positions(rows):
+def test_distributions_of_a_block_are_the_distributions_of_its_positions(rows):
     logits = rows[0][:12].reshape(3, 4, VOCAB)
     warp = make_warp(3, [0.0, 0.6, 1.1], top_p=[1.0, 0.8, 1.0])
-    block = jax.jit(sampling.laws)(logits, warp)
+    block = jax.jit(sampling.distributions)(logits, warp)
     for position in range(4):
-        one = jax.jit(sampling.law)(logits[:, position], warp)
+        one = jax.jit(sampling.distribution)(logits[:, position], warp)
         # Two programs may round their sums in another order: one unit in the last place with jax 0.10.
         same = lambda many, few, p=position: np.testing.assert_allclose(many[:, p], few, rtol=1e-6)  # noqa: E731
         jax.tree.map(same, block, one)
 
 
-def test_entropy_and_total_variation_of_laws_with_zeros():
+def test_entropy_and_total_variation_of_distributions_with_zeros():
     p, q = np.array([[0.5, 0.5, 0.0]]), np.array([[0.25, 0.0, 0.75]])
     with np.errstate(divide="ignore"):
         log_p, log_q = jnp.asarray(np.log(p), jnp.float32), jnp.asarray(np.log(q), jnp.float32)

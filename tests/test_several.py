@@ -68,9 +68,10 @@ def rounds_of(state, row):
 def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
     joined = several([table() for _ in range(drafters)], prior=0.0, drift=0.0)
-    rule, judge = adaedl(), verifier()
+    rule, verification = adaedl(), verifier()
     alone, among = (
-        decode(drafter, weights, policy=rule, verifier=judge) for drafter, weights in ((table(), BAD), (joined, params))
+        decode(drafter, weights, policy=rule, verifier=verification)
+        for drafter, weights in ((table(), BAD), (joined, params))
     )
     np.testing.assert_array_equal(among.tokens, alone.tokens)
     jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
@@ -118,7 +119,7 @@ def test_who_drafts_is_chosen_by_phase():
     wrong = np.where(GOOD.min(axis=-1, keepdims=True) < GOOD, 0.0, 9.0).astype(np.float32)
     halves = np.where(even, GOOD, wrong), np.where(even, wrong, GOOD)
     joined = several([table(), table()], decay=0.5, drift=0.05, prior=3.0)
-    state = decode(joined, halves, monitor=toy_phases(), policy_numbers={"draft_length": 1})
+    state = decode(joined, halves, monitor=toy_phases(), policy_hyperparameters={"draft_length": 1})
     for row in range(2):
         rounds = rounds_of(state, row) - 1
         chosen, phase = state.record.drafter_id[row, 12:rounds], state.record.phase[row, 12:rounds]
@@ -155,7 +156,9 @@ def test_a_drafter_nobody_chose_does_not_run():
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():
     """The last token of a text is the target's own; a drafter that sits out is not told of it."""
     joined = several([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
-    state = decode(joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_numbers={"draft_length": MOST})
+    state = decode(
+        joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
+    )
     told = state.drafter.known[:, 0]
     assert told[1] == 2, "the prompt is all that the second was told of"
     assert told[0] >= int(state.length[0]) - 1
@@ -200,13 +203,13 @@ def asking_prices():
     def begin(state, context):
         return jnp.full(context.length.shape, True), (state[0], context.price)
 
-    def check(state, law, drafted, context):
+    def check(state, distribution, drafted, context):
         return context.price <= state[0], state
 
-    def proceed(state, law, token, drafted, context):
+    def proceed(state, distribution, token, drafted, context):
         return context.price <= state[0], state
 
-    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, verdict: state, lambda state: state[1])
+    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
 def test_rules_are_told_who_drafts_at_what_price():
@@ -221,7 +224,7 @@ def test_rules_are_told_who_drafts_at_what_price():
 
 
 def test_a_lookup_alone_is_free_too():
-    state = decode(prompt_lookup(MOST), None, policy=asking_prices(), policy_numbers={"dearest": 0.0})
+    state = decode(prompt_lookup(MOST), None, policy=asking_prices(), policy_hyperparameters={"dearest": 0.0})
     rounds = rounds_of(state, 0)
     assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
 
@@ -244,9 +247,14 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     questions. With this drift nobody drafts twice in a row by choice, so that who does was handed the second round.
     """
     joined, lengths = several([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
-    prompts, heats = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
+    prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
     state = decode(
-        joined, (None, BAD), policy=counting(), prompts=prompts, temperature=heats, policy_numbers={"length": lengths}
+        joined,
+        (None, BAD),
+        policy=counting(),
+        prompts=prompts,
+        temperature=temperatures,
+        policy_hyperparameters={"length": lengths},
     )
     handed = 0
     for row, length in enumerate(lengths):
@@ -273,18 +281,20 @@ def test_the_text_is_the_targets_greedily():
 
 
 def test_observers_inside_see_the_target():
-    """An n-gram table filled from the target's laws holds more than what was emitted, also where a model drafts."""
+    """An n-gram table filled from the target's distributions holds more than was emitted, also where a model drafts."""
     held = {}
     for fill in (0, 1):
         joined = several([table(), ngram(MOST, order=2, slots=64, fill=fill)], prior=0.0, drift=0.0)
-        state = decode(joined, (BAD, None), temperature=0.0, prompts=((0, 1),), policy_numbers={"draft_length": MOST})
+        state = decode(
+            joined, (BAD, None), temperature=0.0, prompts=((0, 1),), policy_hyperparameters={"draft_length": MOST}
+        )
         held[fill] = sum(int(np.sum(leaf != 0)) for leaf in jax.tree.leaves(state.drafter.states[1].table))
         assert (joined.observer is None) == (fill == 0)
     assert held[1] > held[0]
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])
-def test_the_text_is_the_targets_in_law(verifier):
+def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
     drafter = several([repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3)
@@ -294,8 +304,8 @@ def test_the_text_is_the_targets_in_law(verifier):
         decoder,
         params,
         sequences=24_576,
-        policy_numbers={"draft_length": 2},
-        monitor_numbers={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
+        policy_hyperparameters={"draft_length": 2},
+        monitor_hyperparameters={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
     )
     assert report.lossless, report
 

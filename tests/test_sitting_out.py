@@ -44,7 +44,7 @@ def played():
     weights = ModelParams(target, params)
     options = {
         "max_new_tokens": NEW, "warp": make_warp(3, [0.0, 1.0, 0.8], top_k=[0, 0, 9]), "slots": 96, "seed": 3,
-        "record_rounds": max(NEW), "policy_numbers": {"draft_length": MOST}, "stop_ids": (),
+        "record_rounds": max(NEW), "policy_hyperparameters": {"draft_length": MOST}, "stop_ids": (),
     }  # fmt: skip
     with jax.default_matmul_precision("highest"):
         first = play(decoder, weights, decoder.prefill(weights, PROMPTS, **options))

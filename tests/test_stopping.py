@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from stopping_cases import K, context, law_of_entropies, outcome
+from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax.stopping import adaedl, at_least, static
 
 
 @pytest.mark.parametrize(
-    "numbers, own",
+    "hyperparameters, own",
     [
         ({}, {}),
         ({"threshold": 0.3, "target_acceptance": 0.6}, {"lam": 0.3, "alpha": 0.6}),
@@ -22,11 +22,11 @@ from specdec_jax.stopping import adaedl, at_least, static
     ],
     ids=["paper", "other_target", "fast"],
 )
-def test_algorithm_1_line_by_line(numbers, own):
+def test_algorithm_1_line_by_line(hyperparameters, own):
     """300 rounds of 20 rows with random outcomes: rounds without drafts, full ones, and drafts cut by the budget."""
     rng, rows, policy = np.random.default_rng(1), 20, adaedl()
     twins = [oracles.AdaEDL(**own) for _ in range(rows)]
-    state, update = policy.init(rows, **numbers), jax.jit(policy.update)
+    state, update = policy.init(rows, **hyperparameters), jax.jit(policy.update)
     seen = set()
     for _ in range(300):
         drafted = rng.integers(0, K + 1, rows)
@@ -60,9 +60,9 @@ def test_a_round_without_drafts_teaches_nothing():
 
 def test_lambda_stays_within_0_and_099():
     policy = adaedl()
-    numbers = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
-    up = policy.update(policy.init(1, threshold=0.95, **numbers), *outcome([3], [0]))
-    down = policy.update(policy.init(1, threshold=0.05, **numbers), *outcome([3], [3]))
+    hyperparameters = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
+    up = policy.update(policy.init(1, threshold=0.95, **hyperparameters), *outcome([3], [0]))
+    down = policy.update(policy.init(1, threshold=0.05, **hyperparameters), *outcome([3], [3]))
     np.testing.assert_allclose([up.threshold[0], down.threshold[0]], [0.99, 0.0], rtol=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_lambda_stays_within_0_and_099():
 @pytest.mark.parametrize("raw", [False, True])
 def test_the_bound_of_adaedl(temperature, raw):
     rows, policy = 300, adaedl(raw_entropy=raw)
-    seen, logits = law_of_entropies(rows, temperature=temperature)
+    seen, logits = distribution_of_entropies(rows, temperature=temperature)
     state = policy.init(rows, entropy_factor=0.15, threshold=0.75)
     draw, after = policy.check(state, seen, jnp.zeros(rows, jnp.int32), context(rows))
     read = 1.0 if raw or temperature == 0 else temperature
@@ -85,7 +85,7 @@ def test_the_bound_of_adaedl(temperature, raw):
 
 def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure():
     rows, keep, published = 300, adaedl(keep_checked_token=True), adaedl()
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     drafted, ctx = jnp.zeros(rows, jnp.int32), context(rows)
     says, _ = published.check(published.init(rows), seen, drafted, ctx)
     draw, state = keep.check(keep.init(rows), seen, drafted, ctx)
@@ -100,7 +100,7 @@ def test_static_stops_before_the_next_pass_is_paid():
     state = policy.init(rows, draft_length=[0, 1, 3, 9])
     begins, _ = policy.begin(state, context(rows))
     assert np.asarray(begins).tolist() == [False, True, True, True]
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     draw, _ = policy.check(state, seen, jnp.full(rows, 8, jnp.int32), context(rows))
     assert np.asarray(draw).all()
     for drafted in range(1, 10):
@@ -111,7 +111,7 @@ def test_static_stops_before_the_next_pass_is_paid():
 @pytest.mark.parametrize("minimum", [0, 1, 3])
 def test_at_least_overrules_until_its_minimum_only(minimum):
     rows, inner, policy = 300, adaedl(), at_least(minimum, adaedl())
-    seen, _ = law_of_entropies(rows)
+    seen, _ = distribution_of_entropies(rows)
     for drafted in range(5):
         count = jnp.full(rows, drafted, jnp.int32)
         own, _ = inner.check(inner.init(rows), seen, count, context(rows))
@@ -129,7 +129,7 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
 
 
 @pytest.mark.parametrize(
-    "policy, numbers, words",
+    "policy, hyperparameters, words",
     [
         (adaedl(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
         (adaedl(), {"threshold": -0.1}, "threshold.*-0.1"),
@@ -145,9 +145,9 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
         (adaedl(), {"entropy_factor": 1e-60}, "entropy_factor.*1e-60"),
     ],
 )
-def test_numbers_out_of_range_are_named(policy, numbers, words):
+def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
     with pytest.raises(ValueError, match=words):
-        policy.init(2, **numbers)
+        policy.init(2, **hyperparameters)
 
 
 def test_a_threshold_read_from_a_state_is_accepted():

@@ -1,4 +1,4 @@
-"""What stopping rules refuse: numbers out of range and structure that makes no sense, each named."""
+"""What stopping rules refuse: hyperparameters out of range and static options without sense, each named."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence,
 
 
 @pytest.mark.parametrize(
-    "policy, numbers, words",
+    "policy, hyperparameters, words",
     [
         (max_confidence(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
         (stopping.draft_and_verify(), {"match_decay": 1.5}, "match_decay.*1.5"),
@@ -24,9 +24,9 @@ from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence,
         (adaptive_gamma(), {"entropy_factor": 11.0}, r"entropy_factor.*\[0.001, 10\].*11.0"),
     ],
 )
-def test_numbers_out_of_range_are_named(policy, numbers, words):
+def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
     with pytest.raises(ValueError, match=words):
-        policy.init(2, **numbers)
+        policy.init(2, **hyperparameters)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_numbers_out_of_range_are_named(policy, numbers, words):
         (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
     ],
 )
-def test_wrong_structure_is_named(factory, words):
+def test_wrong_static_options_are_named(factory, words):
     with pytest.raises(ValueError, match=words):
         factory()
 
 
 @pytest.mark.parametrize("factory", [max_confidence, stopping.draft_and_verify])
-def test_a_fixed_threshold_has_no_other_numbers(factory):
+def test_a_fixed_threshold_has_no_other_hyperparameters(factory):
     with pytest.raises(TypeError, match="step"):
         factory(adaptive=False).init(1, step=0.1)

@@ -1,4 +1,4 @@
-"""Stopping rules by hand: single steps worked out on paper, and what they may read of a law."""
+"""Stopping rules by hand: single steps worked out on paper, and what they may read of a distribution."""
 
 import functools
 
@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stopping_cases import K, context, law_of_entropies, outcome
+from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax import stopping
 from specdec_jax.choices import find_factory, names
 from specdec_jax.stopping import _arms, adaptive_gamma, bandit, goodput, hf_confidence, policy_bandit
-from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
 
 ROWS = 300
-HEAT = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
+TEMPERATURES = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
 
 
 def zeros(rows=ROWS):
@@ -25,47 +25,47 @@ def zeros(rows=ROWS):
 
 
 @functools.cache
-def mixed_laws():
-    """Laws of rows at three temperatures, and a token each that could be drawn."""
-    law, _ = law_of_entropies(ROWS, temperature=HEAT)
-    token = jax.random.categorical(jax.random.key(0), law.log_prob).astype(jnp.int32)
-    return law, token
+def mixed_distributions():
+    """Distributions of rows at three temperatures, and a token each that could be drawn."""
+    distribution, _ = distribution_of_entropies(ROWS, temperature=TEMPERATURES)
+    token = jax.random.categorical(jax.random.key(0), distribution.log_prob).astype(jnp.int32)
+    return distribution, token
 
 
 # What may be read
 
 
 def test_the_probability_of_a_token():
-    law, token = mixed_laws()
-    read = np.asarray(token_probability(law, token, context(ROWS, HEAT)))
-    hot, rows = HEAT > 0, np.arange(ROWS)
-    np.testing.assert_allclose(read[hot], np.exp(law.log_prob)[rows, token][hot], rtol=1e-5)
-    np.testing.assert_array_equal(read[~hot], law.raw_max_prob[~hot])
-    assert (read[~hot] < 0.99).any() and (np.exp(law.log_prob)[~hot].max(axis=1) == 1).all()
+    distribution, token = mixed_distributions()
+    read = np.asarray(token_probability(distribution, token, context(ROWS, TEMPERATURES)))
+    is_sampled, rows = TEMPERATURES > 0, np.arange(ROWS)
+    np.testing.assert_allclose(read[is_sampled], np.exp(distribution.log_prob)[rows, token][is_sampled], rtol=1e-5)
+    np.testing.assert_array_equal(read[~is_sampled], distribution.raw_max_prob[~is_sampled])
+    assert (read[~is_sampled] < 0.99).any() and (np.exp(distribution.log_prob)[~is_sampled].max(axis=1) == 1).all()
 
 
 @pytest.mark.parametrize("name", names("policy"))
-def test_a_rule_reads_no_more_of_a_law_than_a_replay_keeps(name):
-    """A law of one token, the drawn one as token 0, and no top token: the answers and states must be the same."""
-    law, token = mixed_laws()
-    chosen = jnp.take_along_axis(law.log_prob, token[:, None], axis=1)
-    little = law._replace(log_prob=chosen, top_token=jnp.full(ROWS, -1, jnp.int32))
-    policy, now = find_factory("policy", name)(), context(ROWS, HEAT)
+def test_a_rule_reads_no_more_of_a_distribution_than_a_replay_keeps(name):
+    """A distribution of one token, the drawn one as token 0, and no top token: answers and states must be the same."""
+    distribution, token = mixed_distributions()
+    chosen = jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)
+    little = distribution._replace(log_prob=chosen, top_token=jnp.full(ROWS, -1, jnp.int32))
+    policy, now = find_factory("policy", name)(), context(ROWS, TEMPERATURES)
 
-    def ask(law, token):
+    def ask(distribution, token):
         _, state = policy.begin(policy.init(ROWS), now)
-        draw, state = policy.check(state, law, zeros(), now)
-        go_on, state = policy.proceed(state, law, token, zeros() + 1, now)
+        draw, state = policy.check(state, distribution, zeros(), now)
+        go_on, state = policy.proceed(state, distribution, token, zeros() + 1, now)
         return draw, go_on, state
 
-    jax.tree.map(np.testing.assert_array_equal, ask(law, token), ask(little, zeros()))
+    jax.tree.map(np.testing.assert_array_equal, ask(distribution, token), ask(little, zeros()))
 
 
-def test_positions_reached():
-    """3 drafted: 1 accepted judges two of them; all accepted judges three; beyond the buffer nothing is remembered."""
-    judged, accepted = reached(*outcome([3, 3, 0, 3], [1, 3, 0, 0]), positions=4)
-    assert np.asarray(judged).sum(axis=1).tolist() == [2, 3, 0, 1]
-    assert np.asarray(judged & accepted).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0] * 4, [0] * 4]
+def test_positions_evaluated():
+    """3 drafted: 1 accepted evaluates two of them; all accepted three; beyond the buffer nothing is remembered."""
+    evaluated, accepted = evaluated_positions(*outcome([3, 3, 0, 3], [1, 3, 0, 0]), positions=4)
+    assert np.asarray(evaluated).sum(axis=1).tolist() == [2, 3, 0, 1]
+    assert np.asarray(evaluated & accepted).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0] * 4, [0] * 4]
     buffer = remember(jnp.zeros((3, 2)), jnp.array([0, 1, 2]), jnp.array([5.0, 6.0, 7.0]))
     assert buffer.tolist() == [[5, 0], [0, 6], [0, 0]]
 
@@ -76,11 +76,11 @@ def test_positions_reached():
 @pytest.mark.parametrize("name", ["max_confidence", "adaptive_gamma"])
 def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure(name):
     published, keep = find_factory("policy", name)(), find_factory("policy", name)(keep_checked_token=True)
-    (law, token), now = mixed_laws(), context(ROWS, HEAT)
-    says, after = published.check(published.init(ROWS), law, zeros(), now)
-    go_on, _ = published.proceed(after, law, token, zeros() + 1, now)
-    draw, after = keep.check(keep.init(ROWS), law, zeros(), now)
-    stays, _ = keep.proceed(after, law, token, zeros() + 1, now)
+    (distribution, token), now = mixed_distributions(), context(ROWS, TEMPERATURES)
+    says, after = published.check(published.init(ROWS), distribution, zeros(), now)
+    go_on, _ = published.proceed(after, distribution, token, zeros() + 1, now)
+    draw, after = keep.check(keep.init(ROWS), distribution, zeros(), now)
+    stays, _ = keep.proceed(after, distribution, token, zeros() + 1, now)
     assert np.asarray(go_on).all() and np.asarray(draw).all() and 0 < np.asarray(says).sum() < ROWS
     np.testing.assert_array_equal(stays, says)
 
@@ -201,8 +201,8 @@ def test_only_the_chosen_arm_changes_its_state():
     state = state._replace(arms=arms)
     _, state = policy.begin(state, now)
     assert state.arms.arm.tolist() == [1, 0]
-    law, _ = law_of_entropies(2)
-    _, state = policy.check(state, law._replace(entropy=jnp.full(2, 3.0)), zeros(2), now)
+    distribution, _ = distribution_of_entropies(2)
+    _, state = policy.check(state, distribution._replace(entropy=jnp.full(2, 3.0)), zeros(2), now)
     assert state.policies[0].failed.tolist() == [False, True]
     after = policy.update(state, *outcome([2, 2], [0, 0]))
     assert np.asarray(after.policies[0].threshold != state.policies[0].threshold).tolist() == [False, True]

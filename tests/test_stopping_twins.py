@@ -135,8 +135,8 @@ STILL |= {"cumulative_confidence"}
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_is_the_twins(name):
-    policy, numbers, make_twin = CASES[name]
-    played, state = play_rows(policy, numbers)
+    policy, hyperparameters, make_twin = CASES[name]
+    played, state = play_rows(policy, hyperparameters)
     for row in range(ROWS):
         for what, ours, his in zip(COLUMNS, played, play_twin(make_twin(), row), strict=True):
             np.testing.assert_allclose(ours[:, row], his, rtol=1e-4, atol=1e-5, err_msg=f"{what} of row {row}")
@@ -161,8 +161,8 @@ OUTER = {
 @pytest.mark.parametrize("name", OUTER)
 def test_a_rule_inside_another_is_asked_every_question_once(name):
     """And keeps what it made of it: its state goes through all four questions. Of arms, the one that plays is asked."""
-    policy, numbers, inner_states = OUTER[name]
-    (drafted, passes, *_), state = play_rows(policy, numbers)
+    policy, hyperparameters, inner_states = OUTER[name]
+    (drafted, passes, *_), state = play_rows(policy, hyperparameters)
     asked = jax.tree.map(lambda *counts: np.sum(counts, axis=0), *inner_states(state))
     np.testing.assert_array_equal(asked.checks, passes.sum(axis=0))
     np.testing.assert_array_equal(asked.proceeds, drafted.sum(axis=0))
@@ -172,8 +172,8 @@ def test_a_rule_inside_another_is_asked_every_question_once(name):
 
 @pytest.mark.parametrize("name", ["policy_bandit_ucb1", "policy_bandit_thompson", "bandit", "bandit_other"])
 def test_a_bandit_plays_every_arm_and_not_all_alike(name):
-    policy, numbers, _ = CASES[name]
-    pulls = np.asarray(play_rows(policy, numbers)[1].arms.pulls)
+    policy, hyperparameters, _ = CASES[name]
+    pulls = np.asarray(play_rows(policy, hyperparameters)[1].arms.pulls)
     assert (pulls > 0).all() and (pulls.max(axis=1) > pulls.min(axis=1)).any()
 
 

@@ -14,7 +14,7 @@ from specdec_jax.analysis.statistics import mean_interval, ratio_of_totals, spre
 
 def row(prompt, method, seconds, tokens=60, temperature=0.0, repeated=0.0, equal=None, **counts):
     zero = dict.fromkeys(
-        ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "drafter_passes", "checked_passes"), 0
+        ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "drafter_passes", "discarded_passes"), 0
     )
     return {
         "prompt_id": prompt,
@@ -34,7 +34,7 @@ DRAFTED = {
     "num_draft_tokens": 40,
     "num_accepted_tokens": 15,
     "drafter_passes": 50,
-    "checked_passes": 5,
+    "discarded_passes": 5,
 }
 ROWS = [
     row("a", "plain", 2.0, equal=True),
@@ -54,9 +54,9 @@ def test_every_figure():
     assert fast.speedup_clean is not None and fast.speedup_clean.mean.estimate == pytest.approx(2.0)
     assert fast.speedup_clean.count == 1 and fast.repeated_share == pytest.approx(0.25)
     assert fast.draft_acceptance_rate == pytest.approx(30 / 80) and fast.mean_draft_length == pytest.approx(4.0)
-    assert fast.mean_acceptance_length == pytest.approx(1 + 30 / 20) and fast.checked_fraction == pytest.approx(0.1)
+    assert fast.mean_acceptance_length == pytest.approx(1 + 30 / 20) and fast.discarded_fraction == pytest.approx(0.1)
     assert fast.equal == (1, 2) and plain.equal == (2, 2)
-    assert plain.draft_acceptance_rate is plain.mean_draft_length is plain.checked_fraction is None
+    assert plain.draft_acceptance_rate is plain.mean_draft_length is plain.discarded_fraction is None
 
 
 def test_repeats_of_a_prompt_are_added_up():

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.sampling import law, make_warp
+from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
-from specdec_jax.types import Draft, Law, RoundContext, Verdict
+from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
 K = 6
-LAW = jax.jit(law)  # its branches would be compiled anew by every call
+DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K, price=None):
@@ -23,10 +23,10 @@ def context(rows, temperature=0.0, budget=K, price=None):
     return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), price)
 
 
-def laws(rows, seed=0, temperature=0.0, vocab=30):
+def distributions(rows, seed=0, temperature=0.0, vocab=30):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, vocab)) * rng.uniform(0, 6, (rows, 1))
-    return LAW(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
+    return DISTRIBUTION(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
 
 
 def compiled(policy):
@@ -37,7 +37,7 @@ def compiled(policy):
 def outcome(drafted, accepted):
     rows = len(drafted)
     draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted, jnp.int32))
-    return draft, Verdict(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
+    return draft, VerificationResult(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
 
 
 def weights(bias, entropy, confidence, next_bias, next_slope):
@@ -49,9 +49,19 @@ class Twin:
     """One row, in loops and float64."""
 
     def __init__(
-        self, prior, c, times, look_ahead=True, heat=0.0, precision=6.0, decay=0.95, rate=1.5, weight=5.0, fade=0.98
+        self,
+        prior,
+        c,
+        times,
+        look_ahead=True,
+        log_temperature=0.0,
+        precision=6.0,
+        decay=0.95,
+        rate=1.5,
+        weight=5.0,
+        fade=0.98,
     ):
-        self.heat = heat
+        self.log_temperature = log_temperature
         self.prior, self.c, self.times, self.horizon = prior, c, times, 99 if look_ahead else 1
         self.p0, self.decay, self.rate0, self.weight, self.fade = precision, decay, rate, weight, fade
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
@@ -80,8 +90,8 @@ class Twin:
     def check(self, entropy, largest, drafted, room):
         p = self.prior
         largest = min(max(largest, 1e-4), 1 - 1e-4)
-        slope = min(p.entropy + p.entropy_heat * self.heat, 0)
-        self.logit = p.bias + p.heat * self.heat + slope * math.sqrt(entropy)
+        slope = min(p.entropy + p.entropy_log_temperature * self.log_temperature, 0)
+        self.logit = p.bias + p.log_temperature * self.log_temperature + slope * math.sqrt(entropy)
         self.logit += p.confidence * math.log(largest / (1 - largest))
         self.told.append(self.chance(self.logit))
         self.passes += self.price
@@ -94,9 +104,9 @@ class Twin:
         return self.gain(first, self.chance(p.next_bias), drafted, room - drafted, 0)
 
     def update(self, drafted, accepted):
-        judged = self.told[: min(drafted, accepted + 1)]
-        excess = sum((index < accepted) - told for index, told in enumerate(judged))
-        information = sum(told * (1 - told) for told in judged)
+        evaluated = self.told[: min(drafted, accepted + 1)]
+        excess = sum((index < accepted) - told for index, told in enumerate(evaluated))
+        information = sum(told * (1 - told) for told in evaluated)
         self.precision = self.p0 + self.decay * (self.precision - self.p0) + information
         kept = 1 - (1 - self.decay) * self.p0 / self.precision
         self.offset = min(max(self.offset * kept + excess / self.precision, -4), 4)
@@ -115,12 +125,15 @@ def test_rounds_line_by_line(look_ahead):
     another drafter takes its turn, at a price of its own. Every other row is greedy."""
     rows, rng, decided = 40, np.random.default_rng(3), set()
     temperatures = np.resize([0.0, 0.8], rows)
-    hot = temperatures > 0
+    is_sampled = temperatures > 0
     policy = compiled(survival(look_ahead=look_ahead))
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
-    kinds = [(SAMPLED, math.log(heat)) if heat else (GREEDY, 0.0) for heat in temperatures]
-    twins = [Twin(prior, cost, TIMES, look_ahead, heat) for (prior, heat), cost in zip(kinds, costs, strict=True)]
+    kinds = [(SAMPLED, math.log(temperature)) if temperature else (GREEDY, 0.0) for temperature in temperatures]
+    twins = [
+        Twin(prior, cost, TIMES, look_ahead, log_temperature)
+        for (prior, log_temperature), cost in zip(kinds, costs, strict=True)
+    ]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
         price = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
@@ -131,15 +144,17 @@ def test_rounds_line_by_line(look_ahead):
         decided |= agree("begin", says, gains)
         length = int(rng.integers(1, room + 1))
         for drafted in range(length):
-            seen = laws(rows, 100 * number + drafted, temperatures)
-            token = jnp.where(hot, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
+            seen = distributions(rows, 100 * number + drafted, temperatures)
+            token = jnp.where(is_sampled, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
             says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
             entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
-            gains = [t.check(*law, drafted, room) for t, *law in zip(twins, entropy, largest, strict=True)]
+            gains = [
+                t.check(*distribution, drafted, room) for t, *distribution in zip(twins, entropy, largest, strict=True)
+            ]
             decided |= agree("check", says, gains)
             says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
             log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
-            surprise = np.where(hot, log_q + entropy, 0.0)
+            surprise = np.where(is_sampled, log_q + entropy, 0.0)
             gains = [t.proceed(s, drafted + 1, room) for t, s in zip(twins, surprise, strict=True)]
             decided |= agree("proceed", says, gains)
         accepted = np.minimum(rng.integers(0, 2 * K, rows), length)
@@ -157,9 +172,9 @@ def agree(name, says, gains):
     return {(name, bool(answer)) for answer in np.asarray(says)}
 
 
-def constant_law(rows, entropy=1.0, largest=0.5):
+def constant_distribution(rows, entropy=1.0, largest=0.5):
     fill = lambda value: jnp.full(rows, value, jnp.float32)  # noqa: E731
-    return Law(
+    return Distribution(
         fill(0.0)[:, None], jnp.zeros(rows, jnp.int32), *(fill(v) for v in (entropy, largest, 0.1, entropy, largest))
     )
 
@@ -188,17 +203,19 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
-    assert drafted_by(policy, state, constant_law(1)).tolist() == [expected]
+    assert drafted_by(policy, state, constant_distribution(1)).tolist() == [expected]
 
 
-def test_less_is_drafted_the_more_doubt_and_the_dearer_a_pass():
+def test_less_is_drafted_the_more_uncertainty_and_the_dearer_a_pass():
     policy = survival()
     entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
     prior = weights(2.0, -1.5, 0.0, 1.0, 0.3)
-    seen = constant_law(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
+    seen = constant_distribution(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
     lengths = drafted_by(policy, policy.init(5, greedy=prior), seen)
     assert (np.diff(lengths) <= 0).all() and lengths[0] > lengths[-1]
-    costs = drafted_by(policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_law(5, 1.0, 0.8))
+    costs = drafted_by(
+        policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_distribution(5, 1.0, 0.8)
+    )
     assert (np.diff(costs) <= 0).all() and costs[0] > costs[-2] and costs[-1] == 0
 
 
@@ -210,17 +227,17 @@ def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
         1, drafter_cost=0.55, verification_times=[1.0], greedy=half, initial_rate=0.6, rate_weight=100.0
     )
     assert float(policy.threshold(state)[0]) == 1.0
-    assert drafted_by(policy, state, constant_law(1)).tolist() == [0]
+    assert drafted_by(policy, state, constant_distribution(1)).tolist() == [0]
 
 
-def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
+def test_temperature_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token():
     policy = survival()
-    hot = Prior(1.0, -1.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0)
+    sampled = Prior(1.0, -1.0, 0.0, 0.0, 0.0, 3.0, 1.0, 0.0)
     chances = []
     for temperature in (0.7, 1.0, 1.2, 1.7):
-        state = policy.init(3, sampled=hot)
+        state = policy.init(3, sampled=sampled)
         _, state = policy.begin(state, context(3, temperature))
-        seen = constant_law(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
+        seen = constant_distribution(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
         _, state = policy.check(state, seen, jnp.zeros(3, jnp.int32), context(3, temperature))
         chances.append(np.asarray(state.predicted[:, 0]))
     for told in chances:
@@ -232,10 +249,10 @@ def test_heat_changes_what_an_entropy_means_but_never_makes_it_speak_for_a_token
 def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
     times = [1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
     certain = weights(2.5, 0.0, 0.0, 2.5, 0.0)
-    numbers = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
+    hyperparameters = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
     far, near = survival(), survival(look_ahead=False)
-    assert drafted_by(far, far.init(1, **numbers), constant_law(1), budget=8)[0] > 2
-    assert drafted_by(near, near.init(1, **numbers), constant_law(1), budget=8)[0] == 2
+    assert drafted_by(far, far.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] > 2
+    assert drafted_by(near, near.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] == 2
 
 
 def test_a_row_that_gave_up_drafting_tries_again():
@@ -243,7 +260,7 @@ def test_a_row_that_gave_up_drafting_tries_again():
     state = policy.init(1, drafter_cost=0.5, prior_precision=1.0)
     for _ in range(30):
         _, state = policy.begin(state, context(1))
-        _, state = policy.check(state, constant_law(1), jnp.zeros(1, jnp.int32), context(1))
+        _, state = policy.check(state, constant_distribution(1), jnp.zeros(1, jnp.int32), context(1))
         state = policy.update(state, *outcome([1], [0]))
     begins, _ = policy.begin(state, context(1))
     assert not bool(begins[0])
@@ -255,7 +272,7 @@ def test_a_row_that_gave_up_drafting_tries_again():
 
 
 @pytest.mark.parametrize(
-    "numbers, words",
+    "hyperparameters, words",
     [
         ({"drafter_cost": 0.0}, "drafter_cost.*0.0"),
         ({"greedy": [1.0, 2.0]}, r"greedy.*8 numbers.*\(2,\)"),
@@ -265,9 +282,9 @@ def test_a_row_that_gave_up_drafting_tries_again():
         ({"decay": 1.5}, "decay.*1.5"),
     ],
 )
-def test_numbers_out_of_range_are_named(numbers, words):
+def test_hyperparameters_out_of_range_are_named(hyperparameters, words):
     with pytest.raises(ValueError, match=words):
-        survival().init(2, **numbers)
+        survival().init(2, **hyperparameters)
 
 
 def test_positions_below_one_are_refused():

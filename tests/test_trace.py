@@ -74,22 +74,22 @@ def test_joining_what_was_selected_gives_the_whole():
 
 def test_a_trace_without_raw_entropies_is_read_and_says_what_it_cannot_do(tmp_path):
     """As they were written before there was the field."""
-    hot = some_trace()._replace(raw_target_entropy=None)
-    cold = hot._replace(temperature=np.zeros(TEXTS, np.float32))
-    for name, trace in (("hot", hot), ("cold", cold)):
+    sampled = some_trace()._replace(raw_target_entropy=None)
+    greedy = sampled._replace(temperature=np.zeros(TEXTS, np.float32))
+    for name, trace in (("sampled", sampled), ("greedy", greedy)):
         save_trace(tmp_path / f"{name}.npz", trace)
         with np.load(tmp_path / f"{name}.npz") as file:
             assert "raw_target_entropy" not in file.files
-    hot, cold = (load_trace(tmp_path / f"{name}.npz") for name in ("hot", "cold"))
-    np.testing.assert_array_equal(cold.raw_target_entropy, cold.target_entropy)
-    assert hot.raw_target_entropy is None and select(hot, [0]).raw_target_entropy is None
-    assert join([hot, some_trace()]).raw_target_entropy is None
+    sampled, greedy = (load_trace(tmp_path / f"{name}.npz") for name in ("sampled", "greedy"))
+    np.testing.assert_array_equal(greedy.raw_target_entropy, greedy.target_entropy)
+    assert sampled.raw_target_entropy is None and select(sampled, [0]).raw_target_entropy is None
+    assert join([sampled, some_trace()]).raw_target_entropy is None
     for ask in (phase_path, running_entropy, percentile_thresholds):
         with pytest.raises(ValueError, match=r"no raw entropies.*record it again"):
-            ask(hot)
-    warm = some_trace()._replace(target_entropy=hot.target_entropy + 5)
+            ask(sampled)
+    warm = some_trace()._replace(target_entropy=sampled.target_entropy + 5)
     np.testing.assert_array_equal(
-        running_entropy(hot, raw_entropy=False), running_entropy(some_trace(), raw_entropy=False)
+        running_entropy(sampled, raw_entropy=False), running_entropy(some_trace(), raw_entropy=False)
     )
     assert np.nanmin(running_entropy(warm, raw_entropy=False)) > 5 > np.nanmax(running_entropy(warm))
 

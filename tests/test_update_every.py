@@ -1,4 +1,4 @@
-"""update_every: the wrapped rule learns every n-th round that drafted, on that round's verdict; all else is its own."""
+"""update_every: the wrapped rule learns every n-th round that drafted, on that round's result; all else is its own."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
 from specdec_jax.choices import choose
-from specdec_jax.numbers import numbers_of
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every
@@ -64,12 +64,12 @@ def test_a_round_without_drafts_is_not_counted():
     assert np.asarray(policy.threshold(state))[0] > 0.7
 
 
-def test_its_numbers_are_the_policys_and_one_more():
-    numbers = numbers_of(update_every(hf_heuristic()).init)
-    assert numbers == {**numbers_of(hf_heuristic().init), "rounds": 4} and len(numbers) > 1
+def test_its_hyperparameters_are_the_policys_and_one_more():
+    hyperparameters = hyperparameters_of(update_every(hf_heuristic()).init)
+    assert hyperparameters == {**hyperparameters_of(hf_heuristic().init), "rounds": 4} and len(hyperparameters) > 1
     choice = choose("policy", "update_every", ["policy=max_confidence", "threshold=0.4", "rounds=16"])
-    assert choice.numbers == {"threshold": 0.4, "rounds": 16}
-    compiled = jax.jit(lambda numbers: choice.strategy.init(2, **numbers))
+    assert choice.hyperparameters == {"threshold": 0.4, "rounds": 16}
+    compiled = jax.jit(lambda hyperparameters: choice.strategy.init(2, **hyperparameters))
     compiled({"threshold": 0.1, "rounds": 3})
     compiled({"threshold": 0.2, "rounds": 5})
     assert compiled._cache_size() == 1

@@ -87,7 +87,7 @@ def generation(**changes):
         "mean_draft_length": 2.5,
         "mean_acceptance_length": 2.25,
         "drafter_passes": 12,
-        "checked_passes": 2,
+        "discarded_passes": 2,
     }
     fields = {"text": "x", "tokens": [1] * 20, "prompt_tokens": [1], "finish_reason": "length", "seconds": 2.0}
     fields |= {"statistics": figures | changes.pop("statistics", {}), "prefill_seconds": 0.0, "compile_seconds": 0.0}
@@ -121,11 +121,12 @@ def generous():
     """Accepts more than it may."""
     fair = rejection()
 
-    def law(state, draft, laws, log_p, context):
-        log_length, next_law, state = fair.law(state, draft, laws, log_p + 0.3, context)
-        return log_length, lambda accepted: fair.law(state, draft, laws, log_p, context)[1](accepted), state
+    def verify(state, draft, distributions, log_p, context):
+        log_prob_accepted, next_distribution, state = fair.verify(state, draft, distributions, log_p + 0.3, context)
+        honest = lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted)  # noqa: E731
+        return log_prob_accepted, honest, state
 
-    return fair._replace(law=law)
+    return fair._replace(verify=verify)
 '''
 
 
@@ -151,7 +152,7 @@ def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypa
     (tmp_path / "generous.py").write_text(BIASED)
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)
-    assert code == 1 and report["lossless"] is False and report["verdict"] == "not lossless"
+    assert code == 1 and report["lossless"] is False and report["conclusion"] == "not lossless"
     assert report["exact"]["total_variation"] > 0.01 and len(report["exact"]["cases"]) == 60
     assert report["rounds"]["error"] > 0.01
     assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
@@ -167,8 +168,8 @@ def rounds_of(coverage=WHOLE, error=0.0, alone=True, elsewhere=WHOLE):
     return RoundsReport(error, error < 1e-6 and alone, cases, alone)
 
 
-def verdict(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None):
-    """What the table says of such findings: the verdict's line, all text, and the verdict."""
+def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None):
+    """What the table says of such findings: the conclusion's line, all text, and the conclusion."""
     case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, (0, 2))
     sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4)
     exact = LosslessReport(distance, distance < 1e-6, (0, 2), (case,))
@@ -176,36 +177,36 @@ def verdict(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None):
     console = Console(file=io.StringIO(), width=300)
     proof.show(found, console, "mine")
     text = console.file.getvalue()
-    return text.splitlines()[-1], text, found.verdict
+    return text.splitlines()[-1], text, found.conclusion
 
 
-def test_the_verdict_needs_every_proof():
-    assert verdict()[0] == "Lossless." and verdict(pair=True)[2] == proof.LOSSLESS
-    assert verdict(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in verdict(distance=1e-3)[1]
-    assert verdict(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in verdict(p_value=1e-9)[1]
-    assert verdict(p_value=1e-9, pair=True)[1].count("1e-09") == 3
-    assert verdict(rounds=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
-    assert verdict(to_the_end=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
-    assert "depend on the rows beside" in verdict(rounds=rounds_of(alone=False))[1]
-    assert verdict(rounds=rounds_of(alone=False))[2] == proof.NOT_LOSSLESS
-    assert "temperature 0.5, top-k 2" in verdict()[1] and "1/9" in verdict()[1]
+def test_the_conclusion_needs_every_proof():
+    assert conclusion()[0] == "Lossless." and conclusion(pair=True)[2] == proof.LOSSLESS
+    assert conclusion(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in conclusion(distance=1e-3)[1]
+    assert conclusion(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in conclusion(p_value=1e-9)[1]
+    assert conclusion(p_value=1e-9, pair=True)[1].count("1e-09") == 3
+    assert conclusion(rounds=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
+    assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
+    assert "depend on the rows beside" in conclusion(rounds=rounds_of(alone=False))[1]
+    assert conclusion(rounds=rounds_of(alone=False))[2] == proof.NOT_LOSSLESS
+    assert "temperature 0.5, top-k 2" in conclusion()[1] and "1/9" in conclusion()[1]
 
 
-def covered(asked=WHOLE.asked, refused=WHOLE.refused, accepted=WHOLE.accepted):
-    return WHOLE._replace(asked=np.array(asked), refused=np.array(refused), accepted=np.array(accepted))
+def covered(asked=WHOLE.asked, declined=WHOLE.declined, accepted=WHOLE.accepted):
+    return WHOLE._replace(asked=np.array(asked), declined=np.array(declined), accepted=np.array(accepted))
 
 
 @pytest.mark.parametrize(
     ("found", "beyond", "says"),
     [
-        ({"rounds": rounds_of(covered(refused=[1, 3, 0]))}, 2, "never said no to draft 3 (at temperature 0.5)"),
-        ({"rounds": rounds_of(covered(refused=[0, 0, 0]))}, 0, "never said no to drafts 1, 2, 3 (at temperature 0.5)"),
+        ({"rounds": rounds_of(covered(declined=[1, 3, 0]))}, 2, "never said no to draft 3 (at temperature 0.5)"),
+        ({"rounds": rounds_of(covered(declined=[0, 0, 0]))}, 0, "never said no to drafts 1, 2, 3 (at temperature 0.5)"),
         ({"rounds": rounds_of(elsewhere=covered([9, 9, 0], [0, 9, 0]))}, 2, "draft 3 never came up (at temperature 0)"),
         ({"to_the_end": rounds_of(covered(accepted=[5, 5, 5, 0]))}, 2, "it never happened that 3 drafts were accepted"),
     ],
 )
 def test_what_was_not_tried_is_named(found, beyond, says):
-    _, text, what = verdict(**found)
+    _, text, what = conclusion(**found)
     assert what == proof.NOT_SHOWN and f"Not shown beyond draft {beyond}: " in text and says in text
     assert "Lossless" not in text and "--max-draft-length" in text
 
@@ -215,7 +216,7 @@ def test_drafts_that_never_occurred_on_the_pair_are_named():
         LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED,
         SAMPLED._replace(drafted=(9, 1, 0)),
     )  # fmt: skip
-    assert found.verdict == proof.NOT_SHOWN and found.shown == 2
+    assert found.conclusion == proof.NOT_SHOWN and found.shown == 2
     assert found.gaps == ("on the pair drafts of 3 tokens never occurred",)
 
 

@@ -22,7 +22,7 @@ class Positions(NamedTuple):
     sqrt_entropy: np.ndarray
     confidence: np.ndarray  # logit of the largest probability
     surprise: np.ndarray  # log q of the drafted token plus entropy; 0 where greedy
-    heat: np.ndarray  # log temperature; 0 where greedy
+    log_temperature: np.ndarray  # log temperature; 0 where greedy
     accepted: np.ndarray  # bool
     text: np.ndarray  # int
 
@@ -37,16 +37,16 @@ def positions(trace: Trace) -> Positions:
     largest = np.clip(largest, 1e-4, 1 - 1e-4)
     temperature = trace.temperature[texts].astype(np.float64)
     surprise = np.where(temperature > 0, log_q + entropy, 0.0)
-    heat = np.log(np.where(temperature > 0, temperature, 1.0))
-    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, heat, accepted, texts)
+    log_temperature = np.log(np.where(temperature > 0, temperature, 1.0))
+    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, log_temperature, accepted, texts)
 
 
 def fit_prior(*traces: Trace) -> Prior:
     """The prior of greatest likelihood: logistic regressions, within their bounds.
 
-    The first tells acceptance from the law before the draw, the second adds the token's surprise after it, the third
-    tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or sampled
-    ones; several temperatures teach what heat does, from one it is taken to do nothing.
+    The first tells acceptance from the distribution before the draw, the second adds the token's surprise after it, the
+    third tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or
+    sampled ones; several temperatures teach what temperature does, from one it is taken to do nothing.
 
     Raises:
         ValueError: no traces, or such in which nothing, or everything, was accepted.
@@ -60,9 +60,16 @@ def fit_prior(*traces: Trace) -> Prior:
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
     columns = np.stack(
-        [np.ones_like(seen.heat), seen.sqrt_entropy, seen.confidence, seen.heat, seen.sqrt_entropy * seen.heat], axis=1
+        [
+            np.ones_like(seen.log_temperature),
+            seen.sqrt_entropy,
+            seen.confidence,
+            seen.log_temperature,
+            seen.sqrt_entropy * seen.log_temperature,
+        ],
+        axis=1,
     )
-    names = ("bias", "entropy", "confidence", "heat", "entropy_heat")
+    names = ("bias", "entropy", "confidence", "log_temperature", "entropy_log_temperature")
     before = _logistic(columns, seen.accepted, *([getattr(end, name) for name in names] for end in (LEAST, MOST)))
     logit = columns @ before
     with_token = np.stack([np.ones_like(logit), logit, seen.surprise], axis=1)

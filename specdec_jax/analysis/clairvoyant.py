@@ -1,8 +1,9 @@
-"""How far could any rule go that reads laws? A replay of the survival rule told what no drafter knows.
+"""How far could any rule go that reads distributions? A replay of the survival rule told what no drafter knows.
 
-Between a rule and the oracle lie two things. One is what the drafter does not know of the target's law; a rule told the
-true expected acceptance, sum of min(p, q), before every draw has none of it left. The other is the coin: even who knows
-both laws cannot know which way it falls. Under greedy decoding there is no coin, and the two limits are one.
+Between a rule and the oracle lie two things. One is what the drafter does not know of the target's distribution; a rule
+told the true expected acceptance, sum of min(p, q), before every draw has none of it left. The other is the coin: even
+who knows both distributions cannot know which way it falls. Under greedy decoding there is no coin, and the two limits
+are one.
 """
 
 import numpy as np
@@ -12,8 +13,11 @@ from specdec_jax.analysis.replay import Replay, replay
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.stopping.survival import Prior, survival
 
-# The chance is the overlap itself; tokens whose law is not known yet have the mean's, a third of the way to the last.
-TOLD = Prior(0.0, 0.0, confidence=1.0, surprise=0.0, heat=0.0, entropy_heat=0.0, next_bias=0.0, next_slope=0.3)
+# The chance is the overlap itself; tokens whose distribution is not known yet have the mean's, a third of the way to
+# the last.
+TOLD = Prior(
+    0.0, 0.0, 1.0, surprise=0.0, log_temperature=0.0, entropy_log_temperature=0.0, next_bias=0.0, next_slope=0.3
+)
 
 
 def knows_the_overlap(trace: Trace, costs: CostModel, max_draft_length: int | None = None) -> Replay:
@@ -30,14 +34,14 @@ def knows_the_overlap(trace: Trace, costs: CostModel, max_draft_length: int | No
     tails[:, 1:, column] = float(np.nanmean(trace.overlap))
     texts, at = np.nonzero(~trace.accepted & (np.arange(known.shape[1])[None, :] <= trace.length[:, None]))
     tails[trace.tail_of[texts, at], 0, column] = known[texts, at]
-    numbers = {
+    hyperparameters = {
         "drafter_cost": costs.ratio,
         "verification_times": costs.verification_times(most)[None, :],
         "greedy": np.array([TOLD]),
         "sampled": np.array([TOLD]),
         "prior_precision": 1e4,  # what it is told needs no correction
     }
-    return replay(trace._replace(path=path, tails=tails), _SURVIVAL, numbers, max_draft_length=most)
+    return replay(trace._replace(path=path, tails=tails), _SURVIVAL, hyperparameters, max_draft_length=most)
 
 
 _SURVIVAL = survival()

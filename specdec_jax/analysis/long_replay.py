@@ -50,7 +50,7 @@ class LongRun(NamedTuple):
 def long_replay(
     trace: Trace,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     order: Sequence[int] | None = None,
     *,
     max_draft_length: int | None = None,
@@ -58,7 +58,7 @@ def long_replay(
     """Replays the texts one after the other, with the policy's state carried on; all settings at once.
 
     Args:
-        numbers: of `policy.init`; arrays [S] are S settings.
+        hyperparameters: of `policy.init`; arrays [S] are S settings.
         order: texts of the trace, as often as wanted; each once in the trace's order unless given.
 
     Raises:
@@ -70,7 +70,7 @@ def long_replay(
     texts = list(range(trace.num_texts) if order is None else order)
     if not texts:
         raise ValueError("a long run needs at least one text")
-    given, settings = as_settings(numbers or {})
+    given, settings = as_settings(hyperparameters or {})
     state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
     every = texts_of(trace, np.zeros(settings))
     program = _program(policy, most, int(trace.length.max()))
@@ -107,7 +107,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tu
 
 
 def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, before: int) -> LongRun:
-    """The rounds of one text; the laws that were looked at are read from the trace again."""
+    """The rounds of one text; the distributions that were looked at are read from the trace again."""
     drafted, accepted, emitted, passes = np.moveaxis(record, 2, 0)
     played = drafted >= 0
     at = np.cumsum(np.where(played, emitted, 0), axis=1) - np.where(played, emitted, 0)
@@ -116,7 +116,8 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
     for index in range(trace.max_draft_length):
         looked = played & (index < passes)
         on_path = trace.path[text, np.minimum(at + index, last), ENTROPY]
-        # The first law after the accepted tokens is the path's own; what follows a refused token is in its tail.
+        # The first distribution after the accepted tokens is the path's own; what follows a rejected token is in its
+        # tail.
         rejected = trace.tail_of[text, np.minimum(at + accepted, last)]
         beyond = trace.tails[rejected, np.clip(index - accepted, 0, trace.max_draft_length - 1), ENTROPY]
         total += np.where(looked, np.where(index <= accepted, on_path, beyond), 0.0)

@@ -1,8 +1,8 @@
 """The phases of a trace's texts: what the monitor `phases` says before every position, without a model.
 
 A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
-target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the law as
-sampled. Sampled traces of earlier versions have only the latter.
+target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the distribution
+as sampled. Sampled traces of earlier versions have only the latter.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibr
 
 
 def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
-    """[N, T+1] float32, nats, of the target's law at every position; NaN beyond the end.
+    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end.
 
     Raises:
         ValueError: the raw one is asked for and the trace has none.
@@ -35,13 +35,13 @@ def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
     return trace.raw_target_entropy
 
 
-def phase_path(trace: Trace, raw_entropy: bool = True, **numbers: Any) -> np.ndarray:
-    """[N, T+1] int32, the phase in which a round at each position begins. `numbers` are those of `phases`.
+def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:
+    """[N, T+1] int32, the phase in which a round at each position begins. `hyperparameters` are those of `phases`.
 
     Raises:
-        ValueError: as `target_entropy`, or numbers that `phases` refuses.
+        ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
     """
-    return _watched(target_entropy(trace, raw_entropy), numbers)[0]
+    return _watched(target_entropy(trace, raw_entropy), hyperparameters)[0]
 
 
 def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
@@ -61,8 +61,8 @@ def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
     return {"enter": float(enter), "leave": float(leave), "decay": decay}
 
 
-def _watched(entropies: np.ndarray, numbers: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **numbers))
+def _watched(entropies: np.ndarray, hyperparameters: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **hyperparameters))
 
     def one(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:
         return observe_token(state, entropy), (state.phase, state.entropy)

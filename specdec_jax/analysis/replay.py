@@ -1,10 +1,11 @@
 """Replay: any stopping rule over a trace, without a model, many settings at once.
 
-What is exact: with token rejection (and under greedy decoding) a replay's rounds have the law of a live run's, whatever
-the rule, because a rule sees only the drafter's laws and its own verdicts; under greedy decoding they are the live
-rounds themselves, up to ties in the numerics of the two programs. What is not: block and lossy verifiers accept other
-tokens; a rule that reads more of a law than its statistics and the probability of the drafted token cannot be replayed
-and says so (unrecorded.py); drafts longer than the trace's tails cannot be followed; a clock is the cost model's.
+What is exact: with token rejection (and under greedy decoding) a replay's rounds have the distribution of a live run's,
+whatever the rule, because a rule sees only the drafter's distributions and the results of its own verifications; under
+greedy decoding they are the live rounds themselves, up to ties in the numerics of the two programs. What is not: block
+and lossy verifiers accept other tokens; a rule that reads more of a distribution than its statistics and the
+probability of the drafted token cannot be replayed and says so (unrecorded.py); drafts longer than the trace's tails
+cannot be followed; a clock is the cost model's.
 """
 
 import functools
@@ -32,7 +33,7 @@ class Replay(NamedTuple):
     drafted: np.ndarray
     accepted: np.ndarray  # after the end-of-sequence cut
     passes: np.ndarray  # drafter passes
-    checked: np.ndarray  # of these, only looked at
+    discarded: np.ndarray  # of these, those whose distribution gave no token
     by_length: np.ndarray  # [S, N, K+1], rounds by drafted tokens
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
@@ -68,7 +69,7 @@ class Replay(NamedTuple):
 def replay(
     trace: Trace,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     *,
     max_draft_length: int | None = None,
     record: bool = False,
@@ -77,22 +78,22 @@ def replay(
     """Runs `policy` over every text of a trace, once a setting.
 
     Args:
-        numbers: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a number that is itself
-            a vector of n has shape [S, n] or [1, n].
+        hyperparameters: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a hyperparameter
+            that is itself a vector of n has shape [S, n] or [1, n].
         max_draft_length: K, most drafts a round; the trace's longest unless given.
         record: keep every round.
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
         ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
-            arrays of different lengths, or numbers `init` refuses.
+            arrays of different lengths, or hyperparameters `init` refuses.
     """
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     most = most_drafts(trace, max_draft_length)
-    given, settings = as_settings(numbers or {})
+    given, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
     every, pieces = texts_of(trace, np.arange(texts), phases), []
@@ -102,16 +103,16 @@ def replay(
     whole: list[Any] = [
         np.concatenate(leaves) if leaves[0] is not None else None for leaves in zip(*pieces, strict=True)
     ]
-    played, drafted, accepted, passes, checked, by_length, rows = whole
+    played, drafted, accepted, passes, discarded, by_length, rows = whole
     emitted = np.broadcast_to(trace.length[None, :], (settings, texts)).astype(np.int64)
-    return Replay(played, emitted, drafted, accepted, passes, checked, by_length, rows)
+    return Replay(played, emitted, drafted, accepted, passes, discarded, by_length, rows)
 
 
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
     """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
     most = trace.max_draft_length if max_draft_length is None else max_draft_length
     texts = trace.num_texts
-    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, checked
+    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, discarded
     by_length = np.zeros((1, texts, most + 1), np.int64)
     for text in range(texts):
         at, end = 0, int(trace.length[text])
@@ -123,16 +124,23 @@ def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
             by_length[0, text, run] += 1
             at += run + 1
     emitted = trace.length[None, :].astype(np.int64)
-    rounds, drafted, accepted, passes, checked = counts
-    return Replay(rounds, emitted, drafted, accepted, passes, checked, by_length, None)
+    rounds, drafted, accepted, passes, discarded = counts
+    return Replay(rounds, emitted, drafted, accepted, passes, discarded, by_length, None)
 
 
 def _replay_block(
-    every: Texts, policy: StoppingPolicy, numbers: Mapping[str, np.ndarray], settings: int, most: int, rounds: int
+    every: Texts,
+    policy: StoppingPolicy,
+    hyperparameters: Mapping[str, np.ndarray],
+    settings: int,
+    most: int,
+    rounds: int,
 ) -> tuple[np.ndarray | None, ...]:
     """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds."""
     texts = len(every.text)
-    begun = policy.init(settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in numbers.items()})
+    begun = policy.init(
+        settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
+    )
     known = every._replace(text=jnp.tile(every.text, settings))
     counts = _program(policy, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
     shaped = []
@@ -146,7 +154,7 @@ def _replay_block(
 
 @functools.lru_cache(maxsize=64)
 def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
-    """One compiled replay of a policy's structure; its numbers are arguments."""
+    """One compiled replay of a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
         step = functools.partial(play_pass, policy, texts, most)

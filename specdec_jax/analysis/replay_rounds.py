@@ -8,9 +8,19 @@ import numpy as np
 
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.analysis.unrecorded import Unrecorded
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.sampling import policy_seeds
-from specdec_jax.types import Array, Draft, Law, Phases, PolicyState, RoundContext, StoppingPolicy, Verdict, Warp
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Draft,
+    Phases,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+    Warp,
+)
 
 
 class Rows(NamedTuple):
@@ -31,7 +41,7 @@ class Counts(NamedTuple):
     drafted: Array
     accepted: Array
     passes: Array
-    checked: Array
+    discarded: Array
     by_length: Array  # [R, K+1]
     record: Array | None  # [R, rounds, 4] int16
 
@@ -60,9 +70,9 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
     return most
 
 
-def as_settings(numbers: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     """Every number as [S, ...], and S."""
-    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in numbers.items() if value is not None}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}
     sizes = {len(value) for value in arrays.values()} - {1}
     if len(sizes) > 1:
         raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
@@ -95,13 +105,13 @@ def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, count
     begins, begun = policy.begin(rows.policy, context)
     state = select_rows(rows.fresh & ~rows.done, begun, rows.policy)
     going = ~rows.done & (~rows.fresh | (begins & (context.budget > 0)))
-    law, hit = _law(texts, rows)
+    distribution, hit = _distribution(texts, rows)
     token = unrecorded("which token was drawn")
-    wants, after = policy.check(state, law, rows.drafted, context)
+    wants, after = policy.check(state, distribution, rows.drafted, context)
     state = select_rows(going, after, state)
     drawn = going & wants
     drafted = rows.drafted + drawn.astype(jnp.int32)
-    goes_on, after = policy.proceed(state, law, token, drafted, context)
+    goes_on, after = policy.proceed(state, distribution, token, drafted, context)
     state = select_rows(drawn, after, state)
     rows = rows._replace(
         drafted=drafted,
@@ -130,8 +140,8 @@ def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
     )
 
 
-def _law(texts: Texts, rows: Rows) -> tuple[Law, Array]:
-    """The law of the next position as a law of one token, and whether that token would be accepted."""
+def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
+    """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
     at = rows.at + rows.accepted
     at = jnp.minimum(at, texts.path.shape[1] - 1)
     hit = texts.accepted[texts.text, at] & ~rows.diverged
@@ -141,14 +151,14 @@ def _law(texts: Texts, rows: Rows) -> tuple[Law, Array]:
     seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
     fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
     log_q = fields.pop("log_q")
-    law = Law(
+    distribution = Distribution(
         log_prob=unrecorded("the probabilities of all tokens (log_prob; sampling.log_prob_of has the drawn one's)"),
         top_token=unrecorded("which token is the most probable (top_token)"),
         raw_log_prob=unrecorded("the raw probabilities of all tokens (raw_log_prob)"),
         token_log_prob=log_q,
         **fields,
     )
-    return law, hit
+    return distribution, hit
 
 
 def _watched(phase: Array) -> Phases:
@@ -173,8 +183,8 @@ def _end(
         one_hot=jnp.zeros((size, most), bool),
         length=rows.drafted,
     )
-    verdict = Verdict(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
-    state = select_rows(ends, policy.update(rows.policy, draft, verdict), rows.policy)
+    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]
     emitted = jnp.minimum(rows.accepted + 1, length - rows.at)
     accepted = jnp.minimum(rows.accepted, emitted)

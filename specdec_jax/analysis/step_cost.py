@@ -52,7 +52,7 @@ def draft_round(
     drafter: Drafter,
     params: Params,
     policy: StoppingPolicy,
-    numbers: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
     *,
     batch: int,
     slots: int,
@@ -81,7 +81,7 @@ def draft_round(
         monitor=(),
     )
     tokens = jnp.ones((batch, slots), jnp.int32)
-    policy_state = policy.init(batch, **numbers)
+    policy_state = policy.init(batch, **hyperparameters)
     return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
 
 

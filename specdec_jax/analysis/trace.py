@@ -1,11 +1,11 @@
 """A trace: all that stopping rules see of one lossless run, and what they would have seen had they drafted on.
 
-Along the emitted text y, at every position t: the statistics of the drafter's law, the bit A_t (had the drafter been
-asked here, would its token have been accepted as y_t), and where A_t is 0 the token that would have been rejected with
-the drafter's own continuation after it, the tail. A round replayed from t accepts until the first A = 0 or the stop and
-reads what it drafted beyond from that tail; every position is used by one round. With A_t ~ Bernoulli(min(1, q / p)) of
-y_t and the rejected token drawn from max(q - p, 0) this is exact in law for token rejection and every stopping rule;
-under greedy decoding it is exact round by round.
+Along the emitted text y, at every position t: the statistics of the drafter's distribution, the bit A_t (had the
+drafter been asked here, would its token have been accepted as y_t), and where A_t is 0 the token that would have been
+rejected with the drafter's own continuation after it, the tail. A round replayed from t accepts until the first A = 0
+or the stop and reads what it drafted beyond from that tail; every position is used by one round. With A_t ~
+Bernoulli(min(1, q / p)) of y_t and the rejected token drawn from max(q - p, 0) this is exact in distribution for token
+rejection and every stopping rule; under greedy decoding it is exact round by round.
 """
 
 import json
@@ -20,16 +20,17 @@ from specdec_jax.loading.new_folder import replacing
 
 FORMAT = 1
 FEATURES = ("entropy", "max_prob", "margin", "raw_entropy", "raw_max_prob", "log_q")
-"""The last axis of `path` and `tails`: fields of a Law (nats, probabilities), and log q of the token drafted there."""
+"""The last axis of `path` and `tails`: fields of a Distribution (nats, probabilities), log q of the token there."""
 
 
 class Trace(NamedTuple):
     """N texts of up to T tokens, tails of K. Position t of a text is before its answer's token t; there are T + 1."""
 
-    path: np.ndarray  # [N, T+1, F] float32, the drafter's laws along the text; log_q is that of the text's own token
+    path: np.ndarray
+    # [N, T+1, F] float32, the drafter's distributions along the text; log_q is that of the text's own token
     accepted: np.ndarray  # [N, T+1] bool, A_t; False at and beyond the text's end
     tail_of: np.ndarray  # [N, T+1] int32, row of `tails` where not accepted; 0 elsewhere
-    tails: np.ndarray  # [R, K, F] float32; entry 0 is the law at t again, with log_q of the rejected token
+    tails: np.ndarray  # [R, K, F] float32; entry 0 is the distribution at t again, with log_q of the rejected token
     length: np.ndarray  # [N] int32, tokens emitted, the one that ended the text included
     limit: np.ndarray  # [N] int32, most tokens that might have been
     prompt_length: np.ndarray  # [N] int32
@@ -37,12 +38,13 @@ class Trace(NamedTuple):
     temperature: np.ndarray  # [N] float32
     tokens: np.ndarray  # [N, T] int32, the answers
     overlap: np.ndarray  # [N, T+1] float32, sum of min(p, q): the expected acceptance; NaN beyond the end
-    cross_entropy: np.ndarray  # [N, T+1] float32, nats, of the drafter's law against the target's raw one; NaN beyond
-    target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's law as sampled; NaN beyond
+    cross_entropy: np.ndarray
+    # [N, T+1] float32, nats, of the drafter's distribution against the target's raw one; NaN beyond
+    target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's distribution as sampled; NaN beyond
     about: dict[str, Any]  # models, warp, seed, versions; `ids` and `tasks` name the texts
     raw_target_entropy: np.ndarray | None = None
-    # [N, T+1] float32, nats, of the target's law at temperature 1 without truncation; NaN beyond the end. None in a
-    # sampled trace that was recorded before there was this field
+    # [N, T+1] float32, nats, of the target's distribution at temperature 1 without truncation; NaN beyond the end. None
+    # in a sampled trace that was recorded before there was this field
 
     @property
     def num_texts(self) -> int:
@@ -125,8 +127,8 @@ def save_trace(path: str | Path, trace: Trace) -> None:
 def load_trace(path: str | Path) -> Trace:
     """Reads what `save_trace` wrote, and checks it.
 
-    A file without the target's raw entropy, as they were once written, is read too. At temperature 0 the law as sampled
-    has that entropy; a sampled trace then has none, and no phases can be told from it.
+    A file without the target's raw entropy, as they were once written, is read too. At temperature 0 the distribution
+    as sampled has that entropy; a sampled trace then has none, and no phases can be told from it.
 
     Raises:
         FileNotFoundError: no such file.
@@ -187,7 +189,7 @@ def check(trace: Trace) -> str:
     if np.any(trace.tail_of[rejected] < 0) or np.any(trace.tail_of[rejected] >= max(len(trace.tails), 1)):
         return "a rejected position has no tail"
     if not np.all(np.isfinite(trace.path[..., :5][within])) or not np.all(np.isfinite(trace.tails[..., :5])):
-        return "a statistic of the laws is not a number"
+        return "a statistic of the distributions is not a number"
     if raw is not None and not np.all(np.isfinite(raw[within])):
         return "a raw entropy of the target is not a number"
     return ""

@@ -16,10 +16,10 @@ from jax import lax
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
 from specdec_jax.drafters.model import FED
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.numbers import per_row
-from specdec_jax.sampling import ACCEPT, DRAFT, draw, law, laws, make_warp, raw_entropy, uniforms
-from specdec_jax.types import Array, Cache, LanguageModel, Law, Params, Warp
+from specdec_jax.sampling import ACCEPT, DRAFT, distribution, distributions, draw, make_warp, raw_entropy, uniforms
+from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 
 class _Path(NamedTuple):
@@ -77,14 +77,14 @@ def trace_texts(
     _check(texts, limit, models[0].spec.context, max_draft_length)
     batch, (target, drafter) = len(texts), models
     device, prompts, sizes = _on_device(texts, max(chunk, max_draft_length, PREFILL) + FED)
-    heat = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
+    device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
-    caches, path = _forward(programs, params, device, limit, heat, seeds, chunk)
+    caches, path = _forward(programs, params, device, limit, device_warp, seeds, chunk)
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
-    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, heat, seeds, at, first)
+    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, device_warp, seeds, at, first)
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
@@ -96,7 +96,7 @@ def trace_texts(
         limit=np.full(batch, limit, np.int32),
         prompt_length=prompts,
         seed=np.asarray(seeds),
-        temperature=np.asarray(heat.temperature),
+        temperature=np.asarray(device_warp.temperature),
         tokens=_answers(texts, limit),
         overlap=unknown(path.overlap),
         cross_entropy=unknown(path.cross_entropy),
@@ -118,7 +118,7 @@ def _on_device(texts: Sequence[Text], room: int) -> tuple[_Device, np.ndarray, n
 
 
 def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
-    """Tails [B, M, K, F] with their entry 0: the law at the rejected position, with log q of the rejected token."""
+    """Tails [B, M, K, F] with their entry 0: the rejected position's distribution, with log q of the rejected token."""
     heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
     heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
     return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
@@ -205,8 +205,8 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: i
     return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails))
 
 
-def features(seen: Law, log_q: Array) -> Array:
-    """[..., F] float32 in the order of FEATURES, from a Law and log q of a token."""
+def features(seen: Distribution, log_q: Array) -> Array:
+    """[..., F] float32 in the order of FEATURES, from a Distribution and log q of a token."""
     fields = [getattr(seen, name) for name in FEATURES[:-1]] + [log_q]
     return jnp.stack([field.astype(jnp.float32) for field in fields], axis=-1)
 
@@ -214,34 +214,34 @@ def features(seen: Law, log_q: Array) -> Array:
 def _compare(
     p_logits: Array, q_logits: Array, text: Array, emitted: Array, over: Array, warp: Warp, seeds: Array
 ) -> _Path:
-    """Both laws before the tokens `text` [B, C]: would the drafter's token have become the text's, and if not, which?
+    """Both distributions before the tokens `text` [B, C]: would the drafter's token have become the text's, or which?
 
-    Where the text is `over` the drafter's token is nobody's to refuse: it is drawn from q.
+    Where the text is `over` the drafter's token is nobody's to reject: it is drawn from q.
     """
-    p_law, q_law = laws(p_logits, warp), laws(q_logits, warp)
-    p, q = jnp.exp(p_law.log_prob), jnp.exp(q_law.log_prob)
+    p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
+    p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
     p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
     shape = text.shape
     flat_seeds = jnp.repeat(seeds, shape[1])
     flat_at = jnp.tile(emitted, shape[0])
     coin = uniforms(flat_seeds, flat_at, jnp.int32(0), ACCEPT).reshape(shape)
     greedy = (warp.temperature <= 0)[:, None]
-    accepted = jnp.where(greedy, q_law.top_token == text, coin * p_text < q_text)
+    accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
     excess = jnp.maximum(q - p, 0.0)
     some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
     weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
     rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
-    rejected_log_q = jnp.take_along_axis(q_law.log_prob, rejected[..., None], axis=2)[..., 0]
+    rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
     raw_p = jax.nn.log_softmax(p_logits)
     raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
     return _Path(
-        features=features(q_law, jnp.log(q_text)),
+        features=features(q_distribution, jnp.log(q_text)),
         accepted=accepted,
         rejected=rejected,
         rejected_log_q=rejected_log_q,
         overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
         cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
-        target_entropy=p_law.entropy,
+        target_entropy=p_distribution.entropy,
         raw_target_entropy=raw_entropy(p_logits),
     )
 
@@ -273,12 +273,12 @@ def _tails(
             cache, before, last, found = inner
             cache = drafter.with_length(cache, end + step - FED)
             logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
-            seen = law(logits[:, -1], warp)
+            seen = distribution(logits[:, -1], warp)
             uniform = uniforms(seeds, position, step, DRAFT)
-            hot = warp.temperature > 0
+            is_sampled = warp.temperature > 0
             drawn = lax.cond(
-                jnp.any(hot),
-                lambda: jnp.where(hot, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
+                jnp.any(is_sampled),
+                lambda: jnp.where(is_sampled, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
                 lambda: seen.top_token,
             )
             log_q = jnp.take_along_axis(seen.log_prob, drawn[:, None], axis=1)[:, 0]

@@ -14,7 +14,7 @@ from specdec_jax.chat import comparing, reports
 from specdec_jax.chat.session import Session
 from specdec_jax.chat.settings import LONGEST, check, with_option
 from specdec_jax.chat.suggest import same_drafts, suggest
-from specdec_jax.numbers import numbers_of
+from specdec_jax.hyperparameters import hyperparameters_of
 
 
 @dataclass
@@ -132,14 +132,14 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
     return _shown(chat, "policy", "policy_options")
 
 
-def _policy_number(key: str) -> Callable[[Chat, str], RenderableType]:
-    """A number of the policy, where the policy has it."""
+def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
+    """A hyperparameter of the policy, where the policy has it."""
 
     def change(chat: Chat, text: str) -> RenderableType:
         settings = chat.session.settings
         if text:
             value = _number(key, text, float)
-            if key not in numbers_of(check(settings)[0].strategy.init):
+            if key not in hyperparameters_of(check(settings)[0].strategy.init):
                 raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl {key}={value:g} has")
             chat.session.change(policy_options=with_option(settings.policy_options, key, value))
         return _shown(chat, "policy", "policy_options")
@@ -239,8 +239,8 @@ def _nothing(name: str, text: str) -> None:
 _LIST = [
     Command("/policy NAME key=value", "when to stop drafting; key=value alone changes it", _rule("policy")),
     Command("/gamma N", "static drafts of N tokens; /gamma auto does what the last answer suggests", _gamma),
-    Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_number("entropy_factor")),
-    Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_number("threshold")),
+    Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
+    Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     Command("/max-draft-length N", "most tokens drafted in a round, whatever the policy says", _most),
     Command("/drafter NAME key=value", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),

@@ -51,7 +51,7 @@ def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Ta
     if not lossless:
         grid.caption = "The verifier is lossy, so its texts may differ from the target's."
     elif temperature > 0:
-        grid.caption = "Sampled: the same law from other draws, so the texts differ."
+        grid.caption = "Sampled: the same distribution from other draws, so the texts differ."
     elif not all(row.identical for row in rows):
         grid.caption = "A text that differs: a near tie of the target's, in the arithmetic of another width."
     for column in ("method", "tokens", "tokens/s", "against plain", "accepted", "mean draft", "passes", "text"):
@@ -70,12 +70,12 @@ def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[st
     """Name, models and request of every method. Plain decoding has no verifier to be changed by."""
     settings, target = session.settings, session.pair.target
     plain = build_pair(target, None)
-    yield "plain", plain, session.request(ids, plain, policy_numbers={})
+    yield "plain", plain, session.request(ids, plain, policy_hyperparameters={})
     if settings.drafter == "none":
         return
     current = session.request(ids)
     if settings.policy != "static":
-        fixed, numbers = session.with_policy("static", (f"draft_length={length}",))
-        yield f"static {length}", fixed, session.request(ids, fixed, **numbers)
+        fixed, hyperparameters = session.with_policy("static", (f"draft_length={length}",))
+        yield f"static {length}", fixed, session.request(ids, fixed, **hyperparameters)
     name = " ".join([settings.policy, *settings.policy_options])
     yield name, session.pair, current

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from specdec_jax.chat.commands import COMMANDS
 from specdec_jax.choices import choose, find_factory, names
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
-from specdec_jax.numbers import numbers_of
 from specdec_jax.pairs import NEED_MODELS
 
 
@@ -40,15 +40,15 @@ def _strategy(kind: str) -> Callable[[list[str]], Iterator[str]]:
 
 
 def _options(kind: str, name: str) -> list[str]:
-    """The structure and the numbers a strategy takes; none while its name is not finished."""
+    """The static options and the hyperparameters a strategy takes; none while its name is not finished."""
     try:
-        structure = set(inspect.signature(find_factory(kind, name)).parameters)
+        static_options = set(inspect.signature(find_factory(kind, name)).parameters)
     except ValueError:
         return []
     try:
-        return sorted(structure | numbers_of(choose(kind, name).strategy.init).keys())
+        return sorted(static_options | hyperparameters_of(choose(kind, name).strategy.init).keys())
     except ValueError:  # it wraps another one, which is still to be named
-        return sorted(structure)
+        return sorted(static_options)
 
 
 def _first(*offered: str) -> Callable[[list[str]], Iterator[str]]:

@@ -54,7 +54,7 @@ def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
         ("prompt tokens read", read + (f" in {result.prefill_seconds:.2f} s" if result.prefill_seconds else "")),
         ("context", f"{used} of {context} tokens, {turn.slots} cache slots"),
         ("target passes", f"{figures['num_rounds']}, {_number(figures['tokens_per_round'])} tokens each"),
-        ("drafter passes", f"{figures['drafter_passes']}, of which only checked {figures['checked_passes']}"),
+        ("drafter passes", f"{figures['drafter_passes']}, of which discarded {figures['discarded_passes']}"),
     ]
     if figures["num_draft_tokens"]:
         rate, positions = figures["draft_acceptance_rate"], figures["acceptance_per_position"]

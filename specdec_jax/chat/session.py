@@ -43,7 +43,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings):
-        self.settings, self.pair, self.numbers = settings, *_built(settings)
+        self.settings, self.pair, self.hyperparameters = settings, *_built(settings)
         self.messages: list[dict[str, str]] = []
         self.last: Turn | None = None
         self._kept: DecodeState | None = None
@@ -52,13 +52,13 @@ class Session:
     def change(self, **values: Any) -> None:
         """Other settings, by the names of `Settings`; a new model is loaded here."""
         settings = dataclasses.replace(self.settings, **values)
-        pair, numbers = _built(settings)
+        pair, hyperparameters = _built(settings)
         if settings.target != self.settings.target and self.last is not None:
             self.last = self.last._replace(ids=[], text="")  # another tokenizer's ids
-        self.settings, self.pair, self.numbers = settings, pair, numbers
+        self.settings, self.pair, self.hyperparameters = settings, pair, hyperparameters
 
     def with_policy(self, policy: str, options: tuple[str, ...]) -> tuple[Pair, dict[str, Any]]:
-        """The same models under another policy, and the numbers for `request`; the session stays as it is."""
+        """The same models under another policy, and the hyperparameters for `request`; the session stays as it is."""
         return _built(dataclasses.replace(self.settings, policy=policy, policy_options=options))
 
     def reset(self) -> None:
@@ -77,10 +77,10 @@ class Session:
         rendered = self._rendered(messages)
         return self._play(messages, rendered, self.request(self._ids(rendered)))
 
-    def request(self, ids: list[int], pair: Pair | None = None, **numbers: Any) -> Request:
+    def request(self, ids: list[int], pair: Pair | None = None, **hyperparameters: Any) -> Request:
         """A prompt's ids with this session's settings, for `pair` (the session's own unless given).
 
-        `numbers` are policy_numbers and verifier_numbers where they are not the session's.
+        `hyperparameters` are policy_hyperparameters and verifier_hyperparameters where they are not the session's.
 
         Raises:
             ValueError: no room for an answer.
@@ -102,7 +102,7 @@ class Session:
             slots=slots,
             record=True,
             **{name: getattr(settings, name) for name in REQUESTED},
-            **(numbers or self.numbers),
+            **(hyperparameters or self.hyperparameters),
         )
         return request._replace(prompts=[ids])
 
@@ -172,4 +172,7 @@ def _built(settings: Settings) -> tuple[Pair, dict[str, Any]]:
     pair = build(settings, policy, verifier)
     if settings.chat and pair.target.tokenizer.chat_template is None:
         raise ValueError(f"{settings.target} has no chat template: it can only continue plain text (--no-chat)")
-    return pair, {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
+    return pair, {
+        "policy_hyperparameters": policy.hyperparameters,
+        "verifier_hyperparameters": verifier.hyperparameters,
+    }

@@ -53,7 +53,7 @@ def check(settings: Settings) -> tuple[Choice, Choice]:
 
 
 def build(settings: Settings, policy: Choice, verifier: Choice) -> Pair:
-    """Loads what is not loaded yet and joins it. Equal structure gives the same decoder: numbers compile nothing.
+    """Loads what is not loaded yet and joins it. Equal static options give one decoder; hyperparameters compile none.
 
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
@@ -86,15 +86,15 @@ def option(options: Sequence[str], key: str, default: str) -> str:
     return next((given.partition("=")[2].strip() for given in options if _key(given) == key), default)
 
 
-_strategies: dict[Any, Any] = {}  # by kind, name and structure
+_strategies: dict[Any, Any] = {}  # by kind, name and static options
 
 
 def _chosen(kind: str, name: str, options: Sequence[str]) -> Choice:
-    """As `choose`, with the strategy made before for the same structure: a new one would be compiled anew."""
+    """As `choose`, with the strategy made before for the same static options: a new one would be compiled anew."""
     choice = choose(kind, name, options)
-    structure = tuple(sorted(given for given in options if _key(given) not in choice.numbers))
+    static_options = tuple(sorted(given for given in options if _key(given) not in choice.hyperparameters))
     edited = Path(name).expanduser().stat().st_mtime_ns if name.endswith(".py") else 0
-    return choice._replace(strategy=_strategies.setdefault((kind, name, edited, structure), choice.strategy))
+    return choice._replace(strategy=_strategies.setdefault((kind, name, edited, static_options), choice.strategy))
 
 
 def _key(given: str) -> str:

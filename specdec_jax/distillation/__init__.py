@@ -1,1 +1,1 @@
-"""Drafters from a target: its own text, its laws as labels, losses, training, judgement."""
+"""Drafters from a target: its own text, its distributions as labels, losses, training, judgement."""

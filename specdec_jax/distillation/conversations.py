@@ -128,14 +128,14 @@ class Author:
         spare = jax.tree.map(np.array, rows.spare)
         for row in np.nonzero(spare.id < 0)[0]:
             request, tokens = self._request(rng, pool.slots, long)
-            heat = self._temperatures
-            temperature = rng.choice(heat.answer, p=np.array(heat.weights) / sum(heat.weights))
+            temperatures = self._temperatures
+            temperature = rng.choice(temperatures.answer, p=np.array(temperatures.weights) / sum(temperatures.weights))
             spare.tokens[row, : len(tokens)] = tokens
             spare.known[row] = len(tokens)
             spare.role[row] = USER if request.open else ASSISTANT
             spare.turn_limit[row] = request.turn_limit or FOLLOW_UP
             spare.turns[row] = 1 + (rng.random() < self._several) * rng.integers(1, 3)
-            spare.temperature[row], spare.user_temperature[row] = temperature, heat.user
+            spare.temperature[row], spare.user_temperature[row] = temperature, temperatures.user
             spare.seed[row] = np.random.SeedSequence([self._seed, number, len(book)]).generate_state(1)[0]
             spare.id[row] = len(book)
             book.append((request.kind, float(temperature)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.distillation.losses import coarse_laws
+from specdec_jax.distillation.losses import coarse_distributions
 from specdec_jax.types import Array
 
 Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], progress) -> [N]
@@ -46,9 +46,9 @@ def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tupl
     def of_chunk(hidden, embedding, correction, labels: Labels, progress):
         logits = _product(dtype, hidden, embedding) + correction[None, :]
         log_q = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        laws = coarse_laws(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
-        value = jnp.sum(loss(*laws, progress) * labels.weight)
-        return value, lax.stop_gradient(_sums(value, log_q, laws, labels))
+        distributions = coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
+        value = jnp.sum(loss(*distributions, progress) * labels.weight)
+        return value, lax.stop_gradient(_sums(value, log_q, distributions, labels))
 
     def scanned(hidden, embedding, correction, labels: Labels, progress):
         parts = hidden.shape[0] // chunk
@@ -80,10 +80,10 @@ def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tupl
     return head_loss
 
 
-def _sums(value: Array, log_q: Array, laws: tuple[Array, Array], labels: Labels) -> Sums:
+def _sums(value: Array, log_q: Array, distributions: tuple[Array, Array], labels: Labels) -> Sums:
     weight = labels.weight
     best = (jnp.argmax(log_q, axis=-1) == labels.top[:, 0]).astype(jnp.float32)
-    accepted = jnp.sum(jnp.minimum(jnp.exp(laws[0]), jnp.exp(laws[1])), axis=-1)
+    accepted = jnp.sum(jnp.minimum(jnp.exp(distributions[0]), jnp.exp(distributions[1])), axis=-1)
     surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
     return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))
 

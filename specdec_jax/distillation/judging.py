@@ -1,7 +1,7 @@
-"""A drafter judged along texts of its target: greedy agreement, and the mass its law shares with the target's.
+"""A drafter judged along texts of its target: greedy agreement, and the mass its distribution shares with the target's.
 
-The mass is that of the laws as served, at the temperature of serving: `sum min(p, q)` is the probability that token
-rejection accepts (arXiv 2211.17192, corollary 3.6). Texts are fed to both models, so every position counts once,
+The mass is that of the distributions as served, at the temperature of serving: `sum min(p, q)` is the probability that
+token rejection accepts (arXiv 2211.17192, corollary 3.6). Texts are fed to both models, so every position counts once,
 whatever a policy would have drafted.
 """
 
@@ -97,11 +97,12 @@ def judge(
     chunk: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> Judgement:
-    """Both models' laws along (prompt, answer) texts, compared before every token of the answers, in float32.
+    """Both models' distributions along (prompt, answer) texts, compared before every token of the answers, in float32.
 
-    At temperature 0 the laws are one-hot, and the shared mass is the agreement. `batch` texts of similar length share a
-    pass; the logits of batch * chunk positions exist at a time, for either model. `progress(done, total)` counts texts.
-    Raises ValueError: vocabularies that differ, an empty prompt or answer, a text longer than the target's context.
+    At temperature 0 the distributions are one-hot, and the shared mass is the agreement. `batch` texts of similar
+    length share a pass; the logits of batch * chunk positions exist at a time, for either model. `progress(done,
+    total)` counts texts. Raises ValueError: vocabularies that differ, an empty prompt or answer, a text longer than the
+    target's context.
     """
     check_same_vocabulary(target, drafter)
     if batch < 1 or chunk < 1:
@@ -134,7 +135,7 @@ def _means(
     sizes = np.array([len(answer) for _, answer in rows])
     for row, (prompt, answer) in enumerate(rows):
         tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-        known[row] = len(prompt) - 1  # the prompt's last token gives the first law
+        known[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
     device = jnp.asarray(tokens)
     caches = programs.fill(weights, device, known.max())
     steps = range(0, int(sizes.max()), chunk)

@@ -1,4 +1,4 @@
-"""The target's laws as labels: its most probable next tokens at every position of texts that exist already."""
+"""The target's distributions as labels: its most probable next tokens at every position of texts that exist already."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -71,8 +71,8 @@ def empty_opening(batch: int, slots: int) -> Opening:
     def row(value: int, dtype: Any = np.int32) -> np.ndarray:  # one each: callers fill them in place
         return np.full((batch,), value, dtype)
 
-    tokens, heat = np.zeros((batch, slots), np.int32), np.float32
-    return Opening(tokens, row(0), row(0), row(0), row(0), row(1, heat), row(1, heat), row(0, np.uint32), row(-1))
+    tokens, real = np.zeros((batch, slots), np.int32), np.float32
+    return Opening(tokens, row(0), row(0), row(0), row(0), row(1, real), row(1, real), row(0, np.uint32), row(-1))
 
 
 def build_writer(
@@ -137,12 +137,12 @@ def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
 def _sample(logits: Array, rows: Rows) -> Array:
     """The next token of every row [B], by its own seed and position."""
     now = rows.now
-    heat = jnp.where(now.role == USER, now.user_temperature, now.temperature)
+    temperature = jnp.where(now.role == USER, now.user_temperature, now.temperature)
     zero = jnp.zeros_like(rows.position)
     uniform = sampling.uniforms(now.seed, zero, rows.position, sampling.NEXT)
-    divisor = jnp.where(heat > 0, heat, 1.0)[:, None]
+    divisor = jnp.where(temperature > 0, temperature, 1.0)[:, None]
     weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / divisor)
-    return jnp.where(heat > 0, sampling.draw(weights, uniform), sampling.argmax(logits))
+    return jnp.where(temperature > 0, sampling.draw(weights, uniform), sampling.argmax(logits))
 
 
 def _append(rows: Rows, token: Array, turns: Turns) -> Rows:

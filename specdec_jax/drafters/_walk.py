@@ -1,8 +1,8 @@
 """The stopping policy asked about a draft that is looked up, position by position, as the model drafter asks it.
 
-A looked-up token was chosen, not drawn: its law is one-hot, and verification treats it so (`Draft.one_hot`). One-hot
-laws would tell a stopping policy nothing, so what policies see is how likely the token is right: two outcomes, it or
-something else, `chance` and 1 - `chance`.
+A looked-up token was chosen, not drawn: its distribution is one-hot, and verification treats it so (`Draft.one_hot`).
+One-hot distributions would tell a stopping policy nothing, so what policies see is how likely the token is right: two
+outcomes, it or something else, `chance` and 1 - `chance`.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
-from specdec_jax.types import Array, Draft, DraftInfo, Law, PolicyState, RoundContext, StoppingPolicy
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 Look = Callable[[Any, Array], tuple[Array, Array, Array]]
 # (memory, drafted [B]) -> (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known
@@ -65,12 +65,12 @@ def walk(
     def body(now: _Walk) -> _Walk:
         token, known, chance = look(now.memory, now.drafted)
         going = now.going & known
-        law = right_or_wrong(token, chance, vocab_size)
-        wants, checked = policy.check(now.policy, law, now.drafted, context)
+        distribution = right_or_wrong(token, chance, vocab_size)
+        wants, checked = policy.check(now.policy, distribution, now.drafted, context)
         checked = select_rows(going, checked, now.policy)
         drawn = going & wants
         drafted = now.drafted + drawn.astype(jnp.int32)
-        goes_on, proceeded = policy.proceed(checked, law, token, drafted, context)
+        goes_on, proceeded = policy.proceed(checked, distribution, token, drafted, context)
         column = jnp.arange(most, dtype=jnp.int32)[None, :] == now.step
         put = lambda buffer, rows, value: jnp.where(column & rows[:, None], value[:, None], buffer)  # noqa: E731
         return _Walk(
@@ -80,8 +80,8 @@ def walk(
             memory=select_rows(drawn, keep(now.memory, token), now.memory),
             tokens=put(now.tokens, drawn, token),
             drafted=drafted,
-            entropy=put(now.entropy, going, law.entropy),
-            max_prob=put(now.max_prob, going, law.max_prob),
+            entropy=put(now.entropy, going, distribution.entropy),
+            max_prob=put(now.max_prob, going, distribution.max_prob),
         )
 
     end = lax.while_loop(lambda now: jnp.any(now.going), body, start)
@@ -90,13 +90,14 @@ def walk(
     return draft, DraftInfo(free, free, end.entropy, end.max_prob, free), end.policy
 
 
-def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Law:
+def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distribution:
     """What policies see of a looked-up token: probability `chance` [B] for it, the rest for something else.
 
     Entropy (nats) and margin are of these two outcomes: how many wrong tokens there are says nothing about how likely
-    the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a law with that largest probability
-    has: two outcomes would be ever surer there, of the wrong one. `log_prob` spreads the rest evenly. Without a
-    vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with wrong numbers.
+    the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a distribution with that largest
+    probability has: two outcomes would be ever more certain there, of the wrong one. `log_prob` spreads the rest
+    evenly. Without a vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with
+    wrong numbers.
     """
     rest = 1.0 - chance
     entropy = -jnp.where(chance > 0, chance * jnp.log(chance), 0.0) - jnp.where(rest > 0, rest * jnp.log(rest), 0.0)
@@ -106,4 +107,4 @@ def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Law:
     if vocab_size is not None:
         hit = jnp.arange(vocab_size, dtype=jnp.int32)[None, :] == token[:, None]
         log_prob = jnp.log(jnp.where(hit, chance[:, None], rest[:, None] / max(vocab_size - 1, 1)))
-    return Law(log_prob, token, entropy, chance, margin, entropy, chance)
+    return Distribution(log_prob, token, entropy, chance, margin, entropy, chance)

@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
-from specdec_jax.sampling import draw, law
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.sampling import distribution, draw
 from specdec_jax.types import (
     Array,
     Cache,
+    Distribution,
     Draft,
     Drafter,
     DraftInfo,
     LanguageModel,
-    Law,
     Params,
     PolicyState,
     ReducedHead,
@@ -131,7 +131,7 @@ def _draft_one(
     uniform: Callable[[Array], Array],
     loop: _Loop,
 ) -> _Loop:
-    """One drafter pass for every row still going: law, check, draw, proceed."""
+    """One drafter pass for every row still going: distribution, check, draw, proceed."""
     step, reduced = loop.pass_index, language_model.reduced
     end = context.length + loop.drafted  # [B], tokens known; rows that stopped feed their own last tokens again
     with jax.named_scope("draft_pass"):
@@ -140,20 +140,21 @@ def _draft_one(
         apply = language_model.apply if reduced is None else reduced.apply
         logits, cache = apply(params, _window(loop.tokens, start, FED), cache)
         last = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] if reduced
-        last = lax.optimization_barrier(last)  # fused into each of the law's sums, XLA's CPU code makes them anew
-    with jax.named_scope("draft_law"):
-        own_law = law(last, context.warp)
-        next_law = own_law if reduced is None else _of_all_tokens(reduced, params, own_law)
+        # fused into each of the distribution's sums, XLA's CPU code makes them anew
+        last = lax.optimization_barrier(last)
+    with jax.named_scope("draft_distribution"):
+        own_distribution = distribution(last, context.warp)
+        next_distribution = own_distribution if reduced is None else _of_all_tokens(reduced, params, own_distribution)
     with jax.named_scope("draft_stop"):
-        wants, checked_policy = policy.check(loop.policy, next_law, loop.drafted, context)
+        wants, checked_policy = policy.check(loop.policy, next_distribution, loop.drafted, context)
         checked_policy = select_rows(loop.going, checked_policy, loop.policy)
         drawn = loop.going & wants
-    token = _draw_draft(own_law.log_prob, own_law.top_token, context, partial(uniform, step))
+    token = _draw_draft(own_distribution.log_prob, own_distribution.top_token, context, partial(uniform, step))
     token = token if reduced is None else reduced.tokens(params)[token]
     tokens = _put(loop.tokens, end, token, drawn)
     drafted = loop.drafted + drawn.astype(jnp.int32)
     with jax.named_scope("draft_stop"):
-        goes_on, next_policy = policy.proceed(checked_policy, next_law, token, drafted, context)
+        goes_on, next_policy = policy.proceed(checked_policy, next_distribution, token, drafted, context)
         next_policy = select_rows(drawn, next_policy, checked_policy)
     keep = lambda buffer, value: lax.dynamic_update_slice_in_dim(buffer, value[:, None], step, axis=1)  # noqa: E731
     seen = lambda buffer, value: keep(buffer, jnp.where(loop.going, value.astype(jnp.float32), jnp.nan))  # noqa: E731
@@ -165,14 +166,14 @@ def _draft_one(
         tokens=tokens,
         drafted=drafted,
         passes=loop.passes + loop.going.astype(jnp.int32),
-        log_q=None if loop.log_q is None else keep(loop.log_q, next_law.log_prob),
-        entropy=seen(loop.entropy, next_law.entropy),
-        max_prob=seen(loop.max_prob, next_law.max_prob),
+        log_q=None if loop.log_q is None else keep(loop.log_q, next_distribution.log_prob),
+        entropy=seen(loop.entropy, next_distribution.entropy),
+        max_prob=seen(loop.max_prob, next_distribution.max_prob),
     )
 
 
-def _of_all_tokens(reduced: ReducedHead, params: Params, few: Law) -> Law:
-    """A law of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
+def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
+    """A distribution of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
     raw = few.raw_log_prob
     return few._replace(
         log_prob=reduced.spread(params, few.log_prob),
@@ -183,13 +184,13 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, few: Law) -> Law:
 
 def _draw_draft(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
-    hot = context.warp.temperature > 0
+    is_sampled = context.warp.temperature > 0
 
     def sampled() -> Array:
-        return jnp.where(hot, draw(jnp.exp(log_prob), uniform()), top_token)
+        return jnp.where(is_sampled, draw(jnp.exp(log_prob), uniform()), top_token)
 
     with jax.named_scope("draft_draw"):
-        return lax.cond(jnp.any(hot), sampled, lambda: top_token)
+        return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
 
 
 def _catch_up(

@@ -5,7 +5,7 @@ hashed table a row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token 
 counted once, when it is committed; drafts that were rejected never are.
 
 Contexts that never occurred can be filled from what the target thought likely after them (`fill`): a verification looks
-at positions behind a rejected draft too, and its laws there are otherwise thrown away.
+at positions behind a rejected draft too, and its distributions there are otherwise thrown away.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from jax import lax
 from specdec_jax.drafters import _table
 from specdec_jax.drafters._table import NgramTable
 from specdec_jax.drafters._walk import check_length, walk
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
     Array,
+    Distribution,
     Draft,
     Drafter,
     DraftInfo,
-    Law,
     Observer,
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
 )
 
 
@@ -50,23 +50,25 @@ def ngram(
     slots: int = 4096,
     fill: int = 0,
     keep: bool = True,
-    doubt: bool = True,
+    uncertainty: bool = True,
     vocab_size: int | None = None,
 ) -> Drafter:
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
 
     Parameters are None, or a table to begin with that `table_of` took out of an earlier state. Drafting costs no model
-    pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so.
+    pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so.
 
     Args:
         order: n: contexts of up to n - 1 tokens, 2 to 16.
         back_off: orders 2 to n, the longest known context decides; False: order n only.
         slots: contexts the table of an order holds, a power of two of at least 4. A full bucket of 4 drops its rarest.
-        fill: most probable tokens of the target's law put in as candidates of contexts never counted, 0 (off) to 4.
+        fill: most probable tokens of the target's distribution put in as candidates of contexts never counted, 0 (off)
+            to 4.
         keep: when a state is extended with another text (`Decoder.extend`), keep what was counted. False: where a row's
             text is cut back, its table is emptied and the new text is counted from its beginning.
-        doubt: what stopping policies see. True: a token seen c times of t after m tokens is right with probability
-            (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always right.
+        uncertainty: what stopping policies see. True: a token seen c times of t after m tokens is right with
+            probability (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always
+            right.
         vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
 
     Raises:
@@ -103,7 +105,7 @@ def ngram(
         del params, uniform, keep_log_q
 
         def look(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
-            return _propose_one(state.table, recent, drafted, lengths, buckets, doubt)
+            return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
 
         recent = _recent(tokens, context.length, order - 1)
         draft, info, learnt = walk(
@@ -115,11 +117,13 @@ def ngram(
         fresh = init(params, length.shape[0], 0) if not keep else state
         return _count_all(state, fresh, tokens, length, lengths, buckets)
 
-    def read(laws: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> Array:
-        del draft, verdict, context
+    def read(distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext) -> Array:
+        del draft, result, context
         if fill == 1:
-            return laws.top_token[:, :, None]
-        values, tokens = lax.top_k(laws.log_prob if laws.raw_log_prob is None else laws.raw_log_prob, fill)
+            return distributions.top_token[:, :, None]
+        values, tokens = lax.top_k(
+            distributions.log_prob if distributions.raw_log_prob is None else distributions.raw_log_prob, fill
+        )
         return jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
 
     def learn(
@@ -150,7 +154,7 @@ def _check(max_draft_length: int, order: int, slots: int, fill: int) -> None:
 
 
 def _propose_one(
-    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, doubt: bool
+    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, uncertainty: bool
 ) -> tuple[Array, Array, Array]:
     """(token, known, chance), [B] each, after the longest context that has a candidate."""
     del drafted
@@ -163,7 +167,7 @@ def _propose_one(
     m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
     # A filled token is the target's own choice after these very tokens: worth one count.
     seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
-    chance = (seen + m - 0.5) / (of + m) if doubt else jnp.ones_like(m)
+    chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
     return pick(token), pick(known), chance
 
 

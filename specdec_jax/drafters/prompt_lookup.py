@@ -30,17 +30,18 @@ def prompt_lookup(
     max_draft_length: int = 7,
     longest: int = 3,
     shortest: int = 1,
-    doubt: bool = True,
+    uncertainty: bool = True,
     vocab_size: int | None = None,
 ) -> Drafter:
     """Propose up to `max_draft_length` (K) tokens that followed the longest earlier match of the text's end.
 
     A row's last n tokens are looked for in its prompt and output, n from `longest` down to `shortest`. Drafting costs
-    no model pass. Verification takes the drafts as one-hot laws, so lossless verifiers stay so. Parameters are None.
+    no model pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so. Parameters are
+    None.
 
     Args:
-        doubt: what stopping policies see. True: a match of m tokens, itself m agreements, is right with probability
-            (m + 1/2) / (m + 1), and j tokens into the copy the match is m + j long. False: always right.
+        uncertainty: what stopping policies see. True: a match of m tokens, itself m agreements, is right with
+            probability (m + 1/2) / (m + 1), and j tokens into the copy the match is m + j long. False: always right.
         vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
 
     Raises:
@@ -72,7 +73,7 @@ def prompt_lookup(
         index = jnp.minimum(drafted, max_draft_length - 1)
         token = jnp.take_along_axis(copy.tokens, index[:, None], axis=1)[:, 0]
         agreed = (copy.matched + drafted).astype(jnp.float32)
-        chance = (agreed + 0.5) / (agreed + 1.0) if doubt else jnp.ones_like(agreed)
+        chance = (agreed + 0.5) / (agreed + 1.0) if uncertainty else jnp.ones_like(agreed)
         return token, copy.matched > 0, chance
 
     return Drafter(no_state, propose, no_commit, max_draft_length)

@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import select_rows
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.phase import phase_of
 from specdec_jax.types import (
     Array,
+    Distribution,
     Draft,
     Drafter,
     DrafterState,
     DraftInfo,
-    Law,
     Observer,
     Params,
     PolicyState,
     RoundContext,
     StoppingPolicy,
-    Verdict,
+    VerificationResult,
 )
 
 PHASES = 2
@@ -243,7 +243,7 @@ def _nothing(
 
 
 def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:
-    """Row by row the new proposal or the old; one-hot drafts bring no laws and need none."""
+    """Row by row the new proposal or the old; one-hot drafts bring no distributions and need none."""
     log_q = old.draft.log_q
     if log_q is not None and new.draft.log_q is not None:
         log_q = select_rows(own, new.draft.log_q.astype(log_q.dtype), log_q)
@@ -254,13 +254,15 @@ def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:
 
 
 def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
-    """All the observers there are; those who sit out see the target's laws too."""
+    """All the observers there are; those who sit out see the target's distributions too."""
     watching = {index: part.observer for index, part in enumerate(parts) if part.observer is not None}
     if not watching:
         return None
 
-    def read(laws: Law, draft: Draft, verdict: Verdict, context: RoundContext) -> dict[int, Any]:
-        return {index: observer.read(laws, draft, verdict, context) for index, observer in watching.items()}
+    def read(
+        distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
+    ) -> dict[int, Any]:
+        return {index: observer.read(distributions, draft, result, context) for index, observer in watching.items()}
 
     def learn(
         params: Sequence[Params],

@@ -13,14 +13,14 @@ class Coverage(NamedTuple):
     """Counts by draft position 1..K (index 0 is the first draft) of rows that were told apart."""
 
     asked: np.ndarray  # [K] int64, times the rule was asked whether to draft this token
-    refused: np.ndarray  # [K] int64, times it said no: before its pass was paid (begin, proceed) or after (check)
+    declined: np.ndarray  # [K] int64, times it said no: before its pass was paid (begin, proceed) or after (check)
     lengths: np.ndarray  # [K+1] int64, drafts by their length
     accepted: np.ndarray  # [K+1] int64, outcomes that could occur, by the number of accepted drafts
 
     @property
     def shown(self) -> int:
         """The last draft that the rule said no to: up to there its decisions were put to the test."""
-        said = np.flatnonzero(self.refused)
+        said = np.flatnonzero(self.declined)
         return int(said[-1]) + 1 if len(said) else 0
 
     @property
@@ -34,9 +34,9 @@ class Coverage(NamedTuple):
         return tuple(int(k) + 1 for k in np.flatnonzero(self.asked == 0))
 
     @property
-    def never_refused(self) -> tuple[int, ...]:
+    def never_declined(self) -> tuple[int, ...]:
         """Drafts that came up and were never said no to."""
-        return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.refused == 0)))
+        return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
 
     @property
     def never_accepted(self) -> tuple[int, ...]:
@@ -68,13 +68,13 @@ class Tally:
         if goes_on.size == 0:
             return
         self.coverage.asked[drafted] += goes_on.size
-        self.coverage.refused[drafted] += int(np.sum(~goes_on))
+        self.coverage.declined[drafted] += int(np.sum(~goes_on))
 
     def checks(self, drafted: int, draws: np.ndarray) -> None:
         """Answers of `check` of rows that have drafted so many; they were counted as asked before."""
-        self.coverage.refused[drafted] += int(np.sum(~draws))
+        self.coverage.declined[drafted] += int(np.sum(~draws))
 
     def accepts(self, drafted: np.ndarray, chance: np.ndarray) -> None:
-        """Drafts of lengths [M] and the laws [M, K+1] of how many of their tokens are accepted."""
+        """Drafts of lengths [M] and the distributions [M, K+1] of how many of their tokens are accepted."""
         self.coverage.lengths[:] += np.bincount(drafted, minlength=len(self.coverage.lengths))
         self.coverage.accepted[:] += np.sum(chance > 0, axis=0)

@@ -1,8 +1,9 @@
-"""What a lossy verifier does to one token: its law where a token was drafted, in closed form, against the target's.
+"""What a lossy verifier does to one drafted token: its distribution in closed form, against the target's.
 
-A position at which nothing was drafted, the bonus token among them, has the target's own law. Where x was drafted from
-q, each function below gives the law of the token that is emitted there, given that everything before it was accepted;
-summing over x costs V, not V * V, because what follows a refusal does not depend on x, or does so by one entry.
+A position at which nothing was drafted, the bonus token among them, has the target's own distribution. Where x was
+drafted from q, each function below gives the distribution of the token that is emitted there, given that everything
+before it was accepted; summing over x costs V, not V * V, because what follows a rejection does not depend on x, or
+does so by one entry.
 
 `deviations` measures them along given texts of real models, by passes over the text: as if at every position a token
 had been drafted. How far whole texts go astray is not in it; on toys `losslessness.prove_exactly` sums that.
@@ -18,66 +19,69 @@ from jax import lax
 
 from specdec_jax.decoding import Decoder
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import entropy, laws, make_warp
-from specdec_jax.types import Array, LanguageModel, Law, Params, Warp
+from specdec_jax.sampling import distributions, entropy, make_warp
+from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
 from specdec_jax.verification.easd import shared_share
 
-EmittedLaw = Callable[..., Array]  # (target Law, drafter Law, hot [..., 1] bool, **numbers) -> [..., V] probabilities
+# (target Distribution, drafter Distribution, is_sampled [..., 1] bool, **hyperparameters) -> [..., V] probabilities
+EmittedDistribution = Callable[..., Array]
 
 
-def rejection_law(target: Law, drafter: Law, hot: Array) -> Array:
+def rejection_distribution(target: Distribution, drafter: Distribution, is_sampled: Array) -> Array:
     """p itself."""
-    del drafter, hot
+    del drafter, is_sampled
     return jnp.exp(target.log_prob)
 
 
-def lenience_law(target: Law, drafter: Law, hot: Array, lenience: Any = 0.5) -> Array:
-    """min(q, p / l) and what is missing from max(0, p - q); at temperature 0 (`hot` False) by the raw law, l max p."""
+def lenience_distribution(target: Distribution, drafter: Distribution, is_sampled: Array, lenience: Any = 0.5) -> Array:
+    """min(q, p / l) and what is missing from max(0, p - q); greedy (`is_sampled` False) by the raw one, l max p."""
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
-    kept = jnp.where(hot, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
+    kept = jnp.where(is_sampled, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
     return kept + _missing(kept) * _normalised(jnp.maximum(p - q, 0.0))
 
 
-def typical_law(target: Law, drafter: Law, hot: Array, epsilon: Any = 0.09, delta: Any = 0.3) -> Array:
+def typical_distribution(
+    target: Distribution, drafter: Distribution, is_sampled: Array, epsilon: Any = 0.09, delta: Any = 0.3
+) -> Array:
     """q where p exceeds the threshold, and what is missing from p."""
-    del hot
+    del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-target.entropy))[..., None]
     kept = jnp.where(p > threshold, q, 0.0)
     return kept + _missing(kept) * p
 
 
-def easd_law(
-    target: Law,
-    drafter: Law,
-    hot: Array,
+def easd_distribution(
+    target: Distribution,
+    drafter: Distribution,
+    is_sampled: Array,
     drafter_entropy: Any = 1.0,
     target_entropy: Any = 1.0,
     overlap: Any = 0.6,
     top_n: int = 8,
 ) -> Array:
-    """p; at doubtful positions p(y) (S - s(y)) + max(0, p - q)(y) with s = min(p, q) / (1 - p), S its sum."""
-    del hot
+    """p; at uncertain positions p(y) (S - s(y)) + max(0, p - q)(y) with s = min(p, q) / (1 - p), S its sum."""
+    del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
-    unsure = (entropy(drafter.log_prob) > drafter_entropy) & (target.entropy > target_entropy)
-    doubtful = unsure & (shared_share(target.log_prob, drafter.log_prob, top_n) >= overlap)
+    high_entropy = (entropy(drafter.log_prob) > drafter_entropy) & (target.entropy > target_entropy)
+    uncertain = high_entropy & (shared_share(target.log_prob, drafter.log_prob, top_n) >= overlap)
     share = jnp.where(p < 1, jnp.minimum(p, q) / jnp.where(p < 1, 1.0 - p, 1.0), 0.0)
     redrawn = p * (jnp.sum(share, axis=-1, keepdims=True) - share) + jnp.maximum(p - q, 0.0)
-    return jnp.where(doubtful[..., None], redrawn, p)
+    return jnp.where(uncertain[..., None], redrawn, p)
 
 
-LAWS: Mapping[str, EmittedLaw] = {
-    "rejection": rejection_law,
-    "lenience": lenience_law,
-    "typical": typical_law,
-    "easd": easd_law,
+DISTRIBUTIONS: Mapping[str, EmittedDistribution] = {
+    "rejection": rejection_distribution,
+    "lenience": lenience_distribution,
+    "typical": typical_distribution,
+    "easd": easd_distribution,
 }
 
 
 class Deviations(NamedTuple):
-    """At each position of given texts: how far the emitted token's law would be from the target's, and the text itself.
+    """At each position of texts: how far the emitted token's distribution is from the target's, and the text itself.
 
     Entry t is about token t + 1 given tokens 0..t.
     """
@@ -100,33 +104,34 @@ def deviations(
     tokens: Any,
     *,
     verifier: str,
-    numbers: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     warp: Warp | None = None,
     chunk: int = 32,
 ) -> Deviations:
     """`Deviations` of texts [B, T] with both models of a decoder, by passes of `chunk` tokens; T = 2 or more.
 
     Args:
-        verifier: a name among `LAWS`.
-        numbers: keyword arguments of its law; numbers are traced, so that a sweep compiles once.
-        warp: how both laws are sampled; temperature 1 unless given.
+        verifier: a name among `DISTRIBUTIONS`.
+        hyperparameters: keyword arguments of its distribution; hyperparameters are traced, so that a sweep compiles
+            once.
+        warp: how both distributions are sampled; temperature 1 unless given.
 
     Raises:
         ValueError: an unknown verifier, another shape, or a drafter without a model.
     """
-    if verifier not in LAWS:
-        raise ValueError(f"no emitted law of {verifier!r} is known (there are: {', '.join(LAWS)})")
+    if verifier not in DISTRIBUTIONS:
+        raise ValueError(f"no emitted distribution of {verifier!r} is known (there are: {', '.join(DISTRIBUTIONS)})")
     text = np.asarray(tokens, np.int32)
     if text.ndim != 2 or text.shape[1] < 2:
         raise ValueError(f"deviations need tokens [rows, length >= 2], got shape {text.shape}")
     if decoder.parts.drafter.model is None:
         raise ValueError("deviations need a drafter that is a language model")
-    given = dict(numbers or {})
-    structure = tuple((name, given.pop(name)) for name in ("top_n",) if name in given)
+    given = dict(hyperparameters or {})
+    static_options = tuple((name, given.pop(name)) for name in ("top_n",) if name in given)
     padded = np.pad(text, ((0, 0), (0, -(text.shape[1] - 1) % chunk)))
     warp = warp or make_warp(len(text), temperature=1.0)
     models = decoder.parts.target, decoder.parts.drafter.model
-    found = _pass_over(*models, verifier, structure, chunk, params, padded, warp, given)
+    found = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, given)
     return jax.tree.map(lambda leaf: leaf[:, : text.shape[1] - 1], found)
 
 
@@ -134,26 +139,26 @@ def _passes(
     target: LanguageModel,
     drafter: LanguageModel,
     verifier: str,
-    structure: tuple[tuple[str, Any], ...],
+    static_options: tuple[tuple[str, Any], ...],
     chunk: int,
     params: ModelParams,
     tokens: Array,
     warp: Warp,
-    numbers: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
 ) -> Deviations:
     """Only a number a position is kept, never [B, T, V]."""
     batch, length = tokens.shape
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-    hot = (warp.temperature > 0)[:, None, None]
+    is_sampled = (warp.temperature > 0)[:, None, None]
 
     def one(caches: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], Deviations]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         token = lax.dynamic_slice_in_dim(following, index * chunk, chunk, axis=1)
         (big, cache_p), (small, cache_q) = (
-            _laws(model, weights, fed, cache, warp)
+            _distributions(model, weights, fed, cache, warp)
             for model, weights, cache in zip((target, drafter), params, caches, strict=True)
         )
-        emitted = LAWS[verifier](big, small, hot, **numbers, **dict(structure))
+        emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **hyperparameters, **dict(static_options))
         distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]
@@ -168,9 +173,11 @@ def _passes(
 _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
 
 
-def _laws(model: LanguageModel, params: Params, tokens: Array, cache: Any, warp: Warp) -> tuple[Law, Any]:
+def _distributions(
+    model: LanguageModel, params: Params, tokens: Array, cache: Any, warp: Warp
+) -> tuple[Distribution, Any]:
     logits, cache = model.apply(params, tokens, cache)
-    return laws(logits, warp), cache
+    return distributions(logits, warp), cache
 
 
 def _missing(kept: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The exact output law of one decoding on a toy model: every draft, every verdict, round after round.
+"""The exact output distribution of one decoding on a toy model: every draft, every verification, round after round.
 
 States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
 it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.numbers import host, select_rows
-from specdec_jax.sampling import law, make_warp
-from specdec_jax.types import Draft, Law, Monitor, RoundContext, StoppingPolicy, Verdict, Verifier
+from specdec_jax.sampling import distribution, make_warp
+from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 PROMPT = np.array([[0, 1]], np.int32)
 
@@ -28,11 +28,11 @@ class Setting(NamedTuple):
     policy: StoppingPolicy
     verifier: Verifier
     monitor: Monitor
-    drafter_laws: Law  # every leaf [toys * V * V, ...], by toy and the last two tokens
-    target_laws: Law
+    drafter_distributions: Distribution  # every leaf [toys * V * V, ...], by toy and the last two tokens
+    target_distributions: Distribution
     warp: Mapping[str, Any]
     most: int  # K
-    tokens: int  # emitted tokens whose joint law is compared
+    tokens: int  # emitted tokens whose joint distribution is compared
     limit: int  # max_new_tokens
     batch: int  # rows that policy and verifier see at a time
     chosen: bool
@@ -43,7 +43,7 @@ class Nodes(NamedTuple):
     """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
 
     tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
-    table: np.ndarray  # [N] int64, where its toy begins in the tables of laws
+    table: np.ndarray  # [N] int64, where its toy begins in the tables of distributions
     emitted: np.ndarray  # [N] int32
     chance: np.ndarray  # [N] float64
     policy: Any
@@ -63,8 +63,8 @@ class Branches(NamedTuple):
     policy: Any
 
 
-def drawn_law(weights: np.ndarray) -> np.ndarray:
-    """The law of `sampling.draw` for [..., V] weights (V at most one of its blocks), whatever their signs and sum."""
+def drawn_distribution(weights: np.ndarray) -> np.ndarray:
+    """The distribution of `sampling.draw` for [..., V] weights (V at most one of its blocks) of any sign and sum."""
     vocab = weights.shape[-1]
     positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
     reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
@@ -77,13 +77,13 @@ def drawn_law(weights: np.ndarray) -> np.ndarray:
     return chance + fallback * (1.0 - chance.sum(axis=-1, keepdims=True))
 
 
-def law_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Law:
-    """Laws by toy and the last two tokens, of [V, V, V] logits each."""
+def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Distribution:
+    """Distributions by toy and the last two tokens, of [V, V, V] logits each."""
     flat = jnp.asarray(np.concatenate([table.reshape(-1, table.shape[-1]) for table in tables]), jnp.float64)
-    return jax.tree.map(np.asarray, jax.jit(law)(flat, make_warp(len(flat), **warp)))
+    return jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **warp)))
 
 
-class Numbers(NamedTuple):
+class Hyperparameters(NamedTuple):
     """What `init` of each takes."""
 
     policy: Mapping[str, Any]
@@ -91,28 +91,30 @@ class Numbers(NamedTuple):
     monitor: Mapping[str, Any]
 
 
-def first_nodes(setting: Setting, numbers: Numbers, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
+def first_nodes(
+    setting: Setting, hyperparameters: Hyperparameters, prompts: np.ndarray = PROMPT, toy: Any = 0
+) -> Nodes:
     """One row a prompt [N, 2] of its toy [N], each with the probability 1, with room for `setting.tokens` more."""
-    count, vocab = len(prompts), setting.target_laws.log_prob.shape[-1]
+    count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
     return Nodes(
         tokens=np.pad(prompts, ((0, 0), (0, setting.tokens))).astype(np.int32),
         table=np.broadcast_to(np.asarray(toy, np.int64) * vocab**2, count),
         emitted=np.zeros(count, np.int32),
         chance=np.ones(count),
-        policy=host(setting.policy.init(count, **numbers.policy)),
-        verifier=host(setting.verifier.init(count, **numbers.verifier)),
-        monitor=host(setting.monitor.init(count, **numbers.monitor)),
+        policy=host(setting.policy.init(count, **hyperparameters.policy)),
+        verifier=host(setting.verifier.init(count, **hyperparameters.verifier)),
+        monitor=host(setting.monitor.init(count, **hyperparameters.monitor)),
     )
 
 
-def enumerate_law(setting: Setting, nodes: Nodes) -> np.ndarray:
-    """The joint law of the emitted tokens, [V] * tokens float64."""
-    vocab = setting.target_laws.log_prob.shape[-1]
+def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
+    """The joint distribution of the emitted tokens, [V] * tokens float64."""
+    vocab = setting.target_distributions.log_prob.shape[-1]
     joint = np.zeros((vocab,) * setting.tokens)
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
-        outcomes = judged(setting, nodes, branches)
+        outcomes = verified(setting, nodes, branches)
         following = _merged(after(setting, nodes, branches, outcomes, np.nonzero(outcomes.chance)))
         done = following.emitted >= setting.tokens
         finished = take(following, done)
@@ -122,8 +124,8 @@ def enumerate_law(setting: Setting, nodes: Nodes) -> np.ndarray:
 
 
 def target_joint(setting: Setting) -> np.ndarray:
-    """The target's own law of the same tokens: the product of its conditionals."""
-    prob = np.exp(setting.target_laws.log_prob)
+    """The target's own distribution of the same tokens: the product of its conditionals."""
+    prob = np.exp(setting.target_distributions.log_prob)
     vocab = prob.shape[-1]
     joint = np.zeros((vocab,) * setting.tokens)
     for sequence in np.ndindex(joint.shape):
@@ -148,11 +150,11 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     context, rules, tally = context_of(setting, nodes), _rules(setting.policy, setting.batch), setting.tally
     going, policy = rules.begin(context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
-    vocab, count, most = setting.drafter_laws.log_prob.shape[-1], len(going), setting.most
+    vocab, count, most = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.most
     text = np.full((count, 2 + most), vocab - 1, np.int32)
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
     log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
-    log_q[1::2] = -np.log(vocab)  # nothing, or the laws of tokens that other rows needed
+    log_q[1::2] = -np.log(vocab)  # nothing, or the distributions of tokens that other rows needed
     branches = Branches(np.arange(count), nodes.table, text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
     room = context.budget > 0
     tally.asks(0, going[room])
@@ -160,16 +162,18 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     for step in range(most):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
-        laws = take(setting.drafter_laws, branches.table + _pair(branches.text[:, step : step + 2], vocab))
-        branches.log_q[:, step] = laws.log_prob
-        draws, policy = rules.check(take(context, branches.node), branches.policy, laws, branches.drafted)
+        distributions = take(
+            setting.drafter_distributions, branches.table + _pair(branches.text[:, step : step + 2], vocab)
+        )
+        branches.log_q[:, step] = distributions.log_prob
+        draws, policy = rules.check(take(context, branches.node), branches.policy, distributions, branches.drafted)
         tally.checks(step, draws)
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
-        branches, laws = take(branches, draws), take(laws, draws)
-        branches, laws, token = _children(setting, branches, laws, step)
+        branches, distributions = take(branches, draws), take(distributions, draws)
+        branches, distributions, token = _children(setting, branches, distributions, step)
         row = take(context, branches.node)
-        going, policy = rules.proceed(row, branches.policy, laws, token, branches.drafted)
+        going, policy = rules.proceed(row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
         room = branches.drafted < row.budget
         tally.asks(step + 1, going[room])
@@ -177,17 +181,19 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     return joined([*finished, branches])
 
 
-def _children(setting: Setting, branches: Branches, laws: Law, step: int) -> tuple[Branches, Law, np.ndarray]:
-    """One branch a token that can be drawn, with the law it was drawn from and the token itself."""
-    prob = np.exp(laws.log_prob)  # [M, V]
+def _children(
+    setting: Setting, branches: Branches, distributions: Distribution, step: int
+) -> tuple[Branches, Distribution, np.ndarray]:
+    """One branch a token that can be drawn, with the distribution it was drawn from and the token itself."""
+    prob = np.exp(distributions.log_prob)  # [M, V]
     if setting.chosen:
-        prob = np.eye(prob.shape[-1])[laws.top_token]
+        prob = np.eye(prob.shape[-1])[distributions.top_token]
     parent, token = np.nonzero(prob > 0)
-    branches, laws, token = take(branches, parent), take(laws, parent), token.astype(np.int32)
+    branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
     branches.text[:, 2 + step] = token
     return (
         branches._replace(drafted=branches.drafted + 1, chance=branches.chance * prob[parent, token]),
-        laws,
+        distributions,
         token,
     )
 
@@ -197,13 +203,13 @@ class Outcomes(NamedTuple):
 
     chance: np.ndarray  # [M, K+1, V] float64, of the node, the draft and the outcome
     draft: Draft
-    laws: Law  # the target's, every leaf [M, K+1, ...]
+    distributions: Distribution  # the target's, every leaf [M, K+1, ...]
     verifier: Any  # its state after the round, [M, ...]
 
 
-def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
+def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
-    vocab, most = setting.target_laws.log_prob.shape[-1], setting.most
+    vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
     context = take(context_of(setting, nodes), branches.node)
     pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
     drafts = np.ascontiguousarray(branches.text[:, 2:])
@@ -215,12 +221,14 @@ def judged(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
         length=host(branches.drafted),
     )
     state = take(nodes.verifier, branches.node)
-    laws = take(setting.target_laws, branches.table[:, None] + pairs)
-    log_length, weights, state = _judge(setting.verifier, setting.batch, most)(context, state, draft, laws)
-    lengths = drawn_law(np.exp(log_length))
+    distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
+    log_prob_accepted, weights, state = _verification(setting.verifier, setting.batch, most)(
+        context, state, draft, distributions
+    )
+    lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
-    chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_law(weights)
-    return Outcomes(chance, draft, laws, state)
+    chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
+    return Outcomes(chance, draft, distributions, state)
 
 
 def after(
@@ -238,26 +246,26 @@ def after(
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
-    verdict = Verdict(host(new), host((accepted + 1).astype(np.int32)))
-    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), verdict)
+    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)))
+    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor, setting.batch)
-        monitor = watch(context, monitor, take(outcomes.laws, branch), verdict)
+        monitor = watch(context, monitor, take(outcomes.distributions, branch), result)
     node = branches.node[branch]
-    tokens = _appended(nodes.tokens[node], nodes.emitted[node], verdict)
+    tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
     chance = outcomes.chance[branch, accepted, token]
-    emitted = (nodes.emitted[node] + verdict.length).astype(np.int32)
+    emitted = (nodes.emitted[node] + result.length).astype(np.int32)
     return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
 
 
-def _appended(tokens: np.ndarray, emitted: np.ndarray, verdict: Verdict) -> np.ndarray:
+def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResult) -> np.ndarray:
     """Texts with a round's tokens after those emitted before; what does not fit is left out."""
     tokens = tokens.copy()
-    for k in range(verdict.tokens.shape[1]):
+    for k in range(result.tokens.shape[1]):
         place = 2 + emitted + k
-        rows = np.flatnonzero((k < verdict.length) & (place < tokens.shape[1]))
-        tokens[rows, place[rows]] = verdict.tokens[rows, k]
+        rows = np.flatnonzero((k < result.length) & (place < tokens.shape[1]))
+        tokens[rows, place[rows]] = result.tokens[rows, k]
     return tokens
 
 
@@ -287,38 +295,45 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
         go_on, new = policy.begin(state, context)
         return go_on & context.alive, select_rows(context.alive, new, state)
 
-    def update(context: RoundContext, state: Any, draft: Draft, verdict: Verdict) -> Any:
-        return select_rows(context.alive, policy.update(state, draft, verdict), state)
+    def update(context: RoundContext, state: Any, draft: Draft, result: VerificationResult) -> Any:
+        return select_rows(context.alive, policy.update(state, draft, result), state)
 
     return _Rules(
         begin=in_batches(begin, batch),
-        check=in_batches(lambda context, state, law, drafted: policy.check(state, law, drafted, context), batch),
+        check=in_batches(
+            lambda context, state, distribution, drafted: policy.check(state, distribution, drafted, context), batch
+        ),
         proceed=in_batches(
-            lambda context, state, law, token, drafted: policy.proceed(state, law, token, drafted, context), batch
+            lambda context, state, distribution, token, drafted: policy.proceed(
+                state, distribution, token, drafted, context
+            ),
+            batch,
         ),
         update=in_batches(update, batch),
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _judge(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
-    """(context, state, draft, laws) -> log_length [M, K+1], next-token weights [M, K+1, V], state."""
+def _verification(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+    """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
-    def judge(context: RoundContext, state: Any, draft: Draft, laws: Law) -> Any:
-        log_length, next_law, state = verifier.law(state, draft, laws, laws.log_prob, context)
-        weights = [next_law(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
-        return log_length, jnp.stack(weights, axis=1), state
+    def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
+        log_prob_accepted, next_distribution, state = verifier.verify(
+            state, draft, distributions, distributions.log_prob, context
+        )
+        weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
+        return log_prob_accepted, jnp.stack(weights, axis=1), state
 
-    return in_batches(judge, batch)
+    return in_batches(verify, batch)
 
 
 @functools.lru_cache(maxsize=64)
 def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
-    """(context, state, laws, verdict) -> state, of rows that are not finished."""
+    """(context, state, distributions, result) -> state, of rows that are not finished."""
 
-    def observe(context: RoundContext, state: Any, laws: Law, verdict: Verdict) -> Any:
-        assert laws.raw_log_prob is not None  # logits, but for a constant
-        return select_rows(context.alive, monitor.observe(state, laws.raw_log_prob, verdict, context), state)
+    def observe(context: RoundContext, state: Any, distributions: Distribution, result: VerificationResult) -> Any:
+        assert distributions.raw_log_prob is not None  # logits, but for a constant
+        return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, result, context), state)
 
     return in_batches(observe, batch)
 

@@ -1,4 +1,4 @@
-"""The exact law of the first emitted tokens, on toy models, against the target's.
+"""The exact distribution of the first emitted tokens, on toy models, against the target's.
 
 `prove_exactly` sums over every draft, every number of accepted tokens and every next token, round after round with the
 states of policy and verifier carried along, in float64. It calls the policy and the verifier as the decoder does, so it
@@ -15,7 +15,14 @@ import numpy as np
 
 from specdec_jax.decoding import no_monitor
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.enumeration import Numbers, Setting, enumerate_law, first_nodes, law_table, target_joint
+from specdec_jax.lossless.enumeration import (
+    Hyperparameters,
+    Setting,
+    distribution_table,
+    enumerate_distribution,
+    first_nodes,
+    target_joint,
+)
 from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
@@ -37,14 +44,14 @@ class Case(NamedTuple):
     toy: int  # index of its toy pair
     warp: Mapping[str, Any]
     batch: int
-    chosen: bool  # the drafter chose its tokens (one-hot laws) instead of drawing them
+    chosen: bool  # the drafter chose its tokens (one-hot distributions) instead of drawing them
     total_variation: float
     draft_lengths: tuple[int, ...]  # that occurred
-    law: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
+    distribution: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
 
 
 class LosslessReport(NamedTuple):
-    """The worst total variation between the output law and the target's over all cases."""
+    """The worst total variation between the output distribution and the target's over all cases."""
 
     total_variation: float
     lossless: bool  # total_variation < TOLERANCE
@@ -56,10 +63,10 @@ def prove_exactly(
     policy: StoppingPolicy,
     verifier: Verifier,
     *,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
     monitor: Monitor | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
     max_draft_length: int = 2,
     tokens: int = 3,
     batches: Sequence[int] = (1, 3),
@@ -67,7 +74,7 @@ def prove_exactly(
     toys: Sequence[Toy] = TOYS,
     chosen: Sequence[bool] = (False, True),
 ) -> LosslessReport:
-    """The exact law of the first `tokens` emitted tokens against the target's, over all the given cases.
+    """The exact distribution of the first `tokens` emitted tokens against the target's, over all the given cases.
 
     Args:
         monitor: what they may read of the text; unless given, phases that change with every token where one of them
@@ -75,17 +82,17 @@ def prove_exactly(
         batches: rows that policy and verifier see at a time; rows of different texts and states stand side by side.
         warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
         toys: pairs of models; the default has one whose drafter equals its target, where residuals are 0/0.
-        chosen: drafters that draw their tokens (False), and that choose them (True: one-hot laws).
+        chosen: drafters that draw their tokens (False), and that choose them (True: one-hot distributions).
 
     Raises:
-        ValueError: no warp is left to prove anything at, or numbers that `init` refuses.
+        ValueError: no warp is left to prove anything at, or hyperparameters that `init` refuses.
     """
     warps, monitor = warps_for(verifier, warps), monitor or monitor_for(policy, verifier)
     cases = []
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for index, toy in enumerate(toys):
             for warp in warps:
-                drafts, targets = law_table([toy.drafter], warp), law_table([toy.target], warp)
+                drafts, targets = distribution_table([toy.drafter], warp), distribution_table([toy.target], warp)
                 for batch, one_hot in itertools.product(batches, chosen):
                     setting = Setting(
                         policy,
@@ -101,8 +108,10 @@ def prove_exactly(
                         chosen=one_hot,
                         tally=Tally(max_draft_length),
                     )
-                    numbers = Numbers(policy_numbers or {}, verifier_numbers or {}, monitor_numbers or {})
-                    joint = enumerate_law(setting, first_nodes(setting, numbers))
+                    hyperparameters = Hyperparameters(
+                        policy_hyperparameters or {}, verifier_hyperparameters or {}, monitor_hyperparameters or {}
+                    )
+                    joint = enumerate_distribution(setting, first_nodes(setting, hyperparameters))
                     distance = float(0.5 * np.abs(joint - target_joint(setting)).sum())
                     distance = distance if np.isfinite(distance) else np.inf
                     lengths = setting.tally.coverage.draft_lengths

@@ -1,11 +1,11 @@
-"""Every round of long drafts, one at a time: is what it emits, and goes on as the target would, the target's law?
+"""Every round of long drafts, one at a time: has what it emits, continued by the target, the target's distribution?
 
 If a round that begins at a text, with whatever states, emits tokens after which the target's own continuation gives
-the target's law, and every round does, then so does the whole decoding (by induction from the last round back). So
-rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five tokens cost no
-more than one round. Every sequence counts for the same, however seldom it is: what is compared is the largest
-relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long drafts only
-is seen as clearly as one that cheats in all.
+the target's distribution, and every round does, then so does the whole decoding (by induction from the last round
+back). So rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five
+tokens cost no more than one round. Every sequence counts for the same, however seldom it is: what is compared is the
+largest relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long
+drafts only is seen as clearly as one that cheats in all.
 
 The rounds are played on from many prompts, half of them towards long acceptance, half by chance, with the states of
 policy, verifier and monitor carried along.
@@ -20,7 +20,7 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Branches, Nodes, Numbers, Outcomes, Setting, law_table
+from specdec_jax.lossless.enumeration import Branches, Hyperparameters, Nodes, Outcomes, Setting, distribution_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
 from specdec_jax.lossless.toys import narrow_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
@@ -63,28 +63,30 @@ def prove_long_drafts(
     policy: StoppingPolicy,
     verifier: Verifier,
     *,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
     monitor: Monitor | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
     max_draft_length: int = 5,
     rounds: int = 8,
     warps: Sequence[Mapping[str, Any]] = LONG_WARPS,
 ) -> RoundsReport:
-    """The exact law of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
+    """The exact distribution of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
 
-    Of drafters that draw their tokens, and of those that choose them (one-hot laws).
+    Of drafters that draw their tokens, and of those that choose them (one-hot distributions).
 
     Args:
         rounds: played one after the other from each prompt.
         warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
 
     Raises:
-        ValueError: no warp is left, a length below 1 or too long to enumerate, or numbers that `init` refuses.
+        ValueError: no warp is left, a length below 1 or too long to enumerate, or hyperparameters that `init` refuses.
     """
     if not 1 <= max_draft_length <= LONGEST:
         raise ValueError(f"drafts of 1 to {LONGEST} tokens can be enumerated, got max_draft_length {max_draft_length}")
-    numbers = Numbers(policy_numbers or {}, verifier_numbers or {}, monitor_numbers or {})
+    hyperparameters = Hyperparameters(
+        policy_hyperparameters or {}, verifier_hyperparameters or {}, monitor_hyperparameters or {}
+    )
     monitor, cases, alone = monitor or monitor_for(policy, verifier), [], True
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for warp in warps_for(verifier, warps):
@@ -92,8 +94,8 @@ def prove_long_drafts(
                 policy,
                 verifier,
                 monitor,
-                law_table([toy.drafter for toy in TOYS], warp),
-                law_table([toy.target for toy in TOYS], warp),
+                distribution_table([toy.drafter for toy in TOYS], warp),
+                distribution_table([toy.target for toy in TOYS], warp),
                 warp,
                 most=max_draft_length,
                 tokens=rounds * (max_draft_length + 1),
@@ -105,7 +107,7 @@ def prove_long_drafts(
             error, played = 0.0, 0
             for one_hot in (False, True):
                 setting = setting._replace(chosen=one_hot)
-                worst, count, agrees = _play(setting, numbers, rounds)
+                worst, count, agrees = _play(setting, hyperparameters, rounds)
                 error, played, alone = max(error, worst), played + count, alone and agrees
             cases.append(RoundsCase(warp, error, played, setting.tally.coverage))
     worst = max(case.error for case in cases)
@@ -114,7 +116,7 @@ def prove_long_drafts(
 
 def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     """Prompts [N, 2] and whose toy's they are [N]: all there are, or fewer where each has many drafts."""
-    vocab = setting.target_laws.log_prob.shape[-1]
+    vocab = setting.target_distributions.log_prob.shape[-1]
     toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
     allowed = max(2, int(DRAWN / CHOICES**setting.most)) * (2 if setting.chosen else 1)
     allowed = len(toy) if setting.warp["temperature"] == 0 else allowed
@@ -122,14 +124,14 @@ def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([first, second], axis=1)[some], toy[some]
 
 
-def _play(setting: Setting, numbers: Numbers, rounds: int) -> tuple[float, int, bool]:
+def _play(setting: Setting, hyperparameters: Hyperparameters, rounds: int) -> tuple[float, int, bool]:
     """(largest relative error, rounds summed, whether rows stand alone) of so many rounds from each prompt."""
     rng, worst, alone = np.random.default_rng(0), 0.0, True
     prompts, toy = _prompts(setting)
-    nodes = enumeration.first_nodes(setting, numbers, prompts, toy)
+    nodes = enumeration.first_nodes(setting, hyperparameters, prompts, toy)
     for index in range(rounds):
         branches = enumeration.draft_tree(setting, nodes)
-        outcomes = enumeration.judged(setting, nodes, branches)
+        outcomes = enumeration.verified(setting, nodes, branches)
         worst = max(worst, round_error(setting, nodes, branches, outcomes))
         chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
         following = enumeration.after(setting, nodes, branches, outcomes, chosen)
@@ -154,7 +156,7 @@ def _stands_alone(
     order = rng.permutation(len(nodes.emitted))
     other = setting._replace(tally=Tally(setting.most))
     shuffled = enumeration.draft_tree(other, take(nodes, order))
-    again = enumeration.judged(other, take(nodes, order), shuffled)
+    again = enumeration.verified(other, take(nodes, order), shuffled)
     shuffled = shuffled._replace(node=order[shuffled.node])
     first, second = _sorted(branches), _sorted(shuffled)
     if len(first) != len(second):
@@ -192,31 +194,31 @@ def _alike(first: Any, second: Any) -> bool:
 def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes) -> float:
     """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
 
-    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending; `law`
-    is that of rounds that emitted at most j tokens, the target going on from shorter ones.
+    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending;
+    `distribution` is that of rounds that emitted at most j tokens, the target going on from shorter ones.
     """
     vocab, digits = outcomes.chance.shape[-1], np.arange(outcomes.chance.shape[-1])
-    target = np.exp(setting.target_laws.log_prob)  # [V * V, V], by the last two tokens
+    target = np.exp(setting.target_distributions.log_prob)  # [V * V, V], by the last two tokens
     last = np.take_along_axis(nodes.tokens, nodes.emitted[:, None] + np.arange(2)[None, :], axis=1)
     key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
-    law, goal = np.zeros(len(last)), np.ones(len(last))
+    distribution, goal = np.zeros(len(last)), np.ones(len(last))
     branch_key = branches.node.astype(np.int64)
     for accepted in range(setting.most + 1):
-        law, goal = law[:, None] * target[pair], goal[:, None] * target[pair]
+        distribution, goal = distribution[:, None] * target[pair], goal[:, None] * target[pair]
         emitted = outcomes.chance[:, accepted] / nodes.chance[branches.node][:, None]  # [M, V]
         place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
         known = key[place] == branch_key
         if np.any(emitted[~known] > 0):
             return np.inf
-        np.add.at(law, place[known], emitted[known])
-        occurs = (law > 0) | (goal > 0) | np.isnan(law)
+        np.add.at(distribution, place[known], emitted[known])
+        occurs = (distribution > 0) | (goal > 0) | np.isnan(distribution)
         key = (key[:, None] * vocab + digits)[occurs]
         pair = (table[:, None] + pair[:, None] % vocab * vocab + digits)[occurs]
         table = np.broadcast_to(table[:, None], occurs.shape)[occurs]
-        law, goal = law[occurs], goal[occurs]
+        distribution, goal = distribution[occurs], goal[occurs]
         if accepted < setting.most:
             branch_key = branch_key * vocab + branches.text[:, 2 + accepted]
-    error = np.max(np.abs(law - goal) / np.maximum(goal, RAREST))
+    error = np.max(np.abs(distribution - goal) / np.maximum(goal, RAREST))
     return float(error) if np.isfinite(error) else np.inf
 
 

@@ -22,7 +22,7 @@ from specdec_jax.drafters.model import model
 from specdec_jax.lossless.exact import PHASES
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import law, laws, make_warp
+from specdec_jax.sampling import distribution, distributions, make_warp
 from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
@@ -73,9 +73,9 @@ def test_by_sampling(
     prompt: Sequence[int] = (0, 1),
     *,
     warp: Mapping[str, Any] | None = None,
-    policy_numbers: Mapping[str, Any] | None = None,
-    verifier_numbers: Mapping[str, Any] | None = None,
-    monitor_numbers: Mapping[str, Any] | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
     tokens: int = 4,
     sequences: int = 40_960,
     batch: int | None = None,
@@ -121,9 +121,9 @@ def test_by_sampling(
             max_new_tokens=[tokens + most] * count + [0] * (batch - count),
             seed=(seed + done) % 2**32,
             warp=make_warp(batch, **numbers),
-            policy_numbers=policy_numbers,
-            verifier_numbers=verifier_numbers,
-            monitor_numbers=monitor_numbers,
+            policy_hyperparameters=policy_hyperparameters,
+            verifier_hyperparameters=verifier_hyperparameters,
+            monitor_hyperparameters=monitor_hyperparameters,
             stop_ids=(),
         )
         state = decoder.run(params, state)
@@ -174,14 +174,14 @@ def _cells(
 
 
 def _conditionals(target: LanguageModel, params: Params, texts: list[list[int]], warp: Mapping[str, Any]) -> np.ndarray:
-    """The target's law [N, V] float64 after each text; all of one length."""
+    """The target's distribution [N, V] float64 after each text; all of one length."""
 
-    def last_law(params: Params, tokens: jax.Array) -> jax.Array:
+    def last_distribution(params: Params, tokens: jax.Array) -> jax.Array:
         cache = target.init_cache(params, 1, tokens.shape[1])
         logits, _ = target.apply(params, tokens, cache)
-        return law(logits[:, -1], make_warp(1, **warp)).log_prob[0]
+        return distribution(logits[:, -1], make_warp(1, **warp)).log_prob[0]
 
-    compiled = jax.jit(last_law)
+    compiled = jax.jit(last_distribution)
     rows = [np.exp(np.asarray(compiled(params, np.array([text], np.int32)), np.float64)) for text in texts]
     return np.stack([row / row.sum() for row in rows])
 
@@ -271,7 +271,7 @@ def _binned(
     """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) of tokens after `known`."""
     batch, length = texts.shape
     logits, _ = target.apply(params, texts, target.init_cache(params, batch, length))
-    prob = jnp.exp(laws(logits[:, known - 1 : -1], make_warp(batch, **warp)).log_prob)
+    prob = jnp.exp(distributions(logits[:, known - 1 : -1], make_warp(batch, **warp)).log_prob)
     token = texts[:, known:]
     if listed:
         return prob, texts[:, known - 1 : -1], token

@@ -1,14 +1,14 @@
-"""Toy models whose laws can be enumerated: tables of logits by the last two tokens."""
+"""Toy models whose distributions can be enumerated: tables of logits by the last two tokens."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.numbers import per_row
 from specdec_jax.phase import REASONING, ROUTINE
-from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, Verdict
+from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, VerificationResult
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
 
@@ -35,8 +35,8 @@ def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
 def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
     """A random pair whose long drafts can be listed: most contexts have two or three tokens, some have all of them.
 
-    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are doubtful, up to
-    log V nats. The target may always say one token more than the drafter, where there is one.
+    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are uncertain, up
+    to log V nats. The target may always say one token more than the drafter, where there is one.
     """
     rng = np.random.default_rng(seed)
     shape = (vocab_size,) * 3
@@ -80,9 +80,9 @@ def toy_phases() -> Monitor:
     def init(batch: int) -> ToyPhases:
         return ToyPhases(per_row(batch, ROUTINE, "phase", dtype=jnp.int32))
 
-    def observe(state: ToyPhases, logits: Array, verdict: Verdict, context: RoundContext) -> ToyPhases:
+    def observe(state: ToyPhases, logits: Array, result: VerificationResult, context: RoundContext) -> ToyPhases:
         del logits, context
-        last = jnp.take_along_axis(verdict.tokens, verdict.length[:, None] - 1, axis=1)[:, 0]
+        last = jnp.take_along_axis(result.tokens, result.length[:, None] - 1, axis=1)[:, 0]
         return ToyPhases(jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype))
 
     return Monitor(init, observe)

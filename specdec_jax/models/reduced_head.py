@@ -2,7 +2,8 @@
 
 Most of a small drafter's pass is its head: V rows, read from memory, for tokens that text hardly uses. With those of
 the N most frequent ones the pass costs less; a token outside them is never proposed, which costs acceptance. The
-target's law is untouched: the drafter's is another one, exactly the law that its tokens are drawn from.
+target's distribution is untouched: the drafter's is another one, exactly the distribution that its tokens are drawn
+from.
 
 Source: FR-Spec (arXiv 2502.14856), who do it to EAGLE's head; EAGLE-3's checkpoints are trained with one.
 """

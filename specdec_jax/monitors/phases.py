@@ -1,4 +1,4 @@
-"""Routine and reasoning phases of a text, from the running entropy of the target's laws.
+"""Routine and reasoning phases of a text, from the running entropy of the target's distributions.
 
 Entropy-aware decoding treats text differently where the model hesitates. Here a row is in one of two phases. A running
 mean of the target's entropy rises above `enter`: the row is reasoning; it falls under `leave`: routine again. Two
@@ -16,11 +16,11 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.phase import REASONING, ROUTINE
-from specdec_jax.sampling import law
+from specdec_jax.sampling import distribution
 from specdec_jax.sampling import raw_entropy as raw_entropy_of
-from specdec_jax.types import Array, Monitor, Phases, RoundContext, Verdict
+from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
 
 
 def phases(raw_entropy: bool = True) -> Monitor:
@@ -28,10 +28,10 @@ def phases(raw_entropy: bool = True) -> Monitor:
 
     Args:
         raw_entropy: read the entropy at temperature 1 without truncation, so that thresholds of one calibration serve
-            every temperature; else that of the law as sampled.
+            every temperature; else that of the distribution as sampled.
 
-    Numbers of `init`: enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at least),
-    decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
+    Hyperparameters (`init`): enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at
+    least), decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
     `experiments.calibrate` learns them for a pair of models.
 
     Raises:
@@ -52,19 +52,19 @@ def phases(raw_entropy: bool = True) -> Monitor:
         _check_order(state)
         return state
 
-    def observe(state: Phases, logits: Array, verdict: Verdict, context: RoundContext) -> Phases:
+    def observe(state: Phases, logits: Array, result: VerificationResult, context: RoundContext) -> Phases:
         def body(index: Array, state: Phases) -> Phases:
             seen = lax.dynamic_index_in_dim(logits, index, axis=1, keepdims=False)
-            value = raw_entropy_of(seen) if raw_entropy else law(seen, context.warp).entropy
-            return select_rows(index < verdict.length, observe_token(state, value), state)
+            value = raw_entropy_of(seen) if raw_entropy else distribution(seen, context.warp).entropy
+            return select_rows(index < result.length, observe_token(state, value), state)
 
-        return lax.fori_loop(0, jnp.max(verdict.length), body, state)
+        return lax.fori_loop(0, jnp.max(result.length), body, state)
 
     return Monitor(init, observe)
 
 
 def observe_token(state: Phases, entropy: Array) -> Phases:
-    """The state after one more emitted token of every row; `entropy` [B] is that of the law it was drawn from."""
+    """The state after one more emitted token of every row; `entropy` [B] is of the distribution it was drawn from."""
     weight = jnp.maximum(1.0 - state.decay, 1.0 / (state.seen + 1).astype(jnp.float32))
     running = state.entropy + weight * (entropy.astype(jnp.float32) - state.entropy)
     reasoning = jnp.where(state.phase == ROUTINE, running > state.enter, running >= state.leave)
@@ -80,7 +80,7 @@ def observe_token(state: Phases, entropy: Array) -> Phases:
 
 
 def _check_order(state: Phases) -> None:
-    """Raises ValueError where leave lies above enter; traced numbers cannot be looked at."""
+    """Raises ValueError where leave lies above enter; traced values cannot be looked at."""
     if isinstance(state.enter, Tracer) or isinstance(state.leave, Tracer):
         return
     wrong = np.asarray(state.leave) > np.asarray(state.enter)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Draft, Verdict
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.types import Array, Draft, VerificationResult
 
 HIGHEST_THRESHOLD = 0.99
 
@@ -51,9 +51,9 @@ def begin_algorithm_1(
     )
 
 
-def algorithm_1(state: Algorithm1State, draft: Draft, verdict: Verdict) -> Algorithm1State:
+def algorithm_1(state: Algorithm1State, draft: Draft, result: VerificationResult) -> Algorithm1State:
     """One round, in the paper's order. A draft cut short by the token budget is not 'all accepted at full length'."""
-    accepted = verdict.length - 1
+    accepted = result.length - 1
     full_length = draft.tokens.shape[1]
     rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
     acceptance = state.acceptance_decay * state.acceptance + (1.0 - state.acceptance_decay) * rate

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import host, per_row
+from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.types import Array
 
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, VerificationResult
 
 
 def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
@@ -10,31 +10,33 @@ def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, Poli
     return jnp.ones_like(context.alive), state
 
 
-def always_draw(state: PolicyState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, PolicyState]:
-    """Every law that was paid for gives its token."""
-    del law, drafted
+def always_draw(
+    state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
+) -> tuple[Array, PolicyState]:
+    """Every distribution that was paid for gives its token."""
+    del distribution, drafted
     return jnp.ones_like(context.alive), state
 
 
 def always_proceed(
-    state: PolicyState, law: Law, token: Array, drafted: Array, context: RoundContext
+    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
     """Every drawn token is followed by another pass, as far as the budget goes."""
-    del law, token, drafted
+    del distribution, token, drafted
     return jnp.ones_like(context.alive), state
 
 
-def no_update(state: PolicyState, draft: Draft, verdict: Verdict) -> PolicyState:
-    """The verdict teaches nothing."""
-    del draft, verdict
+def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
+    """The result of the verification teaches nothing."""
+    del draft, result
     return state
 
 
 def proceed_unless_failed(
-    state: PolicyState, law: Law, token: Array, drafted: Array, context: RoundContext
+    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
-    """Stop after the token of a law that failed its check: `state.failed` [B] bool says so."""
-    del law, token, drafted, context
+    """Stop after the token of a distribution that failed its check: `state.failed` [B] bool says so."""
+    del distribution, token, drafted, context
     return ~state.failed, state
 
 
@@ -45,10 +47,10 @@ def begin_with_length(state: PolicyState, context: RoundContext) -> tuple[Array,
 
 
 def proceed_to_length(
-    state: PolicyState, law: Law, token: Array, drafted: Array, context: RoundContext
+    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
     """Draft up to `state.draft_length` tokens; it stops before the next pass is paid."""
-    del law, token, context
+    del distribution, token, context
     return drafted < state.draft_length, state
 
 

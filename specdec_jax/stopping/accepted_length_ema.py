@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
 class AcceptedLengthEMAState(NamedTuple):
@@ -33,8 +33,8 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
     Args:
         tiers: the lengths to choose from, rising, each at least 1; none: any up to the drafter's `max_draft_length`.
 
-    Numbers of `init`: draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5 (rounds,
-    >= 1), warmup 10 (rounds).
+    Hyperparameters (`init`): draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5
+    (rounds, >= 1), warmup 10 (rounds).
 
     Raises:
         ValueError: `tiers` are not rising whole numbers from 1 up.
@@ -59,9 +59,9 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
             warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
         )
 
-    def update(state: AcceptedLengthEMAState, draft: Draft, verdict: Verdict) -> AcceptedLengthEMAState:
+    def update(state: AcceptedLengthEMAState, draft: Draft, result: VerificationResult) -> AcceptedLengthEMAState:
         drafted = draft.length > 0
-        accepted = (verdict.length - 1).astype(jnp.float32)
+        accepted = (result.length - 1).astype(jnp.float32)
         average = jnp.where(drafted, (1.0 - state.weight) * state.average + state.weight * accepted, state.average)
         rounds = state.rounds + drafted.astype(jnp.int32)
         since = rounds - state.warmup

@@ -4,7 +4,7 @@ The bound (section 3, appendix B): acceptance is one minus the total variation o
 stable-entropy hypothesis give about `1 - sqrt(entropy_factor * H)`. Drafting stops when that falls under lambda, and
 lambda follows the acceptance seen (Algorithm 1). What the paper leaves open is decided here and can be set:
 
-- entropy in nats, of the law as sampled (after warping), or raw; at temperature 0 the raw one;
+- entropy in nats, of the distribution as sampled (after warping), or raw; at temperature 0 the raw one;
 - the running acceptance starts at the target acceptance, lambda at 0.7 (the paper sweeps 0.3 to 0.9);
 - a round without drafts leaves both unchanged, and lambda stays in [0, 0.99] (`_algorithm_1.py` says why).
 """
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class AdaEDLState(NamedTuple):
@@ -36,14 +36,15 @@ class AdaEDLState(NamedTuple):
 
 
 def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> StoppingPolicy:
-    """AdaEDL as published, or with the law that fails the check still giving its token.
+    """AdaEDL as published, or with the distribution that fails the check still giving its token.
 
     Args:
-        keep_checked_token: draw the token of the failing law too and stop after it. Its pass is already paid, and the
-            decision still precedes the draw, so this is as lossless as the published rule. Ours, not the paper's.
-        raw_entropy: read the entropy at temperature 1 without truncation instead of the law's as sampled.
+        keep_checked_token: draw the token of the failing distribution too and stop after it. Its pass is already paid,
+            and the decision still precedes the draw, so this is as lossless as the published rule. Ours, not the
+            paper's.
+        raw_entropy: read the entropy at temperature 1 without truncation instead of the distribution's as sampled.
 
-    Numbers of `init`, with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
+    Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
     [0, 0.99]), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9 (beta2), step 0.01
     (epsilon), initial_acceptance (alpha unless given).
     """
@@ -66,9 +67,11 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
             entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
         )
 
-    def check(state: AdaEDLState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, AdaEDLState]:
+    def check(
+        state: AdaEDLState, distribution: Distribution, drafted: Array, context: RoundContext
+    ) -> tuple[Array, AdaEDLState]:
         del drafted
-        entropy = law.raw_entropy if raw_entropy else law.entropy
+        entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         bound = 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))
         failed = bound < state.threshold
         draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
@@ -78,6 +81,6 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
     return StoppingPolicy(init, always_begin, check, proceed, update_threshold, lambda state: state.threshold)
 
 
-def update_threshold(state: AdaEDLState, draft: Draft, verdict: Verdict) -> AdaEDLState:
+def update_threshold(state: AdaEDLState, draft: Draft, result: VerificationResult) -> AdaEDLState:
     """Algorithm 1 moves lambda."""
-    return state._replace(control=algorithm_1(state.control, draft, verdict))
+    return state._replace(control=algorithm_1(state.control, draft, result))

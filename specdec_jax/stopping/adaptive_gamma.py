@@ -1,12 +1,12 @@
 """AdaEDL whose entropy factor is fitted online, so that the bound is calibrated: the paper's first open question.
 
 AdaEDL (arXiv 2410.18351) reads acceptance off `1 - sqrt(entropy_factor * H)` at a fixed factor of 0.2, its gamma. Here
-the factor is the one at which that line has the acceptance seen, by the method of moments: over the positions reached,
-`sqrt(entropy_factor) = sum(rejected) / sum(sqrt(H))`. Both sums decay by the round; the prior does not: `prior_weight`
-positions of 1 nat, rejected as `entropy_factor` says. The factor stays in [0.001, 10]: with every token accepted it
-would go to 0, where no entropy stops a draft and nothing is learnt but by rejections. Algorithm 1 moves lambda as in
-AdaEDL. The fit is over the positions that were drafted: what failed the check and gave no token was never judged, so
-with lambda high it knows low entropies only; `keep_checked_token` shows it one of the others each round.
+the factor is the one at which that line has the acceptance seen, by the method of moments: over the positions
+evaluated, `sqrt(entropy_factor) = sum(rejected) / sum(sqrt(H))`. Both sums decay by the round; the prior does not:
+`prior_weight` positions of 1 nat, rejected as `entropy_factor` says. The factor stays in [0.001, 10]: with every token
+accepted it would go to 0, where no entropy stops a draft and nothing is learnt but by rejections. Algorithm 1 moves
+lambda as in AdaEDL. The fit is over the positions that were drafted: what failed the check and gave no token was never
+verified, so with lambda high it knows low entropies only; `keep_checked_token` shows it one of the others each round.
 """
 
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import host, per_row
+from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
-from specdec_jax.stopping._reached import reached, remember
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 FACTOR_RANGE = (1e-3, 10.0)
 
@@ -28,7 +28,7 @@ class AdaptiveGammaState(NamedTuple):
     failed: Array  # [B] bool, the last check failed (read by keep_checked_token)
     root_entropy: Array  # [B, P] float32, sqrt(H) at this round's positions
     rejected: Array  # [B] float32, decayed count of rejected positions
-    roots: Array  # [B] float32, decayed sum of sqrt(H) over the positions reached
+    roots: Array  # [B] float32, decayed sum of sqrt(H) over the positions evaluated
     entropy_factor: Array  # [B] float32, the prior's
     prior_weight: Array  # [B] float32, positions
     decay: Array  # [B] float32
@@ -38,12 +38,12 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
     """AdaEDL with a fitted entropy factor.
 
     Args:
-        keep_checked_token: as in `adaedl`: the law that fails the check still gives its token.
+        keep_checked_token: as in `adaedl`: the distribution that fails the check still gives its token.
         positions: drafts a round that the fit looks at.
 
-    Numbers of `init`: entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay 0.98
-    (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
-    0.9, step 0.01, initial_acceptance.
+    Hyperparameters (`init`): entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay
+    0.98 (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5,
+    threshold_decay 0.9, step 0.01, initial_acceptance.
 
     Raises:
         ValueError: `positions` below 1.
@@ -78,9 +78,9 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
         )
 
     def check(
-        state: AdaptiveGammaState, law: Law, drafted: Array, context: RoundContext
+        state: AdaptiveGammaState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, AdaptiveGammaState]:
-        root = jnp.sqrt(jnp.maximum(law.entropy.astype(jnp.float32), 0.0))
+        root = jnp.sqrt(jnp.maximum(distribution.entropy.astype(jnp.float32), 0.0))
         failed = 1.0 - jnp.sqrt(fitted_factor(state)) * root < state.control.threshold
         draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
         return draw, state._replace(failed=failed, root_entropy=remember(state.root_entropy, drafted, root))
@@ -95,12 +95,12 @@ def fitted_factor(state: AdaptiveGammaState) -> Array:
     return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
 
 
-def _update(state: AdaptiveGammaState, draft: Draft, verdict: Verdict) -> AdaptiveGammaState:
-    judged, accepted = reached(draft, verdict, state.root_entropy.shape[1])
-    rejected = jnp.sum(judged & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
-    roots = jnp.sum(jnp.where(judged, state.root_entropy, 0.0), axis=1)
+def _update(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
+    evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
+    rejected = jnp.sum(evaluated & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
+    roots = jnp.sum(jnp.where(evaluated, state.root_entropy, 0.0), axis=1)
     return state._replace(
-        control=algorithm_1(state.control, draft, verdict),
+        control=algorithm_1(state.control, draft, result),
         rejected=state.decay * state.rejected + rejected,
         roots=state.decay * state.roots + roots,
     )

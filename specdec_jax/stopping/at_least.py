@@ -1,12 +1,13 @@
 """A floor under any rule: draft at least this many tokens before it may say no."""
 
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Array, Law, PolicyState, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
 def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted. Numbers are the policy's.
+    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted.
 
+    Hyperparameters (`init`): those of `policy`.
     Raises:
         ValueError: `minimum` is negative.
     """
@@ -18,14 +19,16 @@ def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> Stopping
         go_on, state = inner.begin(state, context)
         return go_on | (minimum > 0), state
 
-    def check(state: PolicyState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, PolicyState]:
-        draw, state = inner.check(state, law, drafted, context)
+    def check(
+        state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
+    ) -> tuple[Array, PolicyState]:
+        draw, state = inner.check(state, distribution, drafted, context)
         return draw | (drafted < minimum), state
 
     def proceed(
-        state: PolicyState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyState]:
-        go_on, state = inner.proceed(state, law, token, drafted, context)
+        go_on, state = inner.proceed(state, distribution, token, drafted, context)
         return go_on | (drafted < minimum), state
 
     return inner._replace(begin=begin, check=check, proceed=proceed)

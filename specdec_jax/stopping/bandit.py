@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 6.0
 
@@ -33,8 +33,8 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     Args:
         lengths: the arms, each at least 1: a round of length 0 has no reward to learn from.
 
-    Numbers of `init`: exploration 0.1 (>= 0, tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a drafter
-    pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
+    Hyperparameters (`init`): exploration 0.1 (>= 0, tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a
+    drafter pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
 
     Raises:
         ValueError: `lengths` is empty or has something else than whole numbers from 1 up.
@@ -65,7 +65,7 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
         state = state._replace(arms=state.arms._replace(arm=arm), draft_length=jnp.asarray(choices)[arm])
         return jnp.ones_like(context.alive), state
 
-    def update(state: BanditState, draft: Draft, verdict: Verdict) -> BanditState:
-        return state._replace(arms=learn(state.arms, verdict.length, draft.length, draft.length))
+    def update(state: BanditState, draft: Draft, result: VerificationResult) -> BanditState:
+        return state._replace(arms=learn(state.arms, result.length, draft.length, draft.length))
 
     return StoppingPolicy(init, begin, always_draw, proceed_to_length, update, show_length)

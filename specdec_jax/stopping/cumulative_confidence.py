@@ -3,17 +3,18 @@
 The rule goes by several names (cumulative product, dynamic depth, SADDLE; EAGLE-2's tree scores, arXiv 2406.16858, are
 the same product). Unlike a threshold on single tokens it counts the risk accumulated along the draft. Published
 settings: 0.05 for trees, 0.2 for chains, which is the default. The token is kept. Open and decided here: the
-probabilities are the sampled law's (at temperature 0 the raw ones), and the last token's is part of the product.
+probabilities are the sampled distribution's (at temperature 0 the raw ones), and the last token's is part of the
+product.
 """
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, no_update
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Law, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 
 class CumulativeConfidenceState(NamedTuple):
@@ -24,7 +25,7 @@ class CumulativeConfidenceState(NamedTuple):
 def cumulative_confidence() -> StoppingPolicy:
     """Stop after the token with which the product of the drawn tokens' probabilities falls below the threshold.
 
-    Numbers of `init`: threshold 0.2 (0 to 1; at 0 it never stops).
+    Hyperparameters (`init`): threshold 0.2 (0 to 1; at 0 it never stops).
     """
 
     def init(batch: int, threshold: Any = 0.2) -> CumulativeConfidenceState:
@@ -36,10 +37,14 @@ def cumulative_confidence() -> StoppingPolicy:
         return jnp.ones_like(context.alive), state._replace(confidence=jnp.ones_like(state.confidence))
 
     def proceed(
-        state: CumulativeConfidenceState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: CumulativeConfidenceState,
+        distribution: Distribution,
+        token: Array,
+        drafted: Array,
+        context: RoundContext,
     ) -> tuple[Array, CumulativeConfidenceState]:
         del drafted
-        confidence = state.confidence * token_probability(law, token, context)
+        confidence = state.confidence * token_probability(distribution, token, context)
         return confidence >= state.threshold, state._replace(confidence=confidence)
 
     return StoppingPolicy(init, begin, always_draw, proceed, no_update, lambda state: state.threshold)

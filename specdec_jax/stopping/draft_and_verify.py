@@ -8,20 +8,21 @@ authors' `decoding.py` (their auto parameters 1, 0.5, 0.9, 0.01, 0.9):
     threshold = 0.9 * threshold + 0.1 * new
 
 Where AdaEDL's Algorithm 1 asks whether all of a full-length draft was accepted, this asks whether it was drafted.
-Open and decided here: the probability is the sampled law's (the authors take the softmax without temperature; equal at
-temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0, 0.99]. It
-starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for sampling.
+Open and decided here: the probability is the sampled distribution's (the authors take the softmax without temperature;
+equal at temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0,
+0.99]. It starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for
+sampling.
 """
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class DraftAndVerifyState(NamedTuple):
@@ -37,10 +38,10 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        adaptive: the threshold follows the matches; otherwise it stays, and is the only number of `init`.
+        adaptive: the threshold follows the matches; otherwise it stays, and is the only hyperparameter.
 
-    Numbers of `init`: threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step 0.01,
-    initial_match 0.
+    Hyperparameters (`init`): threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step
+    0.01, initial_match 0.
     """
 
     def init(
@@ -65,19 +66,19 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         return init(batch, threshold)
 
     def proceed(
-        state: DraftAndVerifyState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: DraftAndVerifyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, DraftAndVerifyState]:
         del drafted
-        return ~(token_probability(law, token, context) < state.threshold), state
+        return ~(token_probability(distribution, token, context) < state.threshold), state
 
     begun = init if adaptive else init_fixed
     learnt = _update if adaptive else no_update
     return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
 
 
-def _update(state: DraftAndVerifyState, draft: Draft, verdict: Verdict) -> DraftAndVerifyState:
+def _update(state: DraftAndVerifyState, draft: Draft, result: VerificationResult) -> DraftAndVerifyState:
     full_length = draft.tokens.shape[1]
-    rate = (verdict.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+    rate = (result.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
     match = state.match_decay * state.match + (1.0 - state.match_decay) * rate
     lower = jnp.where(draft.length != full_length, state.threshold - state.step, state.threshold)
     proposal = jnp.where(match < state.target_match, state.threshold + state.step, lower)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
 class GammaTuningState(NamedTuple):
@@ -28,8 +28,8 @@ class GammaTuningState(NamedTuple):
 def gamma_tuning() -> StoppingPolicy:
     """A draft length that grows by 1 or 2 above one acceptance and shrinks by 1 below another.
 
-    Numbers of `init`: draft_length 4 (int >= 1), high 0.8, low 0.5, decay 0.5 (what stays of the mean each round),
-    initial_acceptance 0.65; all but the length in [0, 1].
+    Hyperparameters (`init`): draft_length 4 (int >= 1), high 0.8, low 0.5, decay 0.5 (what stays of the mean each
+    round), initial_acceptance 0.65; all but the length in [0, 1].
     """
 
     def init(
@@ -51,8 +51,8 @@ def gamma_tuning() -> StoppingPolicy:
     return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
 
 
-def _update(state: GammaTuningState, draft: Draft, verdict: Verdict) -> GammaTuningState:
-    most, accepted, drafted = draft.tokens.shape[1], verdict.length - 1, draft.length > 0
+def _update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:
+    most, accepted, drafted = draft.tokens.shape[1], result.length - 1, draft.length > 0
     rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
     acceptance = state.decay * state.acceptance + (1.0 - state.decay) * rate
     wanted = jnp.minimum(state.draft_length, most)

@@ -3,8 +3,8 @@
 With one acceptance a for every position, k drafts give `E(k) = 1 + a + ... + a^k` tokens in the time
 `T(k) = 1 + drafter_cost * k + verification_cost * k` (in target passes of one token), and the round drafts the k with
 the largest E(k) / T(k). Open or decided here: the paper fits its batch time to a server's measurements, here it is the
-two costs, measured by `experiments.step_cost`; a is estimated from decayed counts of accepted and reached positions
-(a position behind a rejected one was never judged) under a prior that does not decay, `prior_acceptance` with the
+two costs, measured by `experiments.step_cost`; a is estimated from decayed counts of accepted and evaluated positions
+(a position behind a rejected one was never verified) under a prior that does not decay, `prior_acceptance` with the
 weight of `prior_weight` positions. The counts decay in every round, also in one that drafts nothing: with `least` 0 a
 drafter that was switched off is so forgiven in time and tried again.
 """
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
 from specdec_jax.stopping._price import price
-from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class GoodputState(NamedTuple):
     draft_length: Array  # [B] int32, this round's
     accepted: Array  # [B] float32, decayed count
-    reached: Array  # [B] float32, decayed count
+    evaluated: Array  # [B] float32, decayed count
     least: Array  # [B] int32
     drafter_cost: Array  # [B] float32, a drafter pass, in target passes
     verification_cost: Array  # [B] float32, verifying one more token, in target passes
@@ -39,8 +39,8 @@ def goodput(most: int = 16) -> StoppingPolicy:
         most: longest draft considered. A drafter's `max_draft_length` or a token budget below it cuts the draft, and
             the cut one is the best of those left, because E(k) / T(k) has one peak.
 
-    Numbers of `init`: drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to `most`),
-    prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
+    Hyperparameters (`init`): drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to
+    `most`), prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
 
     Raises:
         ValueError: `most` below 1.
@@ -61,7 +61,7 @@ def goodput(most: int = 16) -> StoppingPolicy:
         return GoodputState(
             draft_length=shortest,
             accepted=per_row(batch, 0.0, "accepted"),
-            reached=per_row(batch, 0.0, "reached"),
+            evaluated=per_row(batch, 0.0, "evaluated"),
             least=shortest,
             drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
             verification_cost=per_row(batch, verification_cost, "verification_cost", low=0.0),
@@ -80,7 +80,7 @@ def goodput(most: int = 16) -> StoppingPolicy:
 def acceptance(state: GoodputState) -> Array:
     """The estimate [B] float32 of one position's acceptance."""
     prior = state.prior_acceptance * state.prior_weight
-    return (prior + state.accepted) / (state.prior_weight + state.reached)
+    return (prior + state.accepted) / (state.prior_weight + state.evaluated)
 
 
 def _best_length(state: GoodputState, passes: Array, most: int) -> Array:
@@ -93,9 +93,9 @@ def _best_length(state: GoodputState, passes: Array, most: int) -> Array:
     return jnp.argmax(value, axis=1).astype(jnp.int32)
 
 
-def _update(state: GoodputState, draft: Draft, verdict: Verdict) -> GoodputState:
-    reached = jnp.minimum(verdict.length, draft.length).astype(jnp.float32)
-    accepted = (verdict.length - 1).astype(jnp.float32)
+def _update(state: GoodputState, draft: Draft, result: VerificationResult) -> GoodputState:
+    evaluated = jnp.minimum(result.length, draft.length).astype(jnp.float32)
+    accepted = (result.length - 1).astype(jnp.float32)
     return state._replace(
-        accepted=state.decay * state.accepted + accepted, reached=state.decay * state.reached + reached
+        accepted=state.decay * state.accepted + accepted, evaluated=state.decay * state.evaluated + evaluated
     )

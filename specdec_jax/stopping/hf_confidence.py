@@ -9,9 +9,9 @@ falling thresholds picks.
 
 Decided here: thresholds are the edges 0, 1/bins, ... of equal bins, where sklearn's `roc_curve` has the samples
 themselves (a list of any length has no place in a compiled state) and infinity; the history is the request's own and
-kept as a count per edge of the samples at or above it; probabilities are the sampled law's (at temperature 0 raw), as
-transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at most are
-the drafter's `max_draft_length`.
+kept as a count per edge of the samples at or above it; probabilities are the sampled distribution's (at temperature 0
+raw), as transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at
+most are the drafter's `max_draft_length`.
 """
 
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import host, per_row
+from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
-from specdec_jax.stopping._reached import reached, remember
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class _History(NamedTuple):
@@ -44,11 +44,11 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        refit: fit the threshold to the samples; otherwise it stays, and is the only number of `init`.
+        refit: fit the threshold to the samples; otherwise it stays, and is the only hyperparameter.
         bins: thresholds that a refit chooses from.
         positions: drafts a round that become samples.
 
-    Numbers of `init`: threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
+    Hyperparameters (`init`): threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
     false_negative_weight 3 (both >= 0).
 
     Raises:
@@ -79,9 +79,9 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
         return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), None)
 
     def proceed(
-        state: HFConfidenceState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: HFConfidenceState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, HFConfidenceState]:
-        probability = token_probability(law, token, context)
+        probability = token_probability(distribution, token, context)
         go_on = ~(probability < state.threshold)
         if state.history is not None:
             seen = remember(state.history.probability, drafted - 1, probability)
@@ -92,9 +92,9 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
     return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
 
 
-def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfidenceState:
+def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:
     assert state.history is not None
-    history = _with_round(state.history, draft, verdict)
+    history = _with_round(state.history, draft, result)
     accepted_above, rejected_above = (
         counts.astype(jnp.float32) for counts in (history.accepted_above, history.rejected_above)
     )
@@ -110,18 +110,18 @@ def _refit(state: HFConfidenceState, draft: Draft, verdict: Verdict) -> HFConfid
     return HFConfidenceState(jnp.where(ready, fitted, state.threshold), history)
 
 
-def _with_round(history: _History, draft: Draft, verdict: Verdict) -> _History:
+def _with_round(history: _History, draft: Draft, result: VerificationResult) -> _History:
     """The counts with this round's samples."""
     bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
     above = probability[:, :, None] >= _edges(bins)[None, None, :]  # [B, P, bins]
-    judged, accepted = reached(draft, verdict, probability.shape[1])
+    evaluated, accepted = evaluated_positions(draft, result, probability.shape[1])
 
     def count(chosen: Array) -> Array:
         return jnp.sum(above & chosen[:, :, None], axis=1, dtype=jnp.int32)
 
     return history._replace(
-        accepted_above=history.accepted_above + count(judged & accepted),
-        rejected_above=history.rejected_above + count(judged & ~accepted),
+        accepted_above=history.accepted_above + count(evaluated & accepted),
+        rejected_above=history.rejected_above + count(evaluated & ~accepted),
     )
 
 

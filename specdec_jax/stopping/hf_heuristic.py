@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
-from specdec_jax.types import Array, Draft, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
 class HFHeuristicState(NamedTuple):
@@ -26,7 +26,7 @@ class HFHeuristicState(NamedTuple):
 def hf_heuristic() -> StoppingPolicy:
     """A draft length that grows when everything was accepted and shrinks otherwise.
 
-    Numbers of `init`, all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
+    Hyperparameters (`init`), all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
     """
 
     def init(batch: int, draft_length: Any = 5, increase: Any = 2, decrease: Any = 1) -> HFHeuristicState:
@@ -39,10 +39,10 @@ def hf_heuristic() -> StoppingPolicy:
     return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
 
 
-def _update(state: HFHeuristicState, draft: Draft, verdict: Verdict) -> HFHeuristicState:
+def _update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:
     most = draft.tokens.shape[1]
     wanted = jnp.minimum(state.draft_length, most)
-    success = verdict.length - 1 == wanted
+    success = result.length - 1 == wanted
     longer = jnp.minimum(wanted + jnp.minimum(state.increase, most), most)
     new = jnp.where(success, longer, jnp.maximum(wanted - state.decrease, 1))
     return state._replace(draft_length=jnp.where(draft.length > 0, new, state.draft_length))

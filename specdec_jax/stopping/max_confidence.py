@@ -1,19 +1,19 @@
 """Stop when the drafter's largest probability falls under a threshold: AdaEDL's own baseline.
 
-The rule is as old as early exit (BiLD, Draft & Verify, Kangaroo); this form, where the law is checked before its token
-is drawn and Algorithm 1 moves the threshold with the same constants, is the 'Max-Confidence' column of AdaEDL's tables
-(arXiv 2410.18351, section 4.3). Open there and decided here: the probability is that of the law as sampled (at
-temperature 0 the raw one), unless `raw`; the rest as in `_algorithm_1.py`.
+The rule is as old as early exit (BiLD, Draft & Verify, Kangaroo); this form, where the distribution is checked before
+its token is drawn and Algorithm 1 moves the threshold with the same constants, is the 'Max-Confidence' column of
+AdaEDL's tables (arXiv 2410.18351, section 4.3). Open there and decided here: the probability is that of the
+distribution as sampled (at temperature 0 the raw one), unless `raw`; the rest as in `_algorithm_1.py`.
 """
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
 class MaxConfidenceState(NamedTuple):
@@ -22,15 +22,15 @@ class MaxConfidenceState(NamedTuple):
 
 
 def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw: bool = False) -> StoppingPolicy:
-    """Stop in `check` when the law's largest probability is below the threshold.
+    """Stop in `check` when the distribution's largest probability is below the threshold.
 
     Args:
-        keep_checked_token: draw the token of the failing law too and stop after it (its pass is already paid).
-        adaptive: Algorithm 1 moves the threshold; otherwise it stays, and is the only number of `init`.
-        raw: read the largest probability at temperature 1 without truncation instead of the law's as sampled.
+        keep_checked_token: draw the token of the failing distribution too and stop after it (its pass is already paid).
+        adaptive: Algorithm 1 moves the threshold; otherwise it stays, and is the only hyperparameter.
+        raw: read the largest probability at temperature 1 without truncation instead of the distribution's as sampled.
 
-    Numbers of `init`: threshold 0.7 (in [0, 0.99]), target_acceptance 0.9, acceptance_decay 0.5, threshold_decay 0.9,
-    step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.
+    Hyperparameters (`init`): threshold 0.7 (in [0, 0.99]), target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
+    0.9, step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.
     """
 
     def init(
@@ -53,16 +53,16 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
         return init(batch, threshold)
 
     def check(
-        state: MaxConfidenceState, law: Law, drafted: Array, context: RoundContext
+        state: MaxConfidenceState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, MaxConfidenceState]:
         del drafted
-        confidence = law.raw_max_prob if raw else law.max_prob
+        confidence = distribution.raw_max_prob if raw else distribution.max_prob
         failed = confidence.astype(jnp.float32) < state.control.threshold
         draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
         return draw, state._replace(failed=failed)
 
-    def update(state: MaxConfidenceState, draft: Draft, verdict: Verdict) -> MaxConfidenceState:
-        return state._replace(control=algorithm_1(state.control, draft, verdict))
+    def update(state: MaxConfidenceState, draft: Draft, result: VerificationResult) -> MaxConfidenceState:
+        return state._replace(control=algorithm_1(state.control, draft, result))
 
     return StoppingPolicy(
         init if adaptive else init_fixed,

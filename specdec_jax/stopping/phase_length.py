@@ -1,7 +1,7 @@
 """Draft length by phase: longer drafts in routine text, shorter ones where the target hesitates.
 
 Entropy-aware systems change the draft length with the phase of the text (`monitors/phases.py`): where the target's
-running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are refused and
+running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are rejected and
 short ones waste less. Alone this is a static length a phase; around another rule it is a cap a phase, and the rule may
 stop sooner.
 """
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import numbers_of, per_row, with_numbers
+from specdec_jax.hyperparameters import hyperparameters_of, per_row, with_hyperparameters
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
 class PhaseLengthState(NamedTuple):
@@ -30,18 +30,20 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
 
     The decoder needs a monitor that watches phases. At a length of 0 a phase is decoded plainly.
 
-    Numbers of `init`: those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
+    Hyperparameters (`init`): those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
 
     Raises:
-        ValueError: `policy` has a number of one of these names already.
+        ValueError: `policy` has a hyperparameter of one of these names already.
     """
     inner = _unbounded() if policy is None else policy
 
-    @with_numbers(numbers_of(inner.init))
-    def init(batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **numbers: Any) -> PhaseLengthState:
+    @with_hyperparameters(hyperparameters_of(inner.init))
+    def init(
+        batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **hyperparameters: Any
+    ) -> PhaseLengthState:
         routine = per_row(batch, routine_length, "routine_length", low=0, dtype=jnp.int32)
         reasoning = per_row(batch, reasoning_length, "reasoning_length", low=0, dtype=jnp.int32)
-        return PhaseLengthState(inner.init(batch, **numbers), routine, reasoning, routine)
+        return PhaseLengthState(inner.init(batch, **hyperparameters), routine, reasoning, routine)
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
@@ -49,19 +51,19 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer & (length > 0), state._replace(policy=own, draft_length=length)
 
     def check(
-        state: PhaseLengthState, law: Law, drafted: Array, context: RoundContext
+        state: PhaseLengthState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.check(state.policy, law, drafted, _capped(context, state.draft_length))
+        answer, own = inner.check(state.policy, distribution, drafted, _capped(context, state.draft_length))
         return answer, state._replace(policy=own)
 
     def proceed(
-        state: PhaseLengthState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: PhaseLengthState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.proceed(state.policy, law, token, drafted, _capped(context, state.draft_length))
+        answer, own = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
         return answer & (drafted < state.draft_length), state._replace(policy=own)
 
-    def update(state: PhaseLengthState, draft: Draft, verdict: Verdict) -> PhaseLengthState:
-        return state._replace(policy=inner.update(state.policy, draft, verdict))
+    def update(state: PhaseLengthState, draft: Draft, result: VerificationResult) -> PhaseLengthState:
+        return state._replace(policy=inner.update(state.policy, draft, result))
 
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
@@ -75,6 +77,6 @@ def _capped(context: RoundContext, length: Array) -> RoundContext:
 
 
 def _unbounded() -> StoppingPolicy:
-    """A rule without numbers that never says no: the caps alone decide."""
+    """A rule without hyperparameters that never says no: the caps alone decide."""
     rule, longest = static(), np.iinfo(np.int32).max
     return rule._replace(init=lambda batch: rule.init(batch, draft_length=longest))

@@ -3,8 +3,8 @@
 Every round one of the rules drafts and learns; the others keep their states. After each was tried once, UCB1 plays the
 largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw of a Gaussian with that
 mean and the spread `exploration / sqrt(pulls)`. Open in the source or decided here: the reward is tokens per time of
-the cost model in `_arms.py`, checked passes included; the arms are the paper's max-confidence, SVIP and AdaEDL, AdaEDL
-also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
+the cost model in `_arms.py`, discarded passes included; the arms are the paper's max-confidence, SVIP and AdaEDL,
+AdaEDL also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
 without a drafter pass teaches nothing. Exploration is scaled by a number, because rewards are not in [0, 1]: 0.1 for
 UCB1 (as `bandit`), 1 for Thompson, about the spread of one round's reward.
 """
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
-from specdec_jax.numbers import per_row, select_rows
+from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.sampling import policy_uniforms
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
 from specdec_jax.stopping.svip import svip
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
@@ -40,11 +40,11 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
 
     Args:
         policies: two rules or more (unless given: max_confidence keeping its token, svip, adaedl, adaedl keeping its
-            token, static), each at the defaults of its own `init`; other numbers come with
+            token, static), each at the defaults of its own `init`; other hyperparameters come with
             `rule._replace(init=functools.partial(rule.init, threshold=0.5))`.
         method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and its tokens emitted.
 
-    Numbers of `init`: exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
+    Hyperparameters (`init`): exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
     drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
 
     Raises:
@@ -71,21 +71,21 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         return ask(state, "begin", context)
 
     def check(
-        state: PolicyBanditState, law: Law, drafted: Array, context: RoundContext
+        state: PolicyBanditState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyBanditState]:
-        return ask(state._replace(passes=state.passes + 1), "check", law, drafted, context)
+        return ask(state._replace(passes=state.passes + 1), "check", distribution, drafted, context)
 
     def proceed(
-        state: PolicyBanditState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: PolicyBanditState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyBanditState]:
-        return ask(state, "proceed", law, token, drafted, context)
+        return ask(state, "proceed", distribution, token, drafted, context)
 
-    def update(state: PolicyBanditState, draft: Draft, verdict: Verdict) -> PolicyBanditState:
+    def update(state: PolicyBanditState, draft: Draft, result: VerificationResult) -> PolicyBanditState:
         inner = tuple(
-            select_rows(state.arms.arm == index, rule.update(own, draft, verdict), own)
+            select_rows(state.arms.arm == index, rule.update(own, draft, result), own)
             for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True))
         )
-        return state._replace(arms=learn(state.arms, verdict.length, state.passes, draft.length), policies=inner)
+        return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=inner)
 
     ask = functools.partial(_ask, rules)
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32))

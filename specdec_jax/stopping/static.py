@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
 from specdec_jax.types import Array, StoppingPolicy
 
@@ -16,7 +16,8 @@ class StaticState(NamedTuple):
 def static() -> StoppingPolicy:
     """Draft exactly `draft_length` tokens, as far as the drafter's `max_draft_length` and the token budget allow.
 
-    Numbers of `init`: draft_length (int >= 0, default 7; 0 is plain decoding). It stops before the next pass is paid.
+    Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding). It stops before the next pass is
+    paid.
     """
 
     def init(batch: int, draft_length: Any = 7) -> StaticState:

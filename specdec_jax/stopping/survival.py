@@ -4,16 +4,17 @@ Speculative decoding is a renewal process: rounds bring tokens and take time, an
 second is worth elsewhere. With S the probability that all drafts of the round survive so far, a_1, a_2, ... the chances
 of the next ones, c a drafter pass and V(k) the verification of k drafts, in passes of plain decoding:
 
-- a law that is paid for gives its token unless the wider verification costs more than it and its successors bring;
+- a distribution that is paid for gives its token unless the wider verification costs more than it and its successors
+  bring;
 - n more passes pay iff  S (a_1 + a_1 a_2 + ... n terms)  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
   and the best n within the budget decides, because V is a staircase: the first token of a wider width is dear alone.
 
-The chance of a token is a logistic function of the law's entropy and largest probability before it is drawn (and of the
-temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of tokens whose
-law is not known yet is their mean, moved a little by the last law. The few weights are a prior, learnt once per pair of
-models (analysis/calibration.py) for greedy and for sampled decoding. One number a row, an offset of all logits, follows
-the acceptance seen: an extended Kalman filter, so that a few rounds suffice and positions that are rarely reached need
-no estimate of their own.
+The chance of a token is a logistic function of the distribution's entropy and largest probability before it is drawn
+(and of the temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of
+tokens whose distribution is not known yet is their mean, moved a little by the last distribution. The few weights are a
+prior, learnt once per pair of models (analysis/calibration.py) for greedy and for sampled decoding. One number a row,
+an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
+positions that are rarely evaluated need no estimate of their own.
 
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
@@ -24,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.numbers import per_row, vector_per_row
+from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.sampling import log_prob_of
+from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._price import price
-from specdec_jax.stopping._reached import reached, remember
-from specdec_jax.types import Array, Draft, Law, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
 
@@ -40,10 +41,11 @@ class Prior(NamedTuple):
     entropy: float  # of sqrt(entropy), entropy in nats
     confidence: float  # of the logit of the largest probability
     surprise: float  # of log q(token) + entropy, once it is drawn; unused at temperature 0
-    heat: float  # of log temperature; unused at temperature 0, as the next
-    entropy_heat: float  # of sqrt(entropy) log temperature: heat makes laws doubtful that are not
-    next_bias: float  # the mean of tokens whose law is not known yet
-    next_slope: float  # how much of the last law's logit they inherit
+    log_temperature: float  # of log temperature; unused at temperature 0, as the next
+    entropy_log_temperature: float
+    # of sqrt(entropy) log temperature: a high one makes distributions uncertain that are not
+    next_bias: float  # the mean of tokens whose distribution is not known yet
+    next_slope: float  # how much of the last distribution's logit they inherit
 
 
 # Of the built-in pair on configs/prompts, greedy and at 0.7 and 1: `python -m experiments.tune_survival`.
@@ -53,7 +55,7 @@ SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 
 class SurvivalState(NamedTuple):
     survival: Array  # [B] float32, S
-    logit: Array  # [B] float32, of the last law, without the offset
+    logit: Array  # [B] float32, of the last distribution, without the offset
     predicted: Array  # [B, P] float32, chances told before the draws of this round
     passes: Array  # [B] float32, of this round, in units of drafter_cost
     offset: Array  # [B] float32, logits
@@ -78,12 +80,12 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
 
-    Numbers of `init`: drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate` gives what
-    it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or fewer, the
-    pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k unless
-    given), greedy and sampled (a Prior each), prior_precision (6: how many judged tokens' worth the prior is, roughly
-    times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain decoding, R
-    before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
+    Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
+    gives what it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or
+    fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
+    unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
+    roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain
+    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
 
     Raises:
         ValueError: positions below 1.
@@ -134,12 +136,21 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         gain = _gain(state, mean, mean, jnp.zeros_like(context.budget), context, 0.0, horizon)
         return gain > 0, state
 
-    def check(state: SurvivalState, law: Law, drafted: Array, context: RoundContext) -> tuple[Array, SurvivalState]:
+    def check(
+        state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
+    ) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
-        confidence = jnp.clip(law.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
-        heat = jnp.log(jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0).astype(jnp.float32))
-        slope = jnp.minimum(prior.entropy + prior.entropy_heat * heat, 0.0)  # doubt never speaks for a token
-        logit = prior.bias + prior.heat * heat + slope * jnp.sqrt(law.entropy.astype(jnp.float32))
+        confidence = jnp.clip(distribution.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
+        log_temperature = jnp.log(
+            jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0).astype(jnp.float32)
+        )
+        # uncertainty never speaks for a token
+        slope = jnp.minimum(prior.entropy + prior.entropy_log_temperature * log_temperature, 0.0)
+        logit = (
+            prior.bias
+            + prior.log_temperature * log_temperature
+            + slope * jnp.sqrt(distribution.entropy.astype(jnp.float32))
+        )
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
@@ -149,19 +160,19 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         return _gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
 
     def proceed(
-        state: SurvivalState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
         prior = _prior(state, context)
-        drawn = log_prob_of(law, token).astype(jnp.float32)
-        hot = context.warp.temperature > 0
-        surprise = jnp.where(hot, prior.surprise * (drawn + law.entropy.astype(jnp.float32)), 0.0)
+        drawn = log_prob_of(distribution, token).astype(jnp.float32)
+        is_sampled = context.warp.temperature > 0
+        surprise = jnp.where(is_sampled, prior.surprise * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
         state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))
         first = _chance(state, prior.next_bias + prior.next_slope * state.logit)
         later = _chance(state, prior.next_bias)
         return _gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
 
-    def update(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
-        return _learn_rate(_learn_offset(state, draft, verdict, positions), draft, verdict)
+    def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
+        return _learn_rate(_learn_offset(state, draft, result, positions), draft, result)
 
     return StoppingPolicy(init, begin, check, proceed, update, _rate)
 
@@ -178,8 +189,8 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
 
 def _prior(state: SurvivalState, context: RoundContext) -> Prior:
     """Each row's weights, by whether it is sampled; fields are [B]."""
-    hot = (context.warp.temperature > 0)[:, None]
-    weights = jnp.where(hot, state.sampled, state.greedy)
+    is_sampled = (context.warp.temperature > 0)[:, None]
+    weights = jnp.where(is_sampled, state.sampled, state.greedy)
     return Prior(*(weights[:, index] for index in range(weights.shape[1])))  # type: ignore[arg-type]
 
 
@@ -224,10 +235,10 @@ def _gain(
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
 
 
-def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, positions: int) -> SurvivalState:
+def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
     """One step of the filter: the offset moves by what was accepted beyond what was foretold, over its precision."""
-    seen, accepted = reached(draft, verdict, positions)
-    weight, chance = seen.astype(jnp.float32), state.predicted
+    evaluated, accepted = evaluated_positions(draft, result, positions)
+    weight, chance = evaluated.astype(jnp.float32), state.predicted
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
     information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
     learnt = state.decay * (state.precision - state.prior_precision)
@@ -239,10 +250,10 @@ def _learn_offset(state: SurvivalState, draft: Draft, verdict: Verdict, position
     return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
 
 
-def _learn_rate(state: SurvivalState, draft: Draft, verdict: Verdict) -> SurvivalState:
+def _learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
     """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
     spent = _time_of(state, draft.length[:, None])[:, 0] + state.drafter_cost * state.passes
     prior = state.rate_weight * state.initial_rate
-    tokens = prior + state.rate_decay * (state.tokens - prior) + verdict.length.astype(jnp.float32)
+    tokens = prior + state.rate_decay * (state.tokens - prior) + result.length.astype(jnp.float32)
     time = state.rate_weight + state.rate_decay * (state.time - state.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

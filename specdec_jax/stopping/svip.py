@@ -1,4 +1,4 @@
-"""SVIP: stop after a token whose law was too uncertain (arXiv 2411.18462, section 3).
+"""SVIP: stop after a token whose distribution was too uncertain (arXiv 2411.18462, section 3).
 
 The token is drawn and kept; no further pass is paid when `sqrt(entropy_factor * H) > threshold`. With the authors' 0.15
 and 0.3 (`vanilla-sd/eval_specbench.py`) that is H > 0.6 nats. It is AdaEDL's bound under another name, `1 - sqrt(f H)`
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
-from specdec_jax.types import Array, Law, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 
 class SVIPState(NamedTuple):
@@ -21,12 +21,13 @@ class SVIPState(NamedTuple):
 
 
 def svip(raw_entropy: bool = True) -> StoppingPolicy:
-    """Stop after a token drawn from a law with `sqrt(entropy_factor * H)` above the threshold.
+    """Stop after a token drawn from a distribution with `sqrt(entropy_factor * H)` above the threshold.
 
     Args:
-        raw_entropy: the entropy at temperature 1 without truncation, as the authors; otherwise of the law as sampled.
+        raw_entropy: the entropy at temperature 1 without truncation, as the authors; otherwise of the distribution as
+            sampled.
 
-    Numbers of `init`: entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
+    Hyperparameters (`init`): entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
     """
 
     def init(batch: int, entropy_factor: Any = 0.15, threshold: Any = 0.3) -> SVIPState:
@@ -36,10 +37,10 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
         )
 
     def proceed(
-        state: SVIPState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: SVIPState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SVIPState]:
         del token, drafted, context
-        entropy = law.raw_entropy if raw_entropy else law.entropy
+        entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         return ~(jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)) > state.threshold), state
 
     return StoppingPolicy(init, always_begin, always_draw, proceed, no_update, lambda state: state.threshold)

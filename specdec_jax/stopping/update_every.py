@@ -1,7 +1,7 @@
-"""A slower hand on any rule: what it learns from verdicts takes effect every n-th round only.
+"""A slower hand on any rule: what it learns from verifications takes effect every n-th round only.
 
 AdaEDL's Algorithm 1 (arXiv 2410.18351) moves lambda after every round; implementations that read the acceptance back
-from a device do so more rarely. This asks what that costs. The rule's `update` sees the verdict of the n-th round that
+from a device do so more rarely. This asks what that costs. The rule's `update` sees the result of the n-th round that
 drafted, the last one, and not the n - 1 before it; rounds without drafts are not counted. Everything else is the
 rule's own.
 """
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import numbers_of, per_row, select_rows, with_numbers
+from specdec_jax.hyperparameters import hyperparameters_of, per_row, select_rows, with_hyperparameters
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.types import Array, Draft, Law, PolicyState, RoundContext, StoppingPolicy, Verdict
+from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
 class UpdateEveryState(NamedTuple):
@@ -22,20 +22,20 @@ class UpdateEveryState(NamedTuple):
 
 
 def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's verdict.
+    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's result.
 
-    Numbers of `init`: the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
+    Hyperparameters (`init`): the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
     rounds without drafts is itself).
 
     Raises:
-        ValueError: `policy` has a number of the name rounds already.
+        ValueError: `policy` has a hyperparameter of the name rounds already.
     """
     inner = adaedl() if policy is None else policy
 
-    @with_numbers(numbers_of(inner.init))
-    def init(batch: int, rounds: Any = 4, **numbers: Any) -> UpdateEveryState:
+    @with_hyperparameters(hyperparameters_of(inner.init))
+    def init(batch: int, rounds: Any = 4, **hyperparameters: Any) -> UpdateEveryState:
         return UpdateEveryState(
-            policy=inner.init(batch, **numbers),
+            policy=inner.init(batch, **hyperparameters),
             rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )
@@ -45,21 +45,21 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer, state._replace(policy=own)
 
     def check(
-        state: UpdateEveryState, law: Law, drafted: Array, context: RoundContext
+        state: UpdateEveryState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.check(state.policy, law, drafted, context)
+        answer, own = inner.check(state.policy, distribution, drafted, context)
         return answer, state._replace(policy=own)
 
     def proceed(
-        state: UpdateEveryState, law: Law, token: Array, drafted: Array, context: RoundContext
+        state: UpdateEveryState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.proceed(state.policy, law, token, drafted, context)
+        answer, own = inner.proceed(state.policy, distribution, token, drafted, context)
         return answer, state._replace(policy=own)
 
-    def update(state: UpdateEveryState, draft: Draft, verdict: Verdict) -> UpdateEveryState:
+    def update(state: UpdateEveryState, draft: Draft, result: VerificationResult) -> UpdateEveryState:
         since = state.since + (draft.length > 0).astype(jnp.int32)
         due = since >= state.rounds
-        learnt = select_rows(due, inner.update(state.policy, draft, verdict), state.policy)
+        learnt = select_rows(due, inner.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: inner.threshold(state.policy))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from specdec_jax.types import Array, Draft
 
 
-def no_numbers(batch: int) -> tuple[()]:
-    """A verifier without state or numbers."""
+def no_hyperparameters(batch: int) -> tuple[()]:
+    """A verifier without state or hyperparameters."""
     del batch
     return ()
 
@@ -19,7 +19,7 @@ def positions(width: int) -> Array:
 
 
 def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, Array]:
-    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot law."""
+    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot distribution."""
     vocab = log_p.shape[-1]
     hit = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == draft.tokens[:, :, None]
     certain = jnp.where(hit, jnp.zeros((), log_p.dtype), jnp.array(-jnp.inf, log_p.dtype))
@@ -39,14 +39,14 @@ def token_by_token(log_accept: Array, draft: Draft) -> Array:
     drafted = positions(width)[None, :] < draft.length[:, None]
     accept = jnp.where(drafted, log_accept, 0.0)
     survived = jnp.pad(jnp.cumsum(accept, axis=1), ((0, 0), (1, 0)))  # [B, K+1]
-    refused = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
-    refused = jnp.pad(refused, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    rejected = jnp.where(drafted, jnp.log1p(-jnp.exp(accept)), -jnp.inf)
+    rejected = jnp.pad(rejected, ((0, 0), (0, 1)), constant_values=-jnp.inf)
     at_end = positions(width + 1)[None, :] == draft.length[:, None]
-    return survived + jnp.where(at_end, 0.0, refused)
+    return survived + jnp.where(at_end, 0.0, rejected)
 
 
 def residual(log_p: Array, log_q: Array) -> Array:
-    """max(0, p - q) of [B, V] laws; p itself where that is zero everywhere (p = q: nothing is ever refused there)."""
+    """max(0, p - q) of [B, V] distributions; p itself where that is zero everywhere (p = q: no rejection there)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
     empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
     return jnp.where(empty, jnp.exp(log_p), rest)
@@ -61,7 +61,7 @@ def at_position(values: Array, index: Array) -> Array:
 def bonus_or(
     recovered: Callable[[Array, Array], Array], draft: Draft, log_p: Array, log_q: Array, accepted: Array
 ) -> Array:
-    """The next law [B, V]: the target's own where the whole draft was accepted, else `recovered(log_p, log_q)`."""
+    """The next distribution [B, V]: the target's own where all drafts were accepted, else `recovered(log_p, log_q)`."""
     p = at_position(log_p, accepted)
     if draft.tokens.shape[1] == 0:
         return jnp.exp(p)

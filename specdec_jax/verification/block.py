@@ -1,12 +1,12 @@
-"""Block verification: the whole draft judged together (Sun et al., arXiv 2403.10444, algorithm 2)."""
+"""Block verification: the whole draft verified together (Sun et al., arXiv 2403.10444, algorithm 2)."""
 
 from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
-from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, positions
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_hyperparameters, positions
 from specdec_jax.verification._common import residual as plain_residual
 
 
@@ -19,10 +19,10 @@ def block() -> Verifier:
     shorter in expectation than token rejection; equal to it for one-hot drafts and at temperature 0.
     """
 
-    def law(
-        state: tuple[()], draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: tuple[()], draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del laws, context
+        del distributions, context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         weight = _weights(log_p_token - log_q_token)  # [B, K+1]
         width = log_q.shape[1]
@@ -37,9 +37,9 @@ def block() -> Verifier:
         yes = jnp.where(index < length, prefix, jnp.where(index == length, weight, 0.0))
         yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
         no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
-        log_length = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
+        log_prob_accepted = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             scale = jnp.take_along_axis(weight, accepted[:, None], axis=1)
 
             def recovered(log_p: Array, log_q: Array) -> Array:
@@ -49,9 +49,9 @@ def block() -> Verifier:
 
             return bonus_or(recovered, draft, log_p, log_q, accepted)
 
-        return log_length, next_law, state
+        return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, law, lossless=True)
+    return Verifier(no_hyperparameters, verify, lossless=True)
 
 
 def _weights(log_ratio: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Entropy-aware speculative decoding: what both models are unsure of is asked again (EASD, arXiv 2512.23765). Lossy."""
+"""Entropy-aware speculative decoding: what both models are uncertain of is redrawn (EASD, arXiv 2512.23765). Lossy."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.numbers import per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.sampling import entropy
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token
 
 
@@ -19,26 +19,27 @@ class EASDState(NamedTuple):
 
 
 def easd(top_n: int = 8) -> Verifier:
-    """Rejection with a second look: a draft that passed where both models are unsure, of the same tokens, is redrawn.
+    """Rejection with a second look: a draft that passed where both are uncertain, of the same tokens, is redrawn.
 
-    A position is doubtful if the entropy of the drafter's law exceeds `drafter_entropy`, that of the target's exceeds
-    `target_entropy` (nats, of the laws as sampled), and of the `top_n` most probable tokens of either law at least the
-    share `overlap` is the other's too. It depends on the laws alone, never on the token. With a_i = min(1, p(x_i) /
-    q(x_i)) and d_i = 1 at doubtful positions, else 0, draft i is kept with probability a_i (1 - d_i), so
+    A position is uncertain if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
+    exceeds `target_entropy` (nats, of the distributions as sampled), and of the `top_n` most probable tokens of either
+    distribution at least the share `overlap` is the other's too. It depends on the distributions alone, never on the
+    token. With a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at uncertain positions, else 0, draft i is kept with
+    probability a_i (1 - d_i), so
 
         P(k accepted | draft) = (1 - a_{k+1} (1 - d_{k+1})) prod_{i<=k} a_i (1 - d_i)      (k < length)
-        next law after k     = (1 - a) max(0, p - q) / Z + a d p without x / (1 - p(x))    (a, d, x, p, q of k + 1)
+        distribution after k  = (1 - a) max(0, p - q) / Z + a d p without x / (1 - p(x))    (a, d, x, p, q of k + 1)
 
     up to a constant, Z the residual's sum; after the whole draft it is the target's own: nothing was drafted at the
     bonus position, so there is nothing to ask again. A token that was redrawn is not looked at a second time.
 
-    A token that was chosen, not drawn, has a one-hot law of entropy 0: for drafters without a model, and at temperature
-    0, this is `rejection` exactly. A rule that stops where its drafter is unsure, as AdaEDL does, leaves it little to
-    redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
+    A token that was chosen, not drawn, has a one-hot distribution of entropy 0: for drafters without a model, and at
+    temperature 0, this is `rejection` exactly. A rule that stops where its drafter is uncertain, as AdaEDL does, leaves
+    it little to redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
 
-    The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so structure), and numbers of
-    `init`: drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's percentiles),
-    overlap 0.6 (in [0, 1]). Lossy.
+    The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so static), and hyperparameters
+    (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's
+    percentiles), overlap 0.6 (in [0, 1]). Lossy.
 
     Raises:
         ValueError: `top_n` below 1.
@@ -53,35 +54,35 @@ def easd(top_n: int = 8) -> Verifier:
             per_row(batch, overlap, "overlap", low=0.0, high=1.0),
         )
 
-    def law(
-        state: EASDState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: EASDState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], EASDState]:
         del context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K]
-        unsure = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]
-        unsure = unsure & (laws.entropy[:, :-1] > jnp.asarray(state.target_entropy)[:, None])
-        doubtful = unsure & (shared_share(log_p[:, :-1], log_q, top_n) >= jnp.asarray(state.overlap)[:, None])
-        log_length = token_by_token(jnp.where(doubtful, -jnp.inf, accept), draft)
+        high_entropy = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]
+        high_entropy = high_entropy & (distributions.entropy[:, :-1] > jnp.asarray(state.target_entropy)[:, None])
+        uncertain = high_entropy & (shared_share(log_p[:, :-1], log_q, top_n) >= jnp.asarray(state.overlap)[:, None])
+        log_prob_accepted = token_by_token(jnp.where(uncertain, -jnp.inf, accept), draft)
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             p = at_position(log_p, accepted)
             if draft.tokens.shape[1] == 0:
                 return jnp.exp(p)
             passed = jnp.exp(_at(accept, accepted))
-            again = passed * _at(doubtful.astype(passed.dtype), accepted)
+            again = passed * _at(uncertain.astype(passed.dtype), accepted)
             rest = residual(p, at_position(log_q, accepted))
             other = _without(jnp.exp(p), _at(draft.tokens, accepted))
             mixed = (1.0 - passed)[:, None] * _normalised(rest) + again[:, None] * other
             return jnp.where((accepted == draft.length)[:, None], jnp.exp(p), mixed)
 
-        return log_length, next_law, state
+        return log_prob_accepted, next_distribution, state
 
-    return Verifier(init, law, lossless=False)
+    return Verifier(init, verify, lossless=False)
 
 
 def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
-    """The share [...] of the larger one of two [..., V] laws' top sets that is in both; a set has at most `top_n`."""
+    """The share [...] of the larger one of two [..., V] distributions' top sets in both; a set has at most `top_n`."""
     size = min(top_n, log_p.shape[-1])
     (high_p, top_p), (high_q, top_q) = lax.top_k(log_p, size), lax.top_k(log_q, size)
     in_p, in_q = high_p > -jnp.inf, high_q > -jnp.inf
@@ -101,7 +102,7 @@ def _normalised(weights: Array) -> Array:
 
 
 def _without(prob: Array, token: Array) -> Array:
-    """The law prob [B, V] given that it is not token [B]; prob itself where it can be nothing else."""
+    """The distribution prob [B, V] given that it is not token [B]; prob itself where it can be nothing else."""
     vocabulary = jnp.arange(prob.shape[-1], dtype=jnp.int32)[None, :]
     rest = jnp.where(vocabulary == token[:, None], 0.0, prob)
     return _normalised(jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, prob))

@@ -4,34 +4,34 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
-from specdec_jax.verification._common import no_numbers, positions
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.verification._common import no_hyperparameters, positions
 
 
 def greedy() -> Verifier:
-    """Equality with the target's argmax; needs neither the drafter's laws nor a softmax of the target's.
+    """Equality with the target's argmax; needs neither the drafter's distributions nor a softmax of the target's.
 
-    Lossless at temperature 0, where the target's law is one-hot. `decoding` refuses other temperatures by name: the
-    acceptance probability would be wrong there.
+    Lossless at temperature 0, where the target's distribution is one-hot. `decoding` refuses other temperatures by
+    name: the acceptance probability would be wrong there.
     """
 
-    def law(
-        state: tuple[()], draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: tuple[()], draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
         del log_p, context
-        choice = laws.top_token  # [B, K+1]
+        choice = distributions.top_token  # [B, K+1]
         width = draft.tokens.shape[1]
         right = (draft.tokens == choice[:, :-1]) & (positions(width)[None, :] < draft.length[:, None])
         accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
-        dtype = laws.entropy.dtype
+        dtype = distributions.entropy.dtype
         hit = positions(width + 1)[None, :] == accepted[:, None]
-        log_length = jnp.where(hit, jnp.zeros((), dtype), jnp.array(-jnp.inf, dtype))
+        log_prob_accepted = jnp.where(hit, jnp.zeros((), dtype), jnp.array(-jnp.inf, dtype))
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             token = jnp.take_along_axis(choice, accepted[:, None], axis=1)  # [B, 1]
-            vocabulary = positions(laws.log_prob.shape[-1])[None, :]
+            vocabulary = positions(distributions.log_prob.shape[-1])[None, :]
             return (vocabulary == token).astype(dtype)
 
-        return log_length, next_law, state
+        return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, law, lossless=True, needs_log_q=False, greedy_only=True)
+    return Verifier(no_hyperparameters, verify, lossless=True, needs_log_q=False, greedy_only=True)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, residual, token_by_token
 
 
@@ -15,44 +15,44 @@ class LenienceState(NamedTuple):
 
 
 def lenience() -> Verifier:
-    """Accept draft x with probability min(1, p(x) / (l q(x))); at the first refusal draw from max(0, p - q).
+    """Accept draft x with probability min(1, p(x) / (l q(x))); at the first rejection draw from max(0, p - q).
 
-    q is multiplied by l where it is compared, and only there: after a refusal the token comes from the residual of
+    q is multiplied by l where it is compared, and only there: after a rejection the token comes from the residual of
     plain rejection. With the residual of l q instead, max(0, p - l q), tokens that already come too often would get
     more; of all ways to fill up after this acceptance ours has the least total variation to the target. A token drafted
-    at a position then has the law min(q, p / l) + c max(0, p - q), c = sum max(0, q - p / l) / sum max(0, q - p): none
-    comes with more than p / l, the guarantee of the paper, and the distance is sum max(0, min(q, p / l) - p).
+    at a position then has the distribution min(q, p / l) + c max(0, p - q), c = sum max(0, q - p / l) / sum max(0, q -
+    p): none comes with more than p / l, the guarantee of the paper, and the distance is sum max(0, min(q, p / l) - p).
 
-    At temperature 0 the target's law is one-hot and a factor means nothing, so the raw law decides (the paper's form
-    for argmax): accept x if it is the target's first choice or p(x) > l max p; a refusal gives the first choice. With >
-    for the paper's >=, ties with the first choice are refused at l = 1.
+    At temperature 0 the target's distribution is one-hot and a factor means nothing, so the raw distribution decides
+    (the paper's form for argmax): accept x if it is the target's first choice or p(x) > l max p; a rejection gives the
+    first choice. With > for the paper's >=, ties with the first choice are rejected at l = 1.
 
-    Lossy below 1, and exactly `rejection` at 1. Numbers of `init`: lenience 0.5 (l, in (0, 1]).
+    Lossy below 1, and exactly `rejection` at 1. Hyperparameters (`init`): lenience 0.5 (l, in (0, 1]).
     """
 
     def init(batch: int, lenience: Any = 0.5) -> LenienceState:
         return LenienceState(per_row(batch, lenience, "lenience", low=0.0, high=1.0, open_low=True))
 
-    def law(
-        state: LenienceState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: LenienceState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], LenienceState]:
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         allowance = jnp.log(state.lenience)[:, None]  # [B, 1], log l <= 0
         sampled = jnp.minimum(0.0, log_p_token - log_q_token - allowance)
-        near = _raw_log_prob(laws, draft) - jnp.log(laws.raw_max_prob[:, :-1]) > allowance
-        chosen = jnp.where(near | (draft.tokens == laws.top_token[:, :-1]), 0.0, -jnp.inf)
-        hot = (context.warp.temperature > 0)[:, None]
-        log_length = token_by_token(jnp.where(hot, sampled, chosen.astype(sampled.dtype)), draft)
+        near = _raw_log_prob(distributions, draft) - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
+        chosen = jnp.where(near | (draft.tokens == distributions.top_token[:, :-1]), 0.0, -jnp.inf)
+        is_sampled = (context.warp.temperature > 0)[:, None]
+        log_prob_accepted = token_by_token(jnp.where(is_sampled, sampled, chosen.astype(sampled.dtype)), draft)
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)
 
-        return log_length, next_law, state
+        return log_prob_accepted, next_distribution, state
 
-    return Verifier(init, law, lossless=False)
+    return Verifier(init, verify, lossless=False)
 
 
-def _raw_log_prob(laws: Law, draft: Draft) -> Array:
+def _raw_log_prob(distributions: Distribution, draft: Draft) -> Array:
     """log p [B, K] of the drafts at temperature 1 without truncation."""
-    assert laws.raw_log_prob is not None  # a replay has statistics only, and never asks a verifier
-    return jnp.take_along_axis(laws.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0]
+    assert distributions.raw_log_prob is not None  # a replay has statistics only, and never asks a verifier
+    return jnp.take_along_axis(distributions.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0]

@@ -4,27 +4,33 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
-from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_numbers, residual, token_by_token
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.verification._common import (
+    bonus_or,
+    draft_log_probabilities,
+    no_hyperparameters,
+    residual,
+    token_by_token,
+)
 
 
 def rejection() -> Verifier:
-    """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first refusal draw from max(0, p - q).
+    """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first rejection draw from max(0, p - q).
 
-    Lossless: the output law is the target's whatever the drafter.
+    Lossless: the output distribution is the target's whatever the drafter.
     """
 
-    def law(
-        state: tuple[()], draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: tuple[()], draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del laws, context
+        del distributions, context
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K], log of the acceptance probability
-        log_length = token_by_token(accept, draft)
+        log_prob_accepted = token_by_token(accept, draft)
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             return bonus_or(residual, draft, log_p, log_q, accepted)
 
-        return log_length, next_law, state
+        return log_prob_accepted, next_distribution, state
 
-    return Verifier(no_numbers, law, lossless=True)
+    return Verifier(no_hyperparameters, verify, lossless=True)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.numbers import per_row
-from specdec_jax.types import Array, Draft, Law, RoundContext, Verifier
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, token_by_token
 
 
@@ -18,16 +18,17 @@ class TypicalState(NamedTuple):
 def typical() -> Verifier:
     """Accept draft x iff p(x) > min(epsilon, delta exp(-H)), H the entropy of p in nats; then draw from p itself.
 
-    p is the target's law as sampled. No coin is thrown and q plays no part: the drafter's likes go straight into the
-    text. The token after k accepted drafts has the target's law there, whether draft k + 1 was refused or there was
-    none, so the refused token may come back. Medusa always keeps its first token; that one is the target's own, and so
-    is the last token of our rounds: there is no further rule for a first draft. A token drafted at a position has the
-    law q(x) [p(x) > t] + (1 - Q) p(x), Q the mass that q has on the accepted tokens.
+    p is the target's distribution as sampled. No coin is thrown and q plays no part: the drafter's likes go straight
+    into the text. The token after k accepted drafts has the target's distribution there, whether draft k + 1 was
+    rejected or there was none, so the rejected token may come back. Medusa always keeps its first token; that one is
+    the target's own, and so is the last token of our rounds: there is no further rule for a first draft. A token
+    drafted at a position has the distribution q(x) [p(x) > t] + (1 - Q) p(x), Q the mass that q has on the accepted
+    tokens.
 
     At temperature 0 p is one-hot, so (epsilon below 1) the target's first choice passes and nothing else, whatever H,
-    which is then the raw law's: the output is greedy decoding's. Thresholds of 1 refuse every draft.
+    which is then the raw distribution's: the output is greedy decoding's. Thresholds of 1 reject every draft.
 
-    Lossy. Numbers of `init`: epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
+    Lossy. Hyperparameters (`init`): epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
     """
 
     def init(batch: int, epsilon: Any = 0.09, delta: Any = 0.3) -> TypicalState:
@@ -35,18 +36,18 @@ def typical() -> Verifier:
             per_row(batch, epsilon, "epsilon", low=0.0, high=1.0), per_row(batch, delta, "delta", low=0.0)
         )
 
-    def law(
-        state: TypicalState, draft: Draft, laws: Law, log_p: Array, context: RoundContext
+    def verify(
+        state: TypicalState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], TypicalState]:
         del context
         chance = jnp.exp(jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0])  # [B, K]
-        surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-laws.entropy[:, :-1])
+        surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-distributions.entropy[:, :-1])
         threshold = jnp.minimum(jnp.asarray(state.epsilon)[:, None], surprise)
         accept = jnp.where(chance > threshold, 0.0, -jnp.inf).astype(log_p.dtype)
 
-        def next_law(accepted: Array) -> Array:
+        def next_distribution(accepted: Array) -> Array:
             return jnp.exp(at_position(log_p, accepted))
 
-        return token_by_token(accept, draft), next_law, state
+        return token_by_token(accept, draft), next_distribution, state
 
-    return Verifier(init, law, lossless=False, needs_log_q=False)
+    return Verifier(init, verify, lossless=False, needs_log_q=False)

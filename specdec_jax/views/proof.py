@@ -69,7 +69,7 @@ class Proof(NamedTuple):
         return max(0, least if self.pair is None else min(least, _occurred(self.pair)))
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN: nothing failed, and something was not tried."""
         if not self.passed:
             return NOT_LOSSLESS
@@ -84,8 +84,8 @@ def _policy_gaps(report: RoundsReport) -> list[str]:
 def _undecided(coverage: Coverage) -> list[str]:
     if coverage.shown == len(coverage.asked):
         return []
-    refused = [draft for draft in coverage.never_refused if draft > coverage.shown]
-    gaps = [f"the rule never said no to {_drafts(refused)}"] if refused else []
+    declined = [draft for draft in coverage.never_declined if draft > coverage.shown]
+    gaps = [f"the rule never said no to {_drafts(declined)}"] if declined else []
     return gaps + ([f"{_drafts(coverage.never_asked)} never came up"] if coverage.never_asked else [])
 
 
@@ -144,9 +144,10 @@ def verify(
     pair_sequences: int = 512,
     json: bool = False,
 ) -> str:
-    """Runs the proofs, prints them (as one line of JSON if asked), and returns the verdict.
+    """Runs the proofs, prints them (as one line of JSON if asked), and returns the conclusion.
 
-    Raises ValueError on unknown rules and options, numbers out of range, and one of target and drafter alone."""
+    Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter
+    alone."""
     rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
     if (target is None) != (drafter is None):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
@@ -166,33 +167,35 @@ def verify(
         print(as_json(proof, policy, verifier))
     else:
         show(proof, Console(highlight=False), f"{policy} with {verifier} verification")
-    return proof.verdict
+    return proof.conclusion
 
 
 def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> Proof:
     """All but the pair."""
-    strategies, numbers = (policy.strategy, verifier.strategy), _numbers(policy, verifier)
+    strategies, hyperparameters = (policy.strategy, verifier.strategy), _hyperparameters(policy, verifier)
     to_the_end = static(), verifier.strategy
-    all_of_it = {**numbers, "policy_numbers": {"draft_length": most}}
+    all_of_it = {**hyperparameters, "policy_hyperparameters": {"draft_length": most}}
     with status("Enumerating all rounds of short drafts"):
-        exact = prove_exactly(*strategies, **numbers)
+        exact = prove_exactly(*strategies, **hyperparameters)
     with status(f"Enumerating rounds of up to {most} drafts"):
-        rounds = prove_long_drafts(*strategies, **numbers, max_draft_length=most)
+        rounds = prove_long_drafts(*strategies, **hyperparameters, max_draft_length=most)
         rounds_to_the_end = prove_long_drafts(*to_the_end, **all_of_it, max_draft_length=most, rounds=2)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        sampled = _sampled_on_toy(*strategies, numbers, most, sequences)
+        sampled = _sampled_on_toy(*strategies, hyperparameters, most, sequences)
         sampled_to_the_end = _sampled_on_toy(*to_the_end, all_of_it, most, sequences)
     return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end)
 
 
-def _numbers(policy: Choice, verifier: Choice) -> dict[str, Any]:
-    return {"policy_numbers": policy.numbers, "verifier_numbers": verifier.numbers}
+def _hyperparameters(policy: Choice, verifier: Choice) -> dict[str, Any]:
+    return {"policy_hyperparameters": policy.hyperparameters, "verifier_hyperparameters": verifier.hyperparameters}
 
 
-def _sampled_on_toy(policy: Any, verifier: Any, numbers: Mapping[str, Any], most: int, sequences: int) -> SampledReport:
+def _sampled_on_toy(
+    policy: Any, verifier: Any, hyperparameters: Mapping[str, Any], most: int, sequences: int
+) -> SampledReport:
     decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE)
     warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **numbers)
+    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **hyperparameters)
 
 
 def _sampled_on_pair(
@@ -226,7 +229,7 @@ def _sampled_on_pair(
             sequences=sequences,
             batch=min(PAIR_BATCH, sequences),
             progress=progress,
-            **_numbers(policy, verifier),
+            **_hyperparameters(policy, verifier),
         )
 
 
@@ -279,12 +282,12 @@ def show(proof: Proof, console: Console, title: str) -> None:
     console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
-    if proof.verdict == NOT_SHOWN:
+    if proof.conclusion == NOT_SHOWN:
         console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
         console.print("--max-draft-length says how long the drafts are that are put to the test.")
         return
-    style = "bold green" if proof.verdict == LOSSLESS else "bold red"
-    console.print("Lossless." if proof.verdict == LOSSLESS else "NOT lossless.", style=style)
+    style = "bold green" if proof.conclusion == LOSSLESS else "bold red"
+    console.print("Lossless." if proof.conclusion == LOSSLESS else "NOT lossless.", style=style)
 
 
 def _asked_table(report: RoundsReport) -> Table:
@@ -295,19 +298,23 @@ def _asked_table(report: RoundsReport) -> Table:
     for case in report.cases:
         table.add_column(_warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
     for index in range(len(report.cases[0].coverage.asked)):
-        counts = [(case.coverage.refused[index], case.coverage.asked[index]) for case in report.cases]
-        table.add_row(str(index + 1), *(f"{refused}/{asked}" if asked else "never asked" for refused, asked in counts))
+        counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
+        table.add_row(
+            str(index + 1), *(f"{declined}/{asked}" if asked else "never asked" for declined, asked in counts)
+        )
     return table
 
 
 def as_json(proof: Proof, policy: str, verifier: str) -> str:
     """The same as one line of JSON."""
-    cases = [{key: value for key, value in case._asdict().items() if key != "law"} for case in proof.exact.cases]
+    cases = [
+        {key: value for key, value in case._asdict().items() if key != "distribution"} for case in proof.exact.cases
+    ]
     fields = {
         "policy": policy,
         "verifier": verifier,
-        "verdict": proof.verdict,
-        "lossless": proof.verdict == LOSSLESS,
+        "conclusion": proof.conclusion,
+        "lossless": proof.conclusion == LOSSLESS,
         "shown": proof.shown,
         "gaps": list(proof.gaps),
         "exact": {**proof.exact._asdict(), "cases": cases},
@@ -327,7 +334,9 @@ def _rounds_fields(report: RoundsReport) -> dict[str, Any]:
 
 def _table(cases: Sequence[Case], title: str) -> Table:
     """Total variation by warp and batch, a column a toy; drawn and chosen drafts as the worse of the two."""
-    table = Table(title=f"Total variation from the target's law: {title}", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(
+        title=f"Total variation from the target's distribution: {title}", box=box.SIMPLE_HEAD, show_edge=False
+    )
     table.add_column("warp", no_wrap=True)
     table.add_column("batch", justify="right")
     toys = sorted({case.toy for case in cases})

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from specdec_jax.choices import Choice
-from specdec_jax.numbers import numbers_of
+from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.streaming import Stream
 from specdec_jax.views.printing import check_writable
 from specdec_jax.views.writable import check_file
@@ -62,4 +62,4 @@ def entropy_factor(policy: Choice) -> float | None:
     """AdaEDL's factor, given or its default; None for rules without one: their threshold is of another kind."""
     if policy.name != "adaedl":
         return None
-    return float({**numbers_of(policy.strategy.init), **policy.numbers}["entropy_factor"])
+    return float({**hyperparameters_of(policy.strategy.init), **policy.hyperparameters}["entropy_factor"])

@@ -18,12 +18,12 @@ class Rejected(NamedTuple):
 
     id: int
     text: str
-    entropy: float  # nats, of the drafter's law it was drawn from; NaN: unknown
+    entropy: float  # nats, of the drafter's distribution it was drawn from; NaN: unknown
     max_prob: float
 
 
 class Token(NamedTuple):
-    """One emitted token. `entropy` and `max_prob` are of the drafter's law at its place, NaN where no pass looked."""
+    """One emitted token. `entropy` and `max_prob` are of the drafter's distribution there, NaN where no pass looked."""
 
     id: int
     text: str  # never half a character: what this token completes; all texts together are Generation.text
@@ -97,11 +97,11 @@ def _round(
     rejected = []
     for place in turned_down:
         token = int(round_["proposed"][place])
-        rejected.append(Rejected(token, _after(tokenizer, known, token), *_law(round_, place)))
+        rejected.append(Rejected(token, _after(tokenizer, known, token), *_distribution(round_, place)))
         known.append(token)
     told = []
     for place, token in enumerate(emitted):
-        entropy, max_prob = _law(round_, place)
+        entropy, max_prob = _distribution(round_, place)
         told.append(
             Token(
                 id=int(token),
@@ -121,8 +121,8 @@ def _round(
     return told
 
 
-def _law(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
-    """Entropy and largest probability of the drafter's law at a place of its round."""
+def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
+    """Entropy and largest probability of the drafter's distribution at a place of its round."""
     entropies, chances = round_["entropy"], round_["max_prob"]
     return (_number(entropies[place]), _number(chances[place])) if place < len(entropies) else (math.nan, math.nan)
 

@@ -7,9 +7,9 @@ from specdec_jax.stopping import static
 
 
 def peeks_from_the_third():
-    def check(state, law, drafted, context):
-        token = draw(jnp.exp(law.log_prob), uniforms(context.seed, context.emitted, drafted[0], DRAFT))
-        prob = jnp.exp(jnp.take_along_axis(law.log_prob, token[:, None], axis=1)[:, 0])
+    def check(state, distribution, drafted, context):
+        token = draw(jnp.exp(distribution.log_prob), uniforms(context.seed, context.emitted, drafted[0], DRAFT))
+        prob = jnp.exp(jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0])
         return (drafted < 2) | (prob > 1 / 3), state
 
     return static()._replace(check=check)

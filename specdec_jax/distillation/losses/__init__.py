@@ -1,10 +1,11 @@
 """How far a drafter is from its target, one way a file.
 
-All have one signature, `loss(log_p, log_q, progress) -> [..., N]`: log-laws [..., N, O] float32 (nats) of target and
-drafter over the same outcomes, and how much of training is done, from 0 to 1. Gradients flow into `log_q` alone.
+All have one signature, `loss(log_p, log_q, progress) -> [..., N]`: log-probabilities [..., N, O] float32 (nats) of
+target and drafter over the same outcomes, and how much of training is done, from 0 to 1. Gradients flow into `log_q`
+alone.
 """
 
-from specdec_jax.distillation.losses.coarse import coarse_laws
+from specdec_jax.distillation.losses.coarse import coarse_distributions
 from specdec_jax.distillation.losses.forward_kl import forward_kl
 from specdec_jax.distillation.losses.jensen_shannon import jensen_shannon
 from specdec_jax.distillation.losses.reverse_kl import reverse_kl
@@ -13,7 +14,7 @@ from specdec_jax.distillation.losses.total_variation import total_variation
 from specdec_jax.distillation.losses.tvd_plus_plus import tvd_plus_plus
 
 __all__ = [
-    "coarse_laws",
+    "coarse_distributions",
     "forward_kl",
     "jensen_shannon",
     "reverse_kl",

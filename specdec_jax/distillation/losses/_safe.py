@@ -1,4 +1,4 @@
-"""Products with logarithms of laws that have zeros, without a NaN in the value or the gradient."""
+"""Products with logarithms of distributions that have zeros, without a NaN in the value or the gradient."""
 
 import jax.numpy as jnp
 

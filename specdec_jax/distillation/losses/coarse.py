@@ -1,4 +1,4 @@
-"""Laws over the labels kept and everything else."""
+"""Distributions over the labels kept and everything else."""
 
 import jax.numpy as jnp
 
@@ -7,8 +7,8 @@ from specdec_jax.types import Array
 LEAST_REST = 1e-6  # of probability: what rounding may take from the mass outside the labels
 
 
-def coarse_laws(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Array]:
-    """Both laws over k labels and the rest: ([..., k], [..., k]) to ([..., k + 1], [..., k + 1]), nats.
+def coarse_distributions(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Array]:
+    """Both distributions over k labels and the rest: ([..., k], [..., k]) to ([..., k + 1], [..., k + 1]), nats.
 
     The last outcome is all that is no label. A label of -inf is none: its probability counts with the rest on both
     sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of

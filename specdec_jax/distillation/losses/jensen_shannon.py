@@ -10,9 +10,9 @@ from specdec_jax.types import Array
 def jensen_shannon(beta: float = 0.5):
     """A loss beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q (DistillSpec, 2310.08461, section 3).
 
-    Laws [..., N, O] to [..., N], nats. Near beta 0 its gradient is beta times that of the forward KL, near 1 it is
-    1 - beta times that of the reverse: an extreme beta is also a small learning rate. Raises ValueError unless
-    0 < beta < 1.
+    Distributions [..., N, O] to [..., N], nats. Near beta 0 its gradient is beta times that of the forward KL, near 1
+    it is 1 - beta times that of the reverse: an extreme beta is also a small learning rate. Raises ValueError unless 0
+    < beta < 1.
     """
     if not 0 < beta < 1:
         raise ValueError(f"beta of the Jensen-Shannon divergence must lie between 0 and 1, got {beta!r}")

@@ -12,8 +12,8 @@ Loss = Callable[[Array, Array, Array], Array]
 def scheduled(first: Loss, then: Loss, *, start: float = 0.3, stop: float = 0.7) -> Loss:
     """The mixture (1 - w) first + w then, w rising from 0 to 1 while `progress` goes from `start` to `stop`.
 
-    Laws [..., N, O] to [..., N], in the units of the two. Made for a forward KL first, whose gradient reaches every
-    outcome the drafter gives more than exp(-60), and total variation, the acceptance itself, last. Ours. Raises
+    Distributions [..., N, O] to [..., N], in the units of the two. Made for a forward KL first, whose gradient reaches
+    every outcome the drafter gives more than exp(-60), and total variation, the acceptance itself, last. Ours. Raises
     ValueError unless 0 <= start < stop <= 1.
     """
     if not 0 <= start < stop <= 1:

@@ -1,4 +1,4 @@
-"""Numbers of policies, verifiers and warps: one value or one a row, checked while they are still known."""
+"""Hyperparameters of policies, verifiers and warps: one value or one a row, checked while they are still known."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -91,29 +91,31 @@ def vector_per_row(
     return host(np.broadcast_to(numbers, (batch, size)).copy())
 
 
-def numbers_of(init: Callable[..., Any]) -> dict[str, Any]:
-    """The numbers that the `init` of a policy, a verifier or a monitor takes, with their defaults; not `batch`."""
+def hyperparameters_of(init: Callable[..., Any]) -> dict[str, Any]:
+    """The hyperparameters that the `init` of a policy, verifier or monitor takes, with their defaults; not `batch`."""
     parameters = inspect.signature(init).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     return {parameter.name: parameter.default for parameter in named if parameter.name != "batch"}
 
 
-def with_numbers(inner: Mapping[str, Any]) -> Callable[[Init], Init]:
-    """Says of an `init(batch, own=..., **numbers)` that its `**numbers` are those of `inner`, with their defaults.
+def with_hyperparameters(inner: Mapping[str, Any]) -> Callable[[Init], Init]:
+    """Says of an `init(batch, own=..., **hyperparameters)` that the latter are those of `inner`, with their defaults.
 
-    For strategies that wrap others: the command line, calibrations and experiments read the numbers off `init`, and
-    `**numbers` names none.
+    For strategies that wrap others: the command line, calibrations and experiments read the hyperparameters off `init`,
+    and `**hyperparameters` names none.
 
     Raises:
         ValueError: `inner` has one of `init`'s own.
     """
 
     def signed(init: Init) -> Init:
-        own = numbers_of(init)
+        own = hyperparameters_of(init)
         both = " and ".join(sorted(own.keys() & inner.keys()))
         if both:
             name = init.__qualname__.split(".")[0]
-            raise ValueError(f"{name} needs a strategy without numbers called {both}, such as one not wrapped already")
+            raise ValueError(
+                f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped already"
+            )
         batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)
         named = [
             inspect.Parameter(key, batch.KEYWORD_ONLY, default=value) for key, value in (*inner.items(), *own.items())

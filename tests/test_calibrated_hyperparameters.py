@@ -1,11 +1,11 @@
-"""Which learnt numbers a strategy gets: those of its structure, and those of what it wraps."""
+"""Which learnt hyperparameters a strategy gets: those of its static options, and those of what it wraps."""
 
 import json
 from functools import partial
 
 import pytest
 
-from specdec_jax.calibrated import ANY_STRUCTURE, Calibration, built_alike, numbers_for, read_calibration
+from specdec_jax.calibrated import ANY_STATIC_OPTIONS, Calibration, built_alike, hyperparameters_for, read_calibration
 from specdec_jax.choices import find_factory, names
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import (
@@ -23,7 +23,7 @@ from specdec_jax.verification import by_phase, easd, lenience
 
 def made_up(**changes):
     """A calibration of no pair, every number another; `changes` are of its fields."""
-    numbers = {
+    hyperparameters = {
         "policy": {
             "static": {"draft_length": 11},
             "adaedl": {"threshold": 0.11},
@@ -38,24 +38,28 @@ def made_up(**changes):
         },
         "monitor": {"phases": {"enter": 2.1, "leave": 2.0}},
     }
-    fields = {"numbers": {"greedy": numbers, "sampled": {}}, "variants": {}, "any_structure": ANY_STRUCTURE}
+    fields = {
+        "hyperparameters": {"greedy": hyperparameters, "sampled": {}},
+        "variants": {},
+        "any_static_options": ANY_STATIC_OPTIONS,
+    }
     return Calibration("made up", {}, {}, figures={}, **(fields | changes))
 
 
-def variant(kind, name, structure, numbers):
-    return {"kind": kind, "name": name, "structure": structure, "numbers": numbers}
+def variant(kind, name, static_options, hyperparameters):
+    return {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": hyperparameters}
 
 
 PRIOR = {"greedy": [0.15] * 8, "drafter_cost": 0.16}
 LENGTHS = {"routine_length": 13, "reasoning_length": 14}
-DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
+UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "strategy", "numbers"),
+    ("kind", "strategy", "hyperparameters"),
     [
         ("policy", adaedl(), {"threshold": 0.11}),
-        ("policy", adaedl(keep_checked_token=True), {}),  # searched for in another structure
+        ("policy", adaedl(keep_checked_token=True), {}),  # searched for under other static options
         ("policy", adaedl(raw_entropy=True), {}),
         ("policy", max_confidence(adaptive=False), {}),
         ("policy", survival(look_ahead=False), PRIOR),  # the pair's own
@@ -72,52 +76,54 @@ DOUBT = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", survival()._replace(init=partial(survival().init, drafter_cost=0.5)), {"greedy": [0.15] * 8}),
         ("verifier", lenience(), {"lenience": 0.17}),
         ("verifier", by_phase(), {"lenience": 0.18}),
-        ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | DOUBT),
-        ("verifier", by_phase(easd(top_n=2)), DOUBT),
+        ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | UNCERTAIN),
+        ("verifier", by_phase(easd(top_n=2)), UNCERTAIN),
         ("verifier", by_phase(lenience(), lenience()), {"routine_lenience": 0.17, "reasoning_lenience": 0.17}),
         ("monitor", phases(), {"enter": 2.1, "leave": 2.0}),
-        ("monitor", phases(raw_entropy=False), {}),  # nats of other laws
+        ("monitor", phases(raw_entropy=False), {}),  # nats of other distributions
     ],
 )
-def test_numbers_are_those_of_the_structure(kind, strategy, numbers):
-    assert numbers_for(made_up(), kind, strategy, 0.0) == numbers
-    strategy.init(2, **numbers)
+def test_hyperparameters_are_those_of_the_static_options(kind, strategy, hyperparameters):
+    assert hyperparameters_for(made_up(), kind, strategy, 0.0) == hyperparameters
+    strategy.init(2, **hyperparameters)
 
 
-def test_numbers_of_further_structures_are_found():
+def test_hyperparameters_of_further_static_options_are_found():
     found = [
         variant("policy", "adaedl", {"keep_checked_token": True}, {"threshold": 0.3}),
         variant("policy", "phase_length", {"policy": "survival"}, {"routine_length": 7}),
         variant("monitor", "phases", {"raw_entropy": False}, {"enter": 1.2}),
     ]
     calibration = made_up(variants={"greedy": found})
-    assert numbers_for(calibration, "policy", adaedl(keep_checked_token=True), 0.0) == {"threshold": 0.3}
-    assert numbers_for(calibration, "policy", at_least(1, adaedl(keep_checked_token=True)), 0.0) == {"threshold": 0.3}
-    assert numbers_for(calibration, "policy", adaedl(True, raw_entropy=True), 0.0) == {}
-    assert numbers_for(calibration, "policy", adaedl(), 0.0) == {"threshold": 0.11}
-    assert numbers_for(calibration, "policy", phase_length(survival()), 0.0) == {"routine_length": 7} | PRIOR
-    assert numbers_for(calibration, "policy", phase_length(survival(look_ahead=False)), 0.0) == PRIOR
-    assert numbers_for(calibration, "monitor", phases(raw_entropy=False), 0.0) == {"enter": 1.2}
-    assert numbers_for(calibration, "monitor", phases(raw_entropy=False), 0.7) == {}
+    assert hyperparameters_for(calibration, "policy", adaedl(keep_checked_token=True), 0.0) == {"threshold": 0.3}
+    assert hyperparameters_for(calibration, "policy", at_least(1, adaedl(keep_checked_token=True)), 0.0) == {
+        "threshold": 0.3
+    }
+    assert hyperparameters_for(calibration, "policy", adaedl(True, raw_entropy=True), 0.0) == {}
+    assert hyperparameters_for(calibration, "policy", adaedl(), 0.0) == {"threshold": 0.11}
+    assert hyperparameters_for(calibration, "policy", phase_length(survival()), 0.0) == {"routine_length": 7} | PRIOR
+    assert hyperparameters_for(calibration, "policy", phase_length(survival(look_ahead=False)), 0.0) == PRIOR
+    assert hyperparameters_for(calibration, "monitor", phases(raw_entropy=False), 0.0) == {"enter": 1.2}
+    assert hyperparameters_for(calibration, "monitor", phases(raw_entropy=False), 0.7) == {}
 
 
-def test_a_rule_of_ones_own_has_no_numbers_of_its_namesake():
+def test_a_rule_of_ones_own_has_no_hyperparameters_of_its_namesake():
     def init(batch, draft_length=3):
         raise NotImplementedError
 
     init.__module__ = "somewhere.static"
-    assert numbers_for(made_up(), "policy", static()._replace(init=init), 0.0) == {}
+    assert hyperparameters_for(made_up(), "policy", static()._replace(init=init), 0.0) == {}
 
 
 @pytest.mark.parametrize("kind", ["policy", "verifier", "monitor"])
-def test_the_same_structure_is_known_again(kind):
+def test_the_same_static_options_are_known_again(kind):
     built = {name: [find_factory(kind, name)() for _ in range(2)] for name in names(kind)}
     for name, (one, other) in built.items():
         assert built_alike(one, other), name
         assert not any(built_alike(one, others[0]) for its, others in built.items() if its != name)
 
 
-def test_keyword_only_defaults_are_structure_too():
+def test_keyword_only_defaults_are_static_options_too():
     def made(keep):
         def check(state, *, keep=keep):
             return keep
@@ -130,12 +136,12 @@ def test_keyword_only_defaults_are_structure_too():
 def test_files_of_before_there_were_variants_are_read(tmp_path):
     path = tmp_path / "c.json"
     model = {"name": "m", "parameters": 1, "scale": 1.0}
-    text = {"target": model, "drafter": model, "numbers": made_up().numbers, "figures": {}}
+    text = {"target": model, "drafter": model, "hyperparameters": made_up().hyperparameters, "figures": {}}
     path.write_text(json.dumps(text))
-    assert numbers_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == PRIOR
-    path.write_text(json.dumps(text | {"any_structure": {}}))
-    assert numbers_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == {}
-    assert numbers_for(read_calibration(path), "policy", survival(), 0.0) == PRIOR
+    assert hyperparameters_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == PRIOR
+    path.write_text(json.dumps(text | {"any_static_options": {}}))
+    assert hyperparameters_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == {}
+    assert hyperparameters_for(read_calibration(path), "policy", survival(), 0.0) == PRIOR
     path.write_text(json.dumps(text | {"variants": {"greedy": [{"kind": "policy"}]}}))
     with pytest.raises(ValueError, match="name of a variant is missing"):
         read_calibration(path)

@@ -14,7 +14,7 @@ from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_fac
 from specdec_jax.analysis.trace import FEATURES, Trace
 
 HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
-DOUBTFUL = 90  # percentile of both entropies above which EASD doubts
+UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
 PHASE = {"minimum_length": 8, "decay": 0.9}
 CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 SURVIVAL = rule("survival")
@@ -23,7 +23,8 @@ SURVIVAL = rule("survival")
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones.
 
-    The first two are those of the laws as sampled; the last is raw unless told otherwise, as the monitor reads it.
+    The first two are those of the distributions as sampled; the last is raw unless told otherwise, as the monitor reads
+    it.
     """
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
@@ -47,51 +48,53 @@ def figures_of(trace: Trace) -> dict[str, Any]:
     }
 
 
-def phase_numbers(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:
+def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:
     """enter and leave around the running entropy that best separates rejected tokens, for the monitor `phases`."""
     _, _, accepted, running = positions_of(trace, raw_entropy)
     middle, band = separate(running, accepted).threshold, HYSTERESIS * float(running.std())
     return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
 
 
-def numbers_of(kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int) -> dict[str, Any]:
-    """Numbers of `init` by policy, verifier and monitor, as they are built by default."""
+def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int) -> dict[str, Any]:
+    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default."""
     drafter, target, _, _ = positions_of(trace)
-    phases = phase_numbers(trace)
+    phases = phase_hyperparameters(trace)
     policies: dict[str, Any] = {
         entry.policy.__name__: best_setting(trace, entry, costs, longest, phases)
         for entry in _searched()
-        if not entry.structure
+        if not entry.static_options
     }
     policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
-    doubtful = {"drafter_entropy": drafter, "target_entropy": target}
+    uncertain = {"drafter_entropy": drafter, "target_entropy": target}
     return {
         "policy": policies,
         "verifier": {
             "lenience": {"lenience": lenience},
             "by_phase": {"lenience": lenience},
-            "easd": {name: float(np.percentile(values, DOUBTFUL)) for name, values in doubtful.items()},
+            "easd": {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()},
         },
         "monitor": {"phases": phases},
     }
 
 
 def variants_of(
-    kind: str, trace: Trace, numbers: dict[str, Any], costs: CostModel, longest: int
+    kind: str, trace: Trace, hyperparameters: dict[str, Any], costs: CostModel, longest: int
 ) -> list[dict[str, Any]]:
-    """The same for other structures, after the `numbers` of the default ones."""
-    phases = numbers["monitor"]["phases"]
+    """The same for other static options, after the `hyperparameters` of the default ones."""
+    phases = hyperparameters["monitor"]["phases"]
     found = [
-        _variant("policy", entry.policy.__name__, entry.structure, best_setting(trace, entry, costs, longest, phases))
+        _variant(
+            "policy", entry.policy.__name__, entry.static_options, best_setting(trace, entry, costs, longest, phases)
+        )
         for entry in _searched()
-        if entry.structure
+        if entry.static_options
     ]
-    prior, around = {kind: numbers["policy"]["survival"][kind]}, {"policy": SURVIVAL.build()}
+    prior, around = {kind: hyperparameters["policy"]["survival"][kind]}, {"policy": SURVIVAL.build()}
     capped = Rule("survival-by-phase", stopping.phase_length, prior, CAPS, around, SURVIVAL.costs)
     best = best_setting(trace, capped, costs, longest, phases)
     caps = {name: value for name, value in best.items() if name in CAPS}
     found.append(_variant("policy", "phase_length", {"policy": "survival"}, caps))
-    found.append(_variant("monitor", "phases", {"raw_entropy": False}, phase_numbers(trace, raw_entropy=False)))
+    found.append(_variant("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False)))
     return found
 
 
@@ -107,5 +110,5 @@ def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phas
     return settings[int(np.argmin(seconds))]
 
 
-def _variant(kind: str, name: str, structure: Any, numbers: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": kind, "name": name, "structure": dict(structure), "numbers": numbers}
+def _variant(kind: str, name: str, static_options: Any, hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "name": name, "static_options": dict(static_options), "hyperparameters": hyperparameters}
