@@ -68,8 +68,8 @@ def drawn_distribution(weights: np.ndarray) -> np.ndarray:
     vocab = weights.shape[-1]
     positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
     reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
-    reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):  # what follows an outcome that cannot occur may be no number
+        reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
         chance = np.diff(reached, axis=-1, prepend=0.0) / total
     last = np.where(positive.any(axis=-1), vocab - 1 - np.argmax(positive[..., ::-1], axis=-1), vocab - 1)
     fallback = np.eye(vocab)[last]
