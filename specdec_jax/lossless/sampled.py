@@ -26,7 +26,7 @@ from specdec_jax.sampling import distribution, distributions, make_warp
 from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
-JOINT_TOKENS = 4  # of a vocabulary that cannot be listed: every one more multiplies cells
+JOINT_TOKENS = 4  # of the joint test unless told: every one more multiplies cells
 RANKS = (1, 4, 32)  # bins of the test by position there: the first token, to the fourth, to the thirty-second, the rest
 LISTED = 16  # vocabularies up to here are binned by token, and by the token before
 
