@@ -1,9 +1,9 @@
 """Record what every stopping rule would see: traces of lossless runs, one a temperature.
 
-Question:  What does the drafter's distribution look like along the target's own text, and would its token have been
-accepted? Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0.7 1] [--limit 8] ... Time:
-about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16) Output:    trace-<temperature>.npz in --out
-with manifest.json; batches that are there are not recorded again
+Question:  What does the drafter's distribution look like along the target's own text, and would it be accepted?
+Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0.7 1] [--limit 8] ...
+Time:      about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16)
+Output:    trace-<temperature>.npz in --out with manifest.json; batches that are there are not recorded again
 
 `python -m experiments.replay trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
 """
