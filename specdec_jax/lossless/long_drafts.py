@@ -227,10 +227,9 @@ def _one_each(rng: np.random.Generator, branches: Branches, outcomes: Outcomes, 
 
     A node whose outcomes are no probabilities, of a verifier that is wrong, has none.
     """
-    branch, accepted, token = np.nonzero(outcomes.chance)
+    branch, accepted, token = np.nonzero(outcomes.chance > 0)  # rounding leaves some a little below
     node = branches.node[branch]
-    with np.errstate(invalid="ignore"):
-        weight = np.log(outcomes.chance[branch, accepted, token])
+    weight = np.log(outcomes.chance[branch, accepted, token])
     weight = np.where(node % 2 == 1, 2.0 * accepted + 0.2 * weight, weight)
     order = weight + rng.gumbel(size=len(weight))
     best = np.full(count, -np.inf)
