@@ -98,8 +98,7 @@ def test_an_answer_in_a_narrow_terminal(chat, arguments, environment):
     shown = on_screen(child.before, 32)
     command = [sys.executable, *arguments, "--max-new-tokens", "60"]
     told = subprocess.run(command, input="hello", env=environment, capture_output=True, text=True, timeout=TIMEOUT)
-    # The model babbles: of control characters and torn ones it depends on the moment what a terminal shows.
-    words = [word for word in told.stdout.split() if len(word) < 32 and word.isascii() and word.isprintable()]
+    words = [word for word in told.stdout.split() if len(word) < 32]
     assert words and all(any(word in line for line in shown) for word in words), (words, shown)
     leave(child)
 
