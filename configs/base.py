@@ -6,23 +6,24 @@ misspelt one fails at its line and a fork's own policy needs no registration.
 
 import dataclasses
 import difflib
-import functools
 import hashlib
+import importlib
 import json
 import re
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.choices import check_hyperparameters, nearest, search_beside
+from specdec_jax.choices import search_beside
 from specdec_jax.options import OPTIONAL
-from specdec_jax.pairs import check_drafter_options
+from specdec_jax.pairs import check_drafter
+from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
@@ -32,51 +33,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode. Equal static options give one policy: methods differing in hyperparameters share a program.
+    """One way to decode. Methods whose strategies differ in hyperparameters alone share a program.
 
     Raises:
-        ValueError: a hyperparameter or an option that policy, verifier or drafter does not have (with the nearest), or
-            out of range.
+        ValueError: something that is no policy or verifier, or words for a drafter that say nothing.
     """
 
     name: str
-    policy: Callable[..., StoppingPolicy] | None  # the factory, as imported; None is plain decoding
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # what the policy's `init` takes: traced
-    static_options: Mapping[str, Any] = field(default_factory=dict)  # what its factory takes: static
+    policy: StoppingPolicy | None  # such as adaedl(threshold=0.5); None is plain decoding
     max_draft_length: int | None = None  # None: the config's
-    verifier: Callable[..., Verifier] = rejection
-    verifier_hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    drafter: Any = None  # None: the config's; otherwise all that build_pair takes, such as "prompt_lookup"
-    drafter_options: Mapping[str, Any] = field(default_factory=dict)  # of a drafter without a model
+    verifier: Verifier = rejection()
+    drafter: Any = None  # None: the config's; otherwise all that build_pair takes, such as "prompt_lookup(longest=4)"
 
     def __post_init__(self) -> None:
         if self.max_draft_length is not None and self.max_draft_length < 1:
             raise ValueError(f"method {self.name!r}: max_draft_length must be 1 or more, got {self.max_draft_length}")
-        if self.policy is not None:
-            check_hyperparameters(
-                "policy", self.policy.__name__, self.build_policy(), dict(self.hyperparameters), self.static_options
-            )
-        elif self.hyperparameters or self.static_options:
-            raise ValueError(f"method {self.name!r} has hyperparameters and no policy to take them")
-        elif self.drafter is not None:
+        for wanted, value in ((StoppingPolicy, self.policy), (Verifier, self.verifier)):
+            if not isinstance(value, wanted) and (value is not None or wanted is Verifier):
+                called = f"; call it: {getattr(value, '__name__', '')}()" if callable(value) else ""
+                raise ValueError(f"method {self.name!r} needs a {wanted.__name__}, got {value!r}{called}")
+        if self.policy is None and self.drafter is not None:
             raise ValueError(f"method {self.name!r} has a drafter and no policy to say when it drafts")
-        check_drafter_options(self.drafter, self.drafter_options)
-        check_hyperparameters(
-            "verifier", self.verifier.__name__, self.build_verifier(), dict(self.verifier_hyperparameters)
-        )
-
-    def build_policy(self) -> StoppingPolicy | None:
-        """The policy, the same object for equal static options; None for plain decoding."""
-        return None if self.policy is None else _build(self.policy, tuple(sorted(self.static_options.items())))
-
-    def build_verifier(self) -> Verifier:
-        """The verifier, the same object every time."""
-        return _build(self.verifier, ())
-
-
-@functools.cache
-def _build(factory: Callable[..., Any], static_options: tuple[tuple[str, Any], ...]) -> Any:
-    return factory(**dict(static_options))
+        check_drafter(self.drafter)
 
 
 @dataclass(frozen=True)
@@ -216,29 +194,45 @@ def _options(config: Any, prefix: str = "--") -> list[str]:
 
 
 def describe(value: Any) -> Any:
-    """A config as JSON holds it: dataclasses are objects, a factory is `module:name`.
+    """A config as JSON holds it: dataclasses are objects, a strategy is its factory with its options and the
+    hyperparameters given.
 
-    A strategy that stands in another, such as at_least's policy, is each of its functions with what it closes over:
-    two that were built otherwise differ there, whatever their factory is called.
+    Raises:
+        ValueError: a strategy that no factory under `@strategy` made.
     """
+    if isinstance(value, Strategy):
+        if value.call is None:
+            raise ValueError(f"{value!r} was made by no factory under @strategy: nothing tells it from another")
+        factory = f"{value.call.factory.__module__}:{value.call.name}"
+        return {"strategy": factory, "options": describe(value.options), "hyperparameters": describe(value.given)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): describe(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    if isinstance(value, (list, tuple)):
         return [describe(entry) for entry in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, functools.partial):
-        return {"function": describe(value.func), "given": describe([*value.args, value.keywords])}
-    if callable(value) and not hasattr(value, "_fields"):
-        name, code = f"{value.__module__}:{value.__qualname__}", getattr(value, "__code__", None)
-        held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-        holds = dict(zip(code.co_freevars, map(describe, held), strict=True)) if code else {}
-        return {"function": name, "holds": holds} if holds else name
-    if hasattr(value, "_fields"):
-        return {name: describe(getattr(value, name)) for name in value._fields}
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
     return repr(value)
+
+
+def rebuild(described: Any) -> Any:
+    """The strategy that `describe` described.
+
+    Raises:
+        ImportError, AttributeError, TypeError, ValueError: its factory is gone, or takes other options now.
+    """
+    if isinstance(described, list):
+        return [rebuild(entry) for entry in described]
+    if not isinstance(described, Mapping) or "strategy" not in described:
+        return described
+    module, name = described["strategy"].split(":")
+    options = {key: rebuild(value) for key, value in described["options"].items()}
+    return getattr(importlib.import_module(module), name)(**options, **described["hyperparameters"])
 
 
 def config_hash(config: Any) -> str:

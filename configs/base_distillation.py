@@ -8,13 +8,13 @@ from typing import Any
 
 import tyro
 
-from specdec_jax.choices import nearest
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.conversations import Pool, Temperatures
 from specdec_jax.distillation.initial import Shape
 from specdec_jax.distillation.loop import Rhythm
 from specdec_jax.distillation.losses import forward_kl
 from specdec_jax.distillation.training import Schedule
+from specdec_jax.strategy import nearest
 
 DTYPES = ("bfloat16", "float32")
 

@@ -17,21 +17,21 @@ lookup taking turns; the methods after it leave one ingredient out, put nano in,
 from configs.base import CompareConfig, Method
 from specdec_jax.analysis.cost_model import load_cost_model
 from specdec_jax.stopping import phase_length, static, survival
+from specdec_jax.types import StoppingPolicy
 
 LONGEST = 7
 WHOLE, FEW, NANO = "smollm2-drafter", "smollm2-drafter@8192", "smollm2-drafter-nano@8192"
 
 
-def weighed(file: str) -> dict[str, object]:
-    """What survival is told of measured costs."""
+def weighed(file: str) -> StoppingPolicy:
+    """Survival, told measured costs."""
     costs = load_cost_model(file)
-    return {"drafter_cost": costs.ratio, "verification_times": tuple(costs.verification_times(LONGEST).tolist())}
+    times = tuple(costs.verification_times(LONGEST).tolist())
+    return survival(positions=LONGEST, drafter_cost=costs.ratio, verification_times=times)
 
 
 whole, few = weighed("configs/costs/cpu.json"), weighed("configs/costs/cpu-8192.json")
-static_options = {"positions": LONGEST}
-lookup = {"shortest": 4, "longest": 6}
-by_turns = {"drafter": (FEW, "prompt_lookup"), "drafter_options": lookup}
+LOOKUP = "prompt_lookup(shortest=4, longest=6)"
 
 config = CompareConfig(
     name="entropy-aware",
@@ -39,24 +39,15 @@ config = CompareConfig(
     split="judge",
     methods=(
         Method("plain", policy=None),
-        Method("static", static),
-        Method("all", survival, few, static_options, **by_turns),
-        Method("without-length", static, **by_turns),
-        Method("without-lookup", survival, few, static_options, drafter=FEW),
-        Method(
-            "without-draft-vocabulary",
-            survival,
-            whole,
-            static_options,
-            drafter=(WHOLE, "prompt_lookup"),
-            drafter_options=lookup,
-        ),
-        Method(
-            "with-nano", survival, few, static_options, drafter=(FEW, NANO, "prompt_lookup"), drafter_options=lookup
-        ),
-        Method("static-8192", static, drafter=FEW),
-        Method("phase-length", phase_length),
-        Method("lookup-only", static, drafter="prompt_lookup"),
+        Method("static", static()),
+        Method("all", few, drafter=(FEW, LOOKUP)),
+        Method("without-length", static(), drafter=(FEW, LOOKUP)),
+        Method("without-lookup", few, drafter=FEW),
+        Method("without-draft-vocabulary", whole, drafter=(WHOLE, LOOKUP)),
+        Method("with-nano", few, drafter=(FEW, NANO, LOOKUP)),
+        Method("static-8192", static(), drafter=FEW),
+        Method("phase-length", phase_length()),
+        Method("lookup-only", static(), drafter="prompt_lookup"),
     ),
     temperatures=(0.0,),
     calibration="built-in",

@@ -18,20 +18,19 @@ from specdec_jax.stopping import adaedl, cumulative_confidence, max_confidence, 
 LONGEST = 7
 costs = load_cost_model("configs/costs/cpu.json")
 times = tuple(costs.verification_times(LONGEST).tolist())
-keep = {"keep_checked_token": True}
 
 config = CompareConfig(
     name="live-rules",
     prompts="configs/prompts/demo.jsonl",
     methods=(
         Method("plain", policy=None),
-        Method("static-2", static, hyperparameters={"draft_length": 2}),
-        Method("static-3", static, hyperparameters={"draft_length": 3}),
-        Method("adaedl", adaedl, hyperparameters={"threshold": 0.3}),
-        Method("adaedl-keep", adaedl, hyperparameters={"threshold": 0.3}, static_options=keep),
-        Method("max-confidence-keep", max_confidence, hyperparameters={"threshold": 0.5}, static_options=keep),
-        Method("cumulative-confidence", cumulative_confidence, hyperparameters={"threshold": 0.3}),
-        Method("survival", survival, hyperparameters={"drafter_cost": costs.ratio, "verification_times": times}),
+        Method("static-2", static(draft_length=2)),
+        Method("static-3", static(draft_length=3)),
+        Method("adaedl", adaedl(threshold=0.3)),
+        Method("adaedl-keep", adaedl(threshold=0.3, keep_checked_token=True)),
+        Method("max-confidence-keep", max_confidence(threshold=0.5, keep_checked_token=True)),
+        Method("cumulative-confidence", cumulative_confidence(threshold=0.3)),
+        Method("survival", survival(drafter_cost=costs.ratio, verification_times=times)),
     ),
     temperatures=(0.0, 0.7, 1.0),
     max_new_tokens=128,

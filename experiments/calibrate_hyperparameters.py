@@ -12,6 +12,7 @@ from specdec_jax.analysis.cost_model import CostModel
 from specdec_jax.analysis.phase_path import running_entropy
 from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
 from specdec_jax.analysis.trace import FEATURES, Trace
+from specdec_jax.choices import build
 
 HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
 UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
@@ -60,9 +61,9 @@ def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostMode
     drafter, target, _, _ = positions_of(trace)
     phases = phase_hyperparameters(trace)
     policies: dict[str, Any] = {
-        entry.policy.__name__: best_setting(trace, entry, costs, longest, phases)
+        entry.policy.name: best_setting(trace, entry, costs, longest, phases)
         for entry in _searched()
-        if not entry.static_options
+        if _by_default(entry)
     }
     policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
     uncertain = {"drafter_entropy": drafter, "target_entropy": target}
@@ -83,19 +84,27 @@ def variants_of(
     """The same for other static options, after the `hyperparameters` of the default ones."""
     phases = hyperparameters["monitor"]["phases"]
     found = [
-        _variant(
-            "policy", entry.policy.__name__, entry.static_options, best_setting(trace, entry, costs, longest, phases)
-        )
+        _variant("policy", entry.policy.name, _told(entry), best_setting(trace, entry, costs, longest, phases))
         for entry in _searched()
-        if entry.static_options
+        if not _by_default(entry)
     ]
-    prior, around = {kind: hyperparameters["policy"]["survival"][kind]}, {"policy": SURVIVAL.build()}
-    capped = Rule("survival-by-phase", stopping.phase_length, prior, CAPS, around, SURVIVAL.costs)
+    learnt = stopping.survival(**{kind: hyperparameters["policy"]["survival"][kind]})
+    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS, SURVIVAL.costs)
     best = best_setting(trace, capped, costs, longest, phases)
     caps = {name: value for name, value in best.items() if name in CAPS}
     found.append(_variant("policy", "phase_length", {"policy": "survival"}, caps))
     found.append(_variant("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False)))
     return found
+
+
+def _by_default(entry: Rule) -> bool:
+    return entry.policy.bare == build("policy", entry.policy.name, {})
+
+
+def _told(entry: Rule) -> dict[str, Any]:
+    """The static options that differ from the defaults."""
+    defaults = build("policy", entry.policy.name, {}).options
+    return {key: value for key, value in entry.policy.options.items() if value != defaults[key]}
 
 
 def _searched() -> list[Rule]:

@@ -33,6 +33,7 @@ from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import load_model
 from specdec_jax.requests import slots_for
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.live import progress, show_live
 
@@ -50,6 +51,14 @@ class Job(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         return self.temperature, self.prompt.id, self.repeat, self.method.name
+
+
+class Question(NamedTuple):
+    """What every method is asked."""
+
+    prompt: str
+    sampling: SamplingParams
+    slots: int
 
 
 @exit_codes(interrupted="interrupted")
@@ -101,17 +110,15 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
     pairs = {}
     for method in config.chosen_methods():
-        policy = method.build_policy()
-        if policy is None:
+        if method.policy is None:
             pairs[method.name] = build_pair(target, None)
             continue
         pairs[method.name] = build_pair(
             target,
             drafter if method.drafter is None else method.drafter,
-            drafter_options=method.drafter_options,
             dtype=config.dtype,
-            policy=policy,
-            verifier=method.build_verifier(),
+            policy=method.policy,
+            verifier=method.verifier,
             max_draft_length=method.max_draft_length or config.max_draft_length,
             verification_widths=config.verification_widths,
         )
@@ -120,7 +127,7 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
 
 def _requests(
     config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]
-) -> dict[tuple[float, str], dict[str, Any]]:
+) -> dict[tuple[float, str], Question]:
     """What every method is asked, by (temperature, prompt); with equal cache slots, so that shapes are equal too.
 
     Raises:
@@ -135,22 +142,17 @@ def _requests(
                 f"prompt {prompt.id!r} of {length} tokens and {config.max_new_tokens} new ones exceed the context of "
                 f"{config.target}, {target.model.spec.context}"
             )
-    common = {
-        "max_new_tokens": config.max_new_tokens,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-        "seed": config.seed,
-        "chat": config.chat,
-        "system": config.system,
-        "calibration": config.calibration,
-        "slots": slots_for(max(lengths), config.max_new_tokens, widest),
-    }
+    slots = slots_for(max(lengths), config.max_new_tokens, widest)
     return {
-        (temperature, prompt.id): {**common, "prompt": prompt.turns[0], "temperature": temperature}
+        (temperature, prompt.id): Question(prompt.turns[0], _sampling(config, temperature), slots)
         for temperature in config.temperatures
         for prompt in prompts
     }
+
+
+def _sampling(config: CompareConfig, temperature: float) -> SamplingParams:
+    names = ("max_new_tokens", "top_k", "top_p", "min_p", "seed")
+    return SamplingParams(temperature=temperature, **{name: getattr(config, name) for name in names})
 
 
 def _jobs(config: CompareConfig, prompts: Sequence[Prompt]) -> list[Job]:
@@ -158,21 +160,16 @@ def _jobs(config: CompareConfig, prompts: Sequence[Prompt]) -> list[Job]:
     return [Job(*entry) for entry in order]
 
 
-def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -> Request:
-    options = {name: value for name, value in request.items() if name != "prompt"}
-    if not jax.tree.leaves(pair.params.drafter):  # a calibration is of models
-        options["calibration"] = None
-    hyperparameters = {
-        "policy_hyperparameters": dict(method.hyperparameters),
-        "verifier_hyperparameters": dict(method.verifier_hyperparameters),
-    }
-    return prepare(pair, [request["prompt"]], **options, **hyperparameters, **more)
+def _prepare(config: CompareConfig, pair: Pair, asked: Question) -> Request:
+    has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
+    said = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
+    return prepare(pair, [asked.prompt], asked.sampling, slots=asked.slots, **said)
 
 
 def _warm_up(
     config: CompareConfig,
     pairs: dict[str, Pair],
-    requests: dict[tuple[float, str], dict[str, Any]],
+    requests: dict[tuple[float, str], Question],
     missing: Sequence[Job],
     folder: RunFolder,
     console: Console,
@@ -185,26 +182,21 @@ def _warm_up(
     request = requests[missing[0].key[:2]]
     for method in dict.fromkeys(job.method.name for job in missing):
         pair = pairs[method]
-        chosen = next(job.method for job in missing if job.method.name == method)
         with interrupts_end_here(), console.status(f"Compiling {method}; {kept(cache)}"):
-            played = play(pair, _prepare(pair, chosen, request))
+            played = play(pair, _prepare(config, pair, request))
         seconds[method] = round(played.results[0].compile_seconds, 3)
     folder.add_compile_seconds(seconds)
     console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     last = missing[-1].method
-    options = {name: value for name, value in request.items() if name not in ("prompt", "slots", "calibration")}
-    hyperparameters = {
-        "policy_hyperparameters": dict(last.hyperparameters),
-        "verifier_hyperparameters": dict(last.verifier_hyperparameters),
-    }
-    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **hyperparameters)
+    said = {"chat": config.chat, "system": config.system}
+    show_live(console, pairs[last.name], last.name, request.prompt, request.sampling, **said)
 
 
 def _measure(
-    config: CompareConfig, job: Job, pair: Pair, request: dict[str, Any], known: dict[tuple[Any, ...], dict[str, Any]]
+    config: CompareConfig, job: Job, pair: Pair, question: Question, known: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
     """One row: a timed generation and, under greedy, whether it equals plain decoding."""
-    asked = _prepare(pair, job.method, request)
+    asked = _prepare(config, pair, question)
     (result,), state = play(pair, asked)
     counts = {
         name: result.statistics[name]
@@ -225,7 +217,9 @@ def _measure(
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
         **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
-        "policy_hyperparameters": _plain_hyperparameters(asked.options["policy_hyperparameters"]),
+        "policy_hyperparameters": _plain_hyperparameters(
+            {**pair.policy.given, **asked.options.get("policy_hyperparameters", {})}
+        ),
         "tokens": result.tokens,
         "text": result.text,
     }

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec_jax.choices import nearest
+from specdec_jax.strategy import nearest
 
 PREFIX = "hub:"
 SUMMARISE = "Summarise the following text in two or three sentences.\n\n"

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def study(options: EntropyFactor, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     factors = sorted({*options.factors, PUBLISHED})
-    rule("adaedl").build().init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
+    rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
     names = {f"{factor:g}": factor for factor in factors}
     whats = {f"{name}, {kind}": (name, kind) for name in (*names, FITTED) for kind in KINDS}
     two = {

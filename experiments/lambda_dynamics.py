@@ -77,7 +77,7 @@ def study(options: LambdaDynamics, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     run = open_run("lambda_dynamics", options, console)
     entry = rule("adaedl-keep" if options.keep_checked_token else "adaedl")
-    slow = Rule("update-every", update_every, static_options={"policy": entry.build()})
+    slow = Rule("update-every", update_every(policy=entry.policy))
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         kind, start = FROM.get(what, (what, None))

@@ -66,6 +66,7 @@ def live_run(
             max_new_tokens=new,
             seed=(seed + len(parts) * rows + np.arange(rows)) % 2**32,
             warp=make_warp(rows, options.temperature),
+            policy=pair.policy,
             policy_hyperparameters=dict(hyperparameters),
             stop_ids=(),
             slots=slots,

@@ -102,17 +102,17 @@ def study(config: LongRunStudy, console: Console) -> None:
 
 def _run(config: LongRunStudy, entry: Rule, trace: Trace | None, tokens: int) -> LongRun:
     """All starts of a rule over one trace, or live."""
-    hyperparameters = entry.hyperparameters([dict(entry.published)], costs_or_default(None), config.max_draft_length)
+    hyperparameters = entry.hyperparameters([dict(entry.policy.given)], costs_or_default(None), config.max_draft_length)
     hyperparameters = {name: float(value[0]) for name, value in hyperparameters.items()} | {
         "threshold": np.array(config.starts)
     }
     if trace is None:
         return live_run(
-            config.decoder, entry.build(), hyperparameters, tokens, config.max_draft_length, config.seed, config.smoke
+            config.decoder, entry.policy, hyperparameters, tokens, config.max_draft_length, config.seed, config.smoke
         )
     return long_replay(
         trace,
-        entry.build(),
+        entry.policy,
         hyperparameters,
         text_order(trace, tokens, config.seed),
         max_draft_length=config.max_draft_length,

@@ -3,7 +3,7 @@
 Question:  How much faster than rejection is each lossy verifier at several settings, and how far does its text leave
            the target's distribution: per position, in likelihood under the target, and under greedy in tokens that
            differ?
-Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants lenience:lenience=0.5 typical ...]
+Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants "lenience(lenience=0.5)" typical ...]
 Hardware:  2 CPU cores, the built-in pair in bfloat16
 Time:      about 2 s a prompt, temperature and variant after compiling: 15 minutes for 15 prompts, 2 temperatures and 13
            variants; --smoke runs on tiny random models in a minute
@@ -34,22 +34,24 @@ from experiments.prompts import Prompt, load_prompts
 from experiments.run_folder import RunFolder
 from experiments.smoke import tiny_pair
 from experiments.traced import costs_or_default
-from specdec_jax.choices import Choice, choose
+from specdec_jax.choices import choose
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
+from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.types import StoppingPolicy, Verifier
 
 PLAIN, REJECTION = "plain", "rejection"
 TASKS = ("math", "code", "summarise", "german", "instructions")
 KEYS = ("temperature", "prompt_id", "repeat", "variant")
 VARIANTS = (
-    *(f"lenience:lenience={value}" for value in (0.7, 0.5, 0.3, 0.1)),
-    *(f"typical:epsilon={epsilon},delta={delta}" for epsilon, delta in ((0.3, 0.9), (0.09, 0.3), (0.03, 0.1))),
-    *(f"easd:drafter_entropy={value},target_entropy={value}" for value in (1.0, 2.0, 3.0)),
-    "by_phase:lenience=0.3",
+    *(f"lenience(lenience={value})" for value in (0.7, 0.5, 0.3, 0.1)),
+    *(f"typical(epsilon={epsilon}, delta={delta})" for epsilon, delta in ((0.3, 0.9), (0.09, 0.3), (0.03, 0.1))),
+    *(f"easd(drafter_entropy={value}, target_entropy={value})" for value in (1.0, 2.0, 3.0)),
+    "by_phase(lenience=0.3)",
 )
 
 
@@ -62,7 +64,7 @@ class Lossy:
     each: int = 3
     """Most prompts of a file."""
     variants: tuple[str, ...] = VARIANTS
-    """VERIFIER or VERIFIER:key=value,key=value; plain decoding and rejection are always there."""
+    """Verifiers as NAME or NAME(key=value, ...); plain decoding and rejection are always there."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     """0 is greedy."""
     repeats: int = 1
@@ -75,10 +77,8 @@ class Lossy:
     """As target."""
     dtype: str = "bfloat16"
     """Of both models."""
-    policy: str = "static"
+    policy: str = "static(draft_length=4)"
     """When to stop drafting."""
-    policy_options: tuple[str, ...] = ("draft_length=4",)
-    """Its hyperparameters and switches."""
     costs: str | None = None
     """cost_model.json of experiments.step_cost, for the predicted speed; none: the one in configs/costs."""
     seed: int = 0
@@ -90,10 +90,10 @@ class Lossy:
 
 
 class Variant(NamedTuple):
-    """A verifier at its hyperparameters, as named on the command line; no verifier is plain decoding."""
+    """A verifier, as called on the command line; no verifier is plain decoding."""
 
     name: str
-    verifier: Choice | None
+    verifier: Verifier | None
     pair: Pair
 
 
@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study(config: Lossy, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
-    policy = choose("policy", config.policy, config.policy_options)
-    chosen = {name: chosen_verifier(name) for name in dict.fromkeys((REJECTION, *config.variants))}
+    policy = choose("policy", config.policy)
+    chosen = {name: choose("verifier", name) for name in dict.fromkeys((REJECTION, *config.variants))}
     prompts, costs = prompts_of(config), costs_or_default(config.costs)
     for name in ("each", "repeats", "max_new_tokens"):
         if getattr(config, name) < 1:
@@ -130,7 +130,7 @@ def study(config: Lossy, console: Console) -> None:
     folder = RunFolder.create("lossy", config, config.out)
     jobs = [Job(*one) for one in itertools.product(config.temperatures, prompts, range(config.repeats), variants)]
     there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
-    measure(config, policy, [job for job in jobs if job.key not in there], variants, longest, folder, console)
+    measure(config, [job for job in jobs if job.key not in there], variants, longest, folder, console)
     rows = folder.rows()
     studies.publish(folder, report(rows, costs), console)
     with folder.replacing("lossy.png") as path:
@@ -150,7 +150,6 @@ def longest_text(config: Lossy, target: LoadedModel, prompts: Sequence[Prompt]) 
 
 def measure(
     config: Lossy,
-    policy: Choice,
     missing: Sequence[Job],
     variants: Sequence[Variant],
     longest: int,
@@ -160,22 +159,16 @@ def measure(
     """Appends a row for each job. A program is played once untimed before its first."""
     judge = next(variant.pair for variant in variants if variant.name == REJECTION)
     slots = slots_for(longest, 0, max(max(variant.pair.decoder.parts.widths) for variant in variants))
-    ready: set[int] = set()
+    ready: set[int] = set()  # decoders that are compiled
     with console.status("Measuring") as status:
         for number, job in enumerate(missing, start=1):
             temperature = studies.at_temperature(job.temperature)
             status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
-            asked, pair = _asked(config, policy, job, slots), job.variant.pair
-            if id(pair) not in ready:
+            asked, pair = _asked(config, job, slots), job.variant.pair
+            if id(pair.decoder) not in ready:
                 play(pair, asked)
-                ready.add(id(pair))
+                ready.add(id(pair.decoder))
             folder.append(measured(job, asked, judge, longest))
-
-
-def chosen_verifier(variant: str) -> Choice:
-    """VERIFIER:key=value,... as a strategy and its hyperparameters. Raises ValueError as `choose` does."""
-    name, _, options = variant.partition(":")
-    return choose("verifier", name, [option for option in options.split(",") if option])
 
 
 def prompts_of(config: Lossy) -> list[Prompt]:
@@ -189,33 +182,19 @@ def prompts_of(config: Lossy) -> list[Prompt]:
     return found
 
 
-def build(models: Sequence[Any], policy: Choice, chosen: Mapping[str, Choice]) -> list[Variant]:
+def build(models: Sequence[Any], policy: StoppingPolicy, chosen: Mapping[str, Verifier]) -> list[Variant]:
     """Plain decoding and the verifiers; those that differ in hyperparameters only share a program."""
     target, drafter = models
-    pairs: dict[Any, Pair] = {}
     variants = [Variant(PLAIN, None, build_pair(target, None))]
     for name, verifier in chosen.items():
-        options = name.partition(":")[2].split(",")
-        static_options = [option for option in options if option.partition("=")[0] not in verifier.hyperparameters]
-        key = (verifier.name, *sorted(static_options))
-        if key not in pairs:
-            pairs[key] = build_pair(target, drafter, policy=policy.strategy, verifier=verifier.strategy)
-        variants.append(Variant(name, verifier, pairs[key]))
+        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
     return variants
 
 
-def _asked(config: Lossy, policy: Choice, job: Job, slots: int) -> Request:
-    verifier = job.variant.verifier
-    return prepare(
-        job.variant.pair,
-        [job.prompt.turns[0]],
-        max_new_tokens=12 if config.smoke else config.max_new_tokens,
-        temperature=job.temperature,
-        seed=config.seed + job.repeat,
-        policy_hyperparameters=None if verifier is None else policy.hyperparameters,
-        verifier_hyperparameters=None if verifier is None else verifier.hyperparameters,
-        slots=slots,
-    )
+def _asked(config: Lossy, job: Job, slots: int) -> Request:
+    most = 12 if config.smoke else config.max_new_tokens
+    sampling = SamplingParams(max_new_tokens=most, temperature=job.temperature, seed=config.seed + job.repeat)
+    return prepare(job.variant.pair, [job.prompt.turns[0]], sampling, slots=slots)
 
 
 def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
@@ -240,12 +219,11 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
     """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
     verifier = job.variant.verifier
     known = verifier is not None and verifier.name in DISTRIBUTIONS
-    name, hyperparameters = (
-        (verifier.name, verifier.hyperparameters) if verifier is not None and known else (REJECTION, {})
-    )
-    if verifier is not None and name == "easd" and "top_n=" in job.variant.name:
-        options = dict(option.split("=") for option in job.variant.name.partition(":")[2].split(","))
-        hyperparameters = {**hyperparameters, "top_n": int(options["top_n"])}
+    name, hyperparameters = REJECTION, {}
+    if verifier is not None and known:
+        name = verifier.name
+        hyperparameters = {key: np.float32(value) for key, value in verifier.hyperparameters.items()}
+        hyperparameters |= {key: value for key, value in verifier.options.items() if key == "top_n"}
     text = np.zeros((1, max(longest, 2)), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
     found = deviations(
@@ -253,7 +231,7 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
         judge.params,
         text,
         verifier=name,
-        hyperparameters={key: np.float32(value) if key != "top_n" else value for key, value in hyperparameters.items()},
+        hyperparameters=hyperparameters,
         warp=make_warp(1, job.temperature),
     )
     at = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)

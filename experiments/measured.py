@@ -6,7 +6,6 @@ tells of are left out: those with another drafter than the traces', and those wh
 token rejection does.
 """
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from configs.base import rebuild
 from experiments import studies
 from experiments.run_folder import MANIFEST, read_rows
 from experiments.summary import MethodSummary, summarise
@@ -92,12 +92,9 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
 
 
 def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperature: float) -> bool:
-    """Whether its rounds are a trace's: the config's own drafter, and verification that keeps what rejection keeps.
-
-    A manifest of an earlier version names neither; there was one drafter then.
-    """
-    own = method.get("drafter") not in (None, config.get("drafter"))
-    verifier = str(method.get("verifier", "rejection")).rpartition(":")[2]
+    """Whether its rounds are a trace's: the config's own drafter, and verification that keeps what rejection keeps."""
+    own = method["drafter"] not in (None, config["drafter"])
+    verifier = method["verifier"]["strategy"].rpartition(":")[2]
     return method["policy"] is not None and not own and temperature <= ALIKE.get(verifier, -1.0)
 
 
@@ -157,16 +154,14 @@ def _rule(
     if calibration is not None:
         learnt = hyperparameters_for(calibration, "policy", policy, temperature)
         phases = hyperparameters_for(calibration, "monitor", PHASES, temperature)
-    named = {name: value for name, value in method["hyperparameters"].items() if value is not None}
-    return Rule(policy, learnt | named if told is None else dict(told), phases)
+    return Rule(policy, learnt if told is None else dict(told), phases)
 
 
 def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
-    """The rule as the manifest names it, `module:factory` with its static options."""
+    """The rule as the manifest describes it."""
     try:
-        module, factory = method["policy"].split(":")
-        return getattr(importlib.import_module(module), factory)(**method["static_options"])
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        return rebuild(method["policy"])
+    except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"the rule of {method['name']!r} cannot be built again: {error}") from None
 
 

@@ -123,7 +123,7 @@ def study(options: PaperTables, console: Console) -> None:
     if not any(tasks_of_sets(source) for source in run.sources):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
     whats = {f"{method}, {length}": (method, length) for length in LENGTHS for method in OURS}
-    rule("adaedl").build().init(len(options.starts), threshold=np.array(options.starts))  # refuses what is out of range
+    rule("adaedl").policy.init(len(options.starts), threshold=np.array(options.starts))  # refuses what is out of range
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         method, length = whats[what]

@@ -103,7 +103,7 @@ def compare(config: Policies, console: Console) -> None:
 
 def _can(trace: Trace, entry: Rule | str, console: Console) -> bool:
     """Whether a trace can tell what the rule reads; says so if not."""
-    if isinstance(entry, str) or not entry.build().needs_phases:
+    if isinstance(entry, str) or not entry.policy.needs_phases:
         return True
     can = trace.raw_target_entropy is not None
     if not can:

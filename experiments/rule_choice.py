@@ -1,7 +1,6 @@
 """Rules and their settings from a command line: `--rules adaedl my_rule.py --set threshold=0.1:0.9:9`."""
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ import numpy as np
 
 from experiments.rules import RULES, Rule, rule
 from experiments.trace_tables import number
-from specdec_jax.choices import choose, find_factory, names, nearest
-from specdec_jax.hyperparameters import hyperparameters_of
+from specdec_jax.choices import choose, names
+from specdec_jax.strategy import nearest
 
 
 def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Rule]:
@@ -24,31 +23,29 @@ def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Ru
     parsed = dict(parse_values(entry) for entry in settings)
     rules, taken = {}, set()
     for name in dict.fromkeys(wanted):
-        entry, static_options = _rule(name, settings)
-        hyperparameters = hyperparameters_of(entry.build().init)
-        grid = {key: values for key, values in parsed.items() if key in hyperparameters}
-        taken |= {*grid, *static_options}
-        rules[name] = dataclasses.replace(entry, grid=grid)
+        entry = _rule(name)
+        grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
+        taken |= grid.keys()
+        rules[entry.name] = dataclasses.replace(entry, grid=grid)
         for key, values in grid.items():
-            entry.build().init(len(values), **{key: np.array(values)})
+            entry.policy.init(len(values), **{key: np.array(values)})
     for key in parsed:
         if key not in taken:
             raise ValueError(f"--set {key}: none of {', '.join(rules)} has a hyperparameter of that name")
     return rules
 
 
-def _rule(name: str, settings: Sequence[str]) -> tuple[Rule, set[str]]:
-    """A rule of the list, or one made from a file, with the static options that --set gives it."""
-    if name in {entry.name for entry in RULES}:
-        return rule(name), set()
+def _rule(words: str) -> Rule:
+    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py."""
+    listed = {entry.name for entry in RULES}
+    if words in listed:
+        return rule(words)
+    name = words.partition("(")[0].strip()
     if not name.endswith(".py") and name not in names("policy"):
-        listed = {entry.name for entry in RULES}
         files = {file for file in names("policy") if file.replace("_", "-") not in listed}
         raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
-    known = inspect.signature(find_factory("policy", name)).parameters
-    static_options = [entry for entry in settings if entry.partition("=")[0].strip() in known]
-    policy = choose("policy", name, static_options).strategy
-    return Rule(Path(name).stem, lambda: policy), {entry.partition("=")[0].strip() for entry in static_options}
+    policy = choose("policy", words)
+    return Rule(repr(policy) if policy.name in names("policy") else repr(policy).replace(name, Path(name).stem), policy)
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
@@ -83,4 +80,4 @@ def entry_settings(entry: Rule) -> list[tuple[str, dict[str, Any]]]:
     """Every setting of a rule with its label; without a grid the published one under the rule's name."""
     combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
     labels = [" ".join([entry.name, *(f"{key}={number(value)}" for key, value in c.items())]) for c in combinations]
-    return [(label, dict(entry.published) | c) for label, c in zip(labels, combinations, strict=True)]
+    return [(label, dict(entry.policy.given) | c) for label, c in zip(labels, combinations, strict=True)]

@@ -4,7 +4,6 @@ One list for all experiments that compare rules. A setting that the sources leav
 specdec_jax/stopping. Rules that weigh time are told the costs of the machine they are replayed for.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,7 @@ import numpy as np
 
 from specdec_jax import stopping
 from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.choices import nearest
-from specdec_jax.hyperparameters import hyperparameters_of
+from specdec_jax.strategy import nearest
 from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
@@ -27,37 +25,26 @@ class Rule:
     """A stopping rule as experiments compare it."""
 
     name: str
-    policy: Callable[..., StoppingPolicy]
-    published: Mapping[str, Any] = field(default_factory=dict)
-    """Hyperparameters of `init` that differ from its defaults."""
+    policy: StoppingPolicy
+    """At its published setting."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Values of each hyperparameter to try; all combinations are tried."""
-    static_options: Mapping[str, Any] = field(default_factory=dict)
-    """What the factory takes."""
     costs: Callable[[CostModel, int], Mapping[str, Any]] | None = None
     """The hyperparameters that a machine's costs decide, from the cost model and the longest draft."""
 
-    def build(self) -> StoppingPolicy:
-        """The policy, the same object every time, so that its programs are compiled once."""
-        return _build(self.policy, tuple(sorted(self.static_options.items())))
-
     def settings(self) -> list[dict[str, Any]]:
         """The published setting first, then the grid's."""
+        published = dict(self.policy.given)
         combinations = itertools.product(*self.grid.values())
-        tried = [dict(self.published) | dict(zip(self.grid, values, strict=True)) for values in combinations]
-        return [dict(self.published)] + (tried if self.grid else [])
+        tried = [published | dict(zip(self.grid, values, strict=True)) for values in combinations]
+        return [published] + (tried if self.grid else [])
 
     def hyperparameters(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
         """Several settings as arrays [S] for `replay`; a hyperparameter that a setting leaves out has its default."""
         names = sorted({name for setting in settings for name in setting})
-        defaults = hyperparameters_of(self.build().init)
+        defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
         return columns | dict(self.costs(costs, longest) if self.costs else {})
-
-
-@functools.cache
-def _build(policy: Callable[..., StoppingPolicy], static_options: tuple[tuple[str, Any], ...]) -> StoppingPolicy:
-    return policy(**dict(static_options))
 
 
 def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
@@ -72,30 +59,30 @@ def _measured_costs(costs: CostModel, longest: int) -> dict[str, Any]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("static-3", stopping.static, {"draft_length": 3}),
-    Rule("static-7", stopping.static, {"draft_length": 7}),
-    Rule("static-16", stopping.static, {"draft_length": 16}),
-    Rule("static", stopping.static, {"draft_length": 7}, {"draft_length": tuple(range(17))}),
-    Rule("adaedl", stopping.adaedl, {}, {"threshold": THRESHOLDS}),
-    Rule("adaedl-keep", stopping.adaedl, {}, {"threshold": THRESHOLDS}, {"keep_checked_token": True}),
-    Rule("max-confidence", stopping.max_confidence, {}, {"threshold": THRESHOLDS}),
-    Rule("max-confidence-fixed", stopping.max_confidence, {}, {"threshold": THRESHOLDS}, {"adaptive": False}),
-    Rule("max-confidence-keep", stopping.max_confidence, {}, {"threshold": THRESHOLDS}, {"keep_checked_token": True}),
-    Rule("draft-and-verify", stopping.draft_and_verify, {}, {"threshold": THRESHOLDS}),
-    Rule("svip", stopping.svip, {}, {"threshold": THRESHOLDS}),
-    Rule("hf-heuristic", stopping.hf_heuristic, {}, {"draft_length": (1, 2, 3, 5, 7)}),
-    Rule("hf-confidence", stopping.hf_confidence, {}, {"threshold": THRESHOLDS}),
-    Rule("gamma-tuning", stopping.gamma_tuning, {}, {"high": (0.6, 0.7, 0.8, 0.9), "low": (0.3, 0.4, 0.5, 0.6)}),
-    Rule("accepted-length-ema", stopping.accepted_length_ema, {}, {"weight": (0.1, 0.2, 0.4), "interval": (1, 2, 5)}),
-    Rule("goodput", stopping.goodput, {}, {"decay": (0.9, 0.95, 0.99)}, costs=_linear_costs),
-    Rule("bandit", stopping.bandit, {}, {"exploration": (0.03, 0.1, 0.3)}, costs=_linear_costs),
-    Rule("policy-bandit", stopping.policy_bandit, {}, {}, costs=_linear_costs),
-    Rule("policy-bandit-thompson", stopping.policy_bandit, {}, {}, {"method": "thompson"}, costs=_linear_costs),
-    Rule("cumulative-confidence", stopping.cumulative_confidence, {}, {"threshold": THRESHOLDS}),
-    Rule("survival", stopping.survival, costs=_measured_costs),
-    Rule("survival-one-step", stopping.survival, static_options={"look_ahead": False}, costs=_measured_costs),
-    Rule("adaptive-gamma", stopping.adaptive_gamma, {}, {"threshold": THRESHOLDS}),
-    Rule("phase-length", stopping.phase_length, {}, {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
+    Rule("static-3", stopping.static(draft_length=3)),
+    Rule("static-7", stopping.static(draft_length=7)),
+    Rule("static-16", stopping.static(draft_length=16)),
+    Rule("static", stopping.static(draft_length=7), {"draft_length": tuple(range(17))}),
+    Rule("adaedl", stopping.adaedl(), {"threshold": THRESHOLDS}),
+    Rule("adaedl-keep", stopping.adaedl(keep_checked_token=True), {"threshold": THRESHOLDS}),
+    Rule("max-confidence", stopping.max_confidence(), {"threshold": THRESHOLDS}),
+    Rule("max-confidence-fixed", stopping.max_confidence(adaptive=False), {"threshold": THRESHOLDS}),
+    Rule("max-confidence-keep", stopping.max_confidence(keep_checked_token=True), {"threshold": THRESHOLDS}),
+    Rule("draft-and-verify", stopping.draft_and_verify(), {"threshold": THRESHOLDS}),
+    Rule("svip", stopping.svip(), {"threshold": THRESHOLDS}),
+    Rule("hf-heuristic", stopping.hf_heuristic(), {"draft_length": (1, 2, 3, 5, 7)}),
+    Rule("hf-confidence", stopping.hf_confidence(), {"threshold": THRESHOLDS}),
+    Rule("gamma-tuning", stopping.gamma_tuning(), {"high": (0.6, 0.7, 0.8, 0.9), "low": (0.3, 0.4, 0.5, 0.6)}),
+    Rule("accepted-length-ema", stopping.accepted_length_ema(), {"weight": (0.1, 0.2, 0.4), "interval": (1, 2, 5)}),
+    Rule("goodput", stopping.goodput(), {"decay": (0.9, 0.95, 0.99)}, _linear_costs),
+    Rule("bandit", stopping.bandit(), {"exploration": (0.03, 0.1, 0.3)}, _linear_costs),
+    Rule("policy-bandit", stopping.policy_bandit(), {}, _linear_costs),
+    Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson"), {}, _linear_costs),
+    Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
+    Rule("survival", stopping.survival(), {}, _measured_costs),
+    Rule("survival-one-step", stopping.survival(look_ahead=False), {}, _measured_costs),
+    Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),
+    Rule("phase-length", stopping.phase_length(), {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )
 
 

@@ -9,6 +9,7 @@ from specdec_jax.analysis.step_cost import Cost, summary
 from specdec_jax.generation import Pair, build_pair, play, prepare, start
 from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors import phases
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.types import Monitor, StoppingPolicy
 
@@ -25,17 +26,16 @@ class Measured(Protocol):
 
 
 class Work(NamedTuple):
-    """A rule at hyperparameters at which it does all its work and never says no, or who watches the target."""
+    """A rule that does all its work and never says no, or who watches the target."""
 
-    policy: StoppingPolicy
-    hyperparameters: dict[str, Any]  # none: those of the draft length
+    policy: StoppingPolicy | None  # None: a static length
     monitor: Monitor | None = None
 
 
 WORK = {
-    "adaedl": Work(adaedl(), {"threshold": 0.0, "entropy_factor": 1e-6, "step": 0.0}),
-    "survival": Work(survival(), {"drafter_cost": 1e-30, "verification_times": (1.0,)}),
-    "phases": Work(static(), {}, phases()),
+    "adaedl": Work(adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0)),
+    "survival": Work(survival(drafter_cost=1e-30, verification_times=(1.0,))),
+    "phases": Work(None, phases()),
 }
 
 
@@ -50,20 +50,14 @@ class Check(NamedTuple):
 def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
     """Generations that draft the same tokens with and without that work, by "rule, temperature"."""
     checks = {}
-    length = {"draft_length": config.draft_length}
+    plainly = static(draft_length=config.draft_length)
     for rule, work in WORK.items():
-        pairs_of = [
-            (
-                build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor),
-                hyperparameters,
-            )
-            for policy, hyperparameters, monitor in (
-                Work(static(), length),
-                work._replace(hyperparameters=work.hyperparameters or length),
-            )
+        pairs = [
+            build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor)
+            for policy, monitor in ((plainly, None), (work.policy or plainly, work.monitor))
         ]
         for temperature in (0.0, 0.8):
-            plain, checked = (_generation(config, pair, temperature, given) for pair, given in pairs_of)
+            plain, checked = (_generation(config, pair, temperature) for pair in pairs)
             runs = [_both(plain, checked, first=index % 2) for index in range(config.repeats)]
             if any(one.passes != other.passes for one, other in runs):
                 raise AssertionError(
@@ -88,11 +82,9 @@ class _Timed(NamedTuple):
     passes: int
 
 
-def _generation(
-    config: Measured, pair: Pair, temperature: float, hyperparameters: dict[str, Any]
-) -> Callable[[], _Timed]:
-    options = {"max_new_tokens": config.max_new_tokens, "temperature": temperature, "stop_ids": ()}
-    request = prepare(pair, [PROMPT] * config.batch, **options, policy_hyperparameters=hyperparameters)
+def _generation(config: Measured, pair: Pair, temperature: float) -> Callable[[], _Timed]:
+    sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
+    request = prepare(pair, [PROMPT] * config.batch, sampling)
     start(pair, request)
 
     def generate() -> _Timed:

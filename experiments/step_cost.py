@@ -182,8 +182,7 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
         programs[name] = draft_round(
             drafter_with(drafter.model, config.draft_length),
             drafter.params,
-            static(),
-            {"draft_length": config.draft_length},
+            static(draft_length=config.draft_length),
             batch=config.batch,
             slots=config.slots,
             temperature=temperature,

@@ -104,7 +104,7 @@ def replay_rule(
     One that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' own running
     entropy.
     """
-    chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.build()
+    chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
     return replay(trace, policy, rule.hyperparameters(chosen, costs, longest), max_draft_length=longest, phases=path)
 

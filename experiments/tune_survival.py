@@ -8,7 +8,7 @@ Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.j
 Of the greedy trace, and of all sampled ones together, a prior is fitted by likelihood
 (specdec_jax/analysis/calibration.py). With --judge it is judged on those traces; without, each half of the texts judges
 the other's. prior.json has the hyperparameters for `survival`:
-`policy_hyperparameters={"greedy": [...], "sampled": [...]}`.
+`survival(greedy=[...], sampled=[...])`.
 """
 
 import sys
@@ -120,7 +120,7 @@ def _judge(trace: Trace, kind: str, learnt: Prior, costs: CostModel) -> dict[str
     for name, prior in {"built-in": built_in, "learnt": learnt}.items():
         setting = {"greedy": np.array([prior]), "sampled": np.array([prior])}
         hyperparameters = entry.hyperparameters([{}], costs, trace.max_draft_length) | setting
-        seconds[name] = replay(trace, entry.build(), hyperparameters).seconds(costs)[0]
+        seconds[name] = replay(trace, entry.policy, hyperparameters).seconds(costs)[0]
     return seconds
 
 

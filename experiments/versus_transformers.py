@@ -27,6 +27,7 @@ from specdec_jax.analysis.step_cost import summary
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import Pair, Request, build_pair, play, prepare
 from specdec_jax.loading import save_hf_folder
+from specdec_jax.sampling_params import SamplingParams
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 TORCH_SIDE = """
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = RunFolder.create("versus_transformers", config, config.out)
         enable()
         pair = build_pair("smollm2", None, dtype=config.dtype)
-        options = {"max_new_tokens": config.max_new_tokens, "stop_ids": ()}
-        request = prepare(pair, [PROMPT], **options)
+        request = prepare(pair, [PROMPT], SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=()))
         weights = tempfile.TemporaryDirectory()
         other = _start_torch(config, _shared_weights(pair, Path(weights.name)), request.prompts[0])
     except (ValueError, FileNotFoundError) as error:

@@ -9,10 +9,9 @@ of others. What holds however a strategy is built, such as the survival rule's p
 in `any_static_options`. A strategy that wraps others hands theirs on.
 """
 
-import functools
 import json
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.choices import PACKAGES, choose
-from specdec_jax.hyperparameters import hyperparameters_of
+from specdec_jax.choices import build, find_factory, names
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.pairs import Pair
+from specdec_jax.strategy import Strategy
 from specdec_jax.types import Params
 
 FORMAT = 2
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
-PHASE_NAMES = ("routine", "reasoning")  # before a hyperparameter that a wrapper takes for each phase
 ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
 SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
 
@@ -139,95 +137,36 @@ def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temp
     """The learnt hyperparameters of a policy, verifier or monitor; none if it was not calibrated.
 
     Those of its static options: a variant that was not calibrated has none, but for what holds for any static options.
-    A wrapper gets what it wraps has, under the names its own `init` takes, and what was learnt for the whole.
-    `temperature` 0 in all rows takes the greedy hyperparameters, any other the sampled ones.
+    A wrapper gets what it wraps has, under the names it takes, and what was learnt for the whole. Hyperparameters that
+    the strategy, or one it wraps, was given stay. `temperature` 0 in all rows takes the greedy hyperparameters, any
+    other the sampled ones.
     """
-    decoding = KINDS[int(float(jnp.max(jnp.asarray(temperature))) > 0)]
+    decoding = KINDS[int(np.max(np.asarray(temperature)) > 0)]
     return _learnt(calibration, decoding, kind, strategy)
 
 
-def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> dict[str, Any]:
-    init = strategy.init
-    if isinstance(init, functools.partial):  # hyperparameters that were fixed by hand stay
-        found = _learnt(calibration, decoding, kind, strategy._replace(init=init.func))
-        return {key: value for key, value in found.items() if key not in init.keywords}
-    for inner in _wrapped(strategy, strategy):
-        if inner.init is init:  # a wrapper without hyperparameters of its own, such as at_least
-            return _learnt(calibration, decoding, kind, inner)
-    taken = hyperparameters_of(init)
-    handed_on = _handed_on([_learnt(calibration, decoding, kind, inner) for inner in _wrapped(strategy, [init])], taken)
-    own = _own(calibration, decoding, kind, strategy)
-    return handed_on | {key: value for key, value in own.items() if key in taken}
+def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for role, inner in strategy.options.items():
+        if isinstance(inner, Strategy):
+            for key, value in _learnt(calibration, decoding, kind, inner).items():
+                found[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
+    found |= _own(calibration, decoding, kind, strategy)
+    return {key: found[key] for key in found.keys() & (strategy.hyperparameters.keys() - strategy.fixed)}
 
 
-def _handed_on(inner: Sequence[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, Any]:
-    """What wrapped strategies have, under the wrapper's names: one that both phases have is called PHASE_NAME.
-
-    Whose role is which cannot be seen from here: such a hyperparameter is handed on where all that have it agree.
-    """
-    found: dict[str, list[Any]] = {}
-    for key, value in (entry for learnt in inner for entry in learnt.items()):
-        for name in [key] if key in taken else [f"{phase}_{key}" for phase in PHASE_NAMES if f"{phase}_{key}" in taken]:
-            found.setdefault(name, []).append(value)
-    return {name: values[0] for name, values in found.items() if all(value == values[0] for value in values)}
-
-
-def _own(calibration: Calibration, decoding: str, kind: str, strategy: Any) -> Mapping[str, Any]:
-    """What was learnt for the file that the strategy's `init` stands in, with the strategy's static options."""
-    package, _, name = strategy.init.__module__.rpartition(".")
-    entries = calibration.hyperparameters[decoding].get(kind, {})
-    variants = [
-        variant
-        for variant in calibration.variants.get(decoding, [])
-        if (variant["kind"], variant["name"]) == (kind, name)
-    ]
-    if package != PACKAGES[kind] or not (name in entries or variants):
+def _own(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
+    """What was learnt for the strategy of this name and static options."""
+    name, learnt = strategy.name, calibration.hyperparameters[decoding].get(kind, {})
+    if strategy.call is None or name not in names(kind) or strategy.call.factory is not find_factory(kind, name):
         return {}
-    if name in calibration.any_static_options.get(kind, []) or built_alike(strategy, _built(kind, name)):
-        return entries.get(name, {})
-    for variant in variants:
-        options = [f"{key}={value}" for key, value in sorted(variant["static_options"].items())]
-        if built_alike(strategy, _built(kind, name, *options)):
+    if name in calibration.any_static_options.get(kind, []) or strategy.bare == build(kind, name, {}):
+        return learnt.get(name, {})
+    for variant in calibration.variants.get(decoding, []):
+        same = (variant["kind"], variant["name"]) == (kind, name)
+        if same and strategy.bare == build(kind, name, variant["static_options"]):
             return variant["hyperparameters"]
     return {}
-
-
-@functools.lru_cache(maxsize=64)
-def _built(kind: str, name: str, *options: str) -> Any:
-    return choose(kind, name, options).strategy
-
-
-def _wrapped(strategy: Any, functions: Iterable[Any]) -> Iterator[Any]:
-    """The strategies of this one's type that some functions close over."""
-    for function in functions:
-        yield from (held for held in _held(function) if isinstance(held, type(strategy)))
-
-
-def _held(function: Any) -> list[Any]:
-    """What a function closes over."""
-    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-
-
-def built_alike(one: Any, other: Any) -> bool:
-    """Whether two strategies, or parts of them, were built alike: the same code, closing over the same values.
-
-    A strategy does not keep what its factory was given, and need not: whatever made a difference, its functions hold.
-    """
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(built_alike, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(built_alike(one[key], other[key]) for key in one)
-    if isinstance(one, functools.partial):
-        return built_alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
-    if hasattr(one, "__code__"):
-        defaults = [(function.__defaults__, function.__kwdefaults__) for function in (one, other)]
-        alike = one.__code__ == other.__code__ and built_alike(*defaults)
-        return alike and built_alike(_held(one), _held(other))
-    return bool(np.array_equal(one, other))
 
 
 def _checked(calibration: Calibration, pair: Pair) -> Calibration:

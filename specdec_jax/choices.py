@@ -1,25 +1,26 @@
-"""Strategies by name or by file: what `--policy adaedl --policy-options threshold=0.6` or `--policy my_rule.py` means.
+"""Strategies from words: what `--policy "adaedl(threshold=0.6)"` or `--policy "my_rule.py(floor=0.2)"` means.
 
-There is no registry. A name is a file of `stopping/`, `verification/` or `drafters/`, a path is a user's own file, and
-in both the factory has the file's name. What the factory takes are static options, what its `init` takes are
-hyperparameters. A policy that wraps another takes it by name too: `--policy at_least --policy-options minimum=2
-policy=adaedl`.
+A word is a name, or a call as Python writes it; there is no registry. A name is a file of `stopping/`, `verification/`
+or `drafters/`, a path is a user's own file, and in both the factory has the file's name. A strategy that wraps another
+takes it as a call too: `at_least(minimum=2, policy=adaedl(threshold=0.5))`.
 """
 
 import ast
-import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec_jax.answers import check_answers
 from specdec_jax.monitors.phases import phases
+from specdec_jax.strategy import nearest, renamed
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
@@ -35,14 +36,8 @@ TYPES: dict[str, type] = {
     "drafter": Drafter,
     "monitor": Monitor,
 }
-
-
-class Choice(NamedTuple):
-    """A strategy ready for `build_decoder` and the hyperparameters for its `init`."""
-
-    name: str
-    strategy: Any
-    hyperparameters: dict[str, Any]
+WORDS = re.compile(r"\s*(?P<name>[^()]*\.py|\w+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
+CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def names(kind: str) -> list[str]:
@@ -51,28 +46,18 @@ def names(kind: str) -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' with what is there, for an error message."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(known) or 'none'})"
-
-
 def find_factory(kind: str, name: str) -> Callable[..., Any]:
-    """The factory of a built-in name or of a Python file.
+    """The factory of a built-in name or of a Python file; what it makes calls itself by that name.
 
     Raises:
         ValueError: there is no such name or file, the file fails, or it has no factory of its own name.
     """
     if name.endswith(".py"):
-        module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
-    elif name in names(kind):
-        module, factory = importlib.import_module(f"{PACKAGES[kind]}.{name}"), name
-    else:
+        path = Path(name).expanduser()
+        return _factory_of_file(kind, name, path.stat().st_mtime_ns if path.is_file() else 0)
+    if name not in names(kind):
         raise ValueError(f"unknown {kind} {name!r}{nearest(name, names(kind))}")
-    if not callable(getattr(module, factory, None)):
-        raise ValueError(f"{kind} file {name} must define a function {factory}()")
-    return getattr(module, factory)
+    return getattr(importlib.import_module(f"{PACKAGES[kind]}.{name}"), name)
 
 
 def search_beside(path: Path) -> None:
@@ -84,101 +69,100 @@ def search_beside(path: Path) -> None:
         sys.path.append(folder)
 
 
-def choose(kind: str, name: str, options: Sequence[str] = ()) -> Choice:
-    """A strategy and its hyperparameters from a name and `key=value` options.
+def choose(kind: str, words: str, **offered: Any) -> Any:
+    """The strategy that `words` call, such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
+
+    Args:
+        offered: options that the factory gets if it has them and the words do not give them.
 
     Raises:
-        ValueError: an unknown name, an option that is neither the factory's nor its `init`'s, a value of the wrong type
-            or out of range, a factory that returns something else, or a policy whose functions fail or do not answer
-            each row.
+        ValueError: no call, an unknown name, an option that is neither the factory's nor a hyperparameter, a value of
+            the wrong type or out of range, a factory that returns something else, or a policy whose functions fail or
+            do not answer each row.
     """
-    given = parse_options(options)
-    strategy, static_options = _build(kind, name, given)
-    hyperparameters = {key: value for key, value in given.items() if key not in static_options}
-    check_hyperparameters(kind, name, strategy, hyperparameters, also=static_options)
+    name, given = parse_call(kind, words)
+    made = build(kind, name, given, offered)
     if kind == "policy":
-        _check_policy(name, strategy, hyperparameters)
-    return Choice(name, strategy, hyperparameters)
+        _check_policy(name, made)
+    return made
 
 
-def build_drafter(name: str, options: Mapping[str, Any], offered: Mapping[str, Any]) -> Drafter:
-    """A drafter without a model, by name or file: `options` must be its factory's, `offered` are what it has of them.
+def parse_call(kind: str, words: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a call; arguments without a name are the factory's parameters in order.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    found = WORDS.fullmatch(words)
+    try:
+        if found is None:
+            raise ValueError
+        tree = ast.parse(f"_{found['arguments'] or '()'}", mode="eval").body
+        if not isinstance(tree, ast.Call) or any(word.arg is None for word in tree.keywords):
+            raise ValueError
+        named = {str(word.arg): _value(kind, word.value) for word in tree.keywords}
+        placed = [_value(kind, value) for value in tree.args]
+    except (SyntaxError, ValueError) as error:
+        why = f": {error}" if str(error) and not isinstance(error, SyntaxError) else ""
+        raise ValueError(f"a {kind} reads NAME or NAME(key=value, ...), got {words!r}{why}") from None
+    name = found["name"].strip()
+    if placed:
+        known = list(inspect.signature(find_factory(kind, name)).parameters)
+        if len(placed) > len(known):
+            raise ValueError(f"{kind} {name} takes {len(known)} options at most, got {len(placed)} in {words!r}")
+        named = {**dict(zip(known, placed, strict=False)), **named}
+    return name, named
+
+
+def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
+    """The strategy of a factory's name called with `given`, and with those of `offered` that it has.
+
+    A text where the factory wants a strategy is words for one.
 
     Raises:
         ValueError: as `choose`.
     """
-    parameters = _parameters(find_factory("drafter", name))
-    for key in options:
-        if key not in parameters:
-            raise ValueError(f"drafter {name} has no option {key!r}{nearest(key, parameters)}")
-    given = {key: value for key, value in offered.items() if key in parameters} | dict(options)
-    return _build("drafter", name, given)[0]
-
-
-def parse_options(options: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words as a mapping; a value is a Python literal or else a text.
-
-    Raises:
-        ValueError: a word without `=`.
-    """
-    return dict(_parse(option) for option in options)
-
-
-def check_hyperparameters(
-    kind: str, name: str, strategy: Any, hyperparameters: Mapping[str, Any], also: Iterable[str] = ()
-) -> None:
-    """Refuses hyperparameters that `strategy.init` does not take, with the nearest name, or that it finds out of range.
-
-    Raises:
-        ValueError: as said.
-    """
-    takes_none = isinstance(strategy, Drafter)  # its `init` takes parameters and sizes, and no hyperparameters
-    known = set() if takes_none else _parameters(strategy.init).keys() - {"batch"}
-    for key in hyperparameters:
-        if key not in known:
-            raise ValueError(f"{kind} {name} has no option {key!r}{nearest(key, known | set(also))}")
-    if takes_none:
-        return
+    factory = find_factory(kind, name)
+    parameters = inspect.signature(factory).parameters
+    given = {key: value for key, value in (offered or {}).items() if key in parameters} | dict(given)
+    for key in given.keys() & parameters.keys():
+        if isinstance(given[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
+            given[key] = choose(kind, given[key])
+        _check_type(f"{kind} {name}: {key}", given[key], parameters[key].default)
     try:
-        strategy.init(1, **hyperparameters)
+        made = factory(**given)
     except TypeError as error:
-        raise ValueError(f"{kind} {name}: {error}") from None
+        raise ValueError(f"{kind} {error}" if str(error).startswith(name) else f"{kind} {name}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}" if str(error).startswith(f"{name} has no") else str(error)) from None
+    if not isinstance(made, TYPES[kind]):
+        raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
+    return made
 
 
-def _check_policy(name: str, policy: StoppingPolicy, hyperparameters: Mapping[str, Any]) -> None:
+def _value(kind: str, tree: ast.expr) -> Any:
+    """An argument: a literal, a bare word (a strategy's name, true, false, or a text), a call, or a list of these."""
+    if isinstance(tree, ast.Name):
+        return CONSTANTS.get(tree.id.lower(), tree.id)
+    if isinstance(tree, ast.Call):
+        return choose(kind, ast.unparse(tree))
+    if isinstance(tree, (ast.List, ast.Tuple)):
+        values = [_value(kind, entry) for entry in tree.elts]
+        return [choose(kind, value) if isinstance(value, str) and value in names(kind) else value for value in values]
+    return ast.literal_eval(tree)
+
+
+def _check_policy(name: str, policy: StoppingPolicy) -> None:
     """Whatever a policy's functions raise, on made-up shapes already, is one message."""
     monitor = phases().init(ROWS) if policy.needs_phases else ()
     try:
-        state = policy.init(ROWS, **hyperparameters)
+        state = policy.init(ROWS)
         check_answers(policy, state, monitor, batch=ROWS, vocab_size=VOCABULARY, max_draft_length=DRAFTS)
     except ValueError as error:
         raise ValueError(f"policy {name}: {error}") from None
     except Exception as error:
         where = _line(Path(name).expanduser(), error) if name.endswith(".py") else name
         raise ValueError(f"policy {where}: {type(error).__name__}: {error}") from error
-
-
-def _build(kind: str, name: str, given: Mapping[str, Any]) -> tuple[Any, set[str]]:
-    """The strategy with the static options found in `given`, and the names of all that it (and what it wraps) takes."""
-    factory = find_factory(kind, name)
-    parameters = _parameters(factory)
-    static_options, known = {}, set(parameters)
-    for key in given.keys() & parameters.keys():
-        value, parameter = given[key], parameters[key]
-        if isinstance(value, str) and TYPES[kind].__name__ in str(parameter.annotation):
-            rest = {other: given[other] for other in given.keys() - parameters.keys()}
-            value, inner = _build(kind, value, rest)
-            known |= inner
-        else:
-            _check_type(f"{kind} {name}: {key}", value, parameter.default)
-        static_options[key] = value
-    try:
-        strategy = factory(**static_options)
-    except TypeError as error:
-        raise ValueError(f"{kind} {name}: {error}") from None
-    if not isinstance(strategy, TYPES[kind]):
-        raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(strategy).__name__}")
-    return strategy, known
 
 
 def _check_type(what: str, value: Any, default: Any) -> None:
@@ -192,20 +176,14 @@ def _check_type(what: str, value: Any, default: Any) -> None:
         raise ValueError(f"{what} must be a whole number, got {value!r}")
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function).parameters)
-
-
-def _parse(option: str) -> tuple[str, Any]:
-    key, equals, text = option.partition("=")
-    if not equals or not key.strip():
-        raise ValueError(f"an option reads key=value, got {option!r}")
-    text = text.strip()
-    try:
-        value = ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
-        value = text
-    return key.strip().replace("-", "_"), value
+@functools.lru_cache(maxsize=64)
+def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
+    """A user's factory, once: what it makes is equal for equal calls, until the file changes."""
+    del edited
+    module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
+    if not callable(getattr(module, factory, None)):
+        raise ValueError(f"{kind} file {name} must define a function {factory}()")
+    return renamed(getattr(module, factory), name)
 
 
 def _load_file(kind: str, path: Path) -> Any:

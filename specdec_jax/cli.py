@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,6 @@ from specdec_jax.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 from specdec_jax.views.warned import warned_in_a_line
 
 FAILED, BAD_INPUT, NOT_SHOWN, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
-KEY_VALUE = re.compile(r"[A-Za-z_][\w-]*=\S*")
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Generate(Drafting):
     cyan is what the target added to drafts that were all accepted. Piped, the text is plain.
 
       python -m specdec_jax generate "Why is the sky blue?"
-      python -m specdec_jax generate "Why is the sky blue?" --policy static --policy-options draft_length=3
+      python -m specdec_jax generate "Why is the sky blue?" --policy "static(draft_length=3)"
       python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
       python -m specdec_jax generate "Name three rivers." --beams 4 --length-penalty 1.0
       echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
@@ -80,7 +78,7 @@ class Chat(Drafting):
     Where standard input is no terminal, each of its lines is a message or a command.
 
       python -m specdec_jax chat
-      python -m specdec_jax chat --policy static --policy-options draft_length=3 --temperature 0.8
+      python -m specdec_jax chat --policy "static(draft_length=3)" --temperature 0.8
       printf 'Name three rivers.\\n/stats\\n' | python -m specdec_jax chat
     """
 
@@ -97,7 +95,7 @@ class VerifyLossless:
     what the whole decoder draws, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless; 3:
     not shown, because the rule was never seen to say no to some draft, or some draft never occurred.
 
-      python -m specdec_jax verify-lossless --policy adaedl --policy-options keep_checked_token=true --verifier block
+      python -m specdec_jax verify-lossless --policy "adaedl(keep_checked_token=True)" --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
     """
 
@@ -148,7 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: list[str]) -> Any:
     """The command's dataclass. Without a command's name the program ends with the list of them, a line each."""
-    arguments = _spread(arguments)
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
@@ -164,18 +161,6 @@ def _parsed(arguments: list[str]) -> Any:
     ]
     about = "Adaptive speculative decoding in JAX. A command's own --help says all of it."
     return tyro.cli(Union[*listed], args=arguments, prog=program, description=about)  # type: ignore[arg-type]
-
-
-def _spread(arguments: Sequence[str]) -> list[str]:
-    """`--policy-options a=1 b=2` as an option for each. Only key=value words belong to it, so a prompt may follow."""
-    spread, option = [], ""
-    for word in arguments:
-        if option and KEY_VALUE.fullmatch(word):
-            spread += [word] if spread[-1] == option else [option, word]
-            continue
-        option = word if word in ("--policy-options", "--verifier-options", "--drafter-options") else ""
-        spread.append(word)
-    return spread
 
 
 def run_generate(command: Generate) -> int:
@@ -238,14 +223,10 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
     folder = enable()
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
-    hyperparameters = {
-        "policy_hyperparameters": policy.hyperparameters,
-        "verifier_hyperparameters": verifier.hyperparameters,
-    }
-    hyperparameters["calibration"] = settings.calibration
     with status(f"Compiling once; {kept(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
-        return stream(prompt, pair=pair, rounds=rounds, **asdict(command.decoding), **hyperparameters)
+        said = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
+        return stream(prompt, settings, pair=pair, rounds=rounds, **said)
 
 
 def _prompt(given: str) -> str:
@@ -266,11 +247,11 @@ def _prompt(given: str) -> str:
 
 
 def _checked(command: Generate | Chat) -> tuple[Any, Any, Any]:
-    """Settings, the policy's and the verifier's Choice; refuses what needs no weights to be refused."""
+    """Settings, the policy and the verifier; refuses what needs no weights to be refused."""
     from specdec_jax.chat.settings import Settings, check
 
-    if command.models.drafter == "none" and (options := command.rules.policy_options):
-        raise ValueError(f"--drafter none drafts nothing: --policy-options {options[0]} has no use")
+    if command.models.drafter == "none" and command.rules.policy.endswith(")"):
+        raise ValueError(f"--drafter none drafts nothing: the options of --policy {command.rules.policy} have no use")
     given = vars(command.models) | vars(command.rules) | vars(command.decoding)
     phases = isinstance(command, Generate) and command.output.phases
     settings = Settings(**given, max_draft_length=command.max_draft_length, phases=phases)

@@ -1,5 +1,6 @@
 """Text in; text, tokens and statistics out. The call a user makes first."""
 
+import dataclasses
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,14 @@ import jax
 import numpy as np
 
 from specdec_jax.calibrated import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
-from specdec_jax.choices import nearest
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.pairs import Pair as Pair
 from specdec_jax.pairs import build_pair as build_pair
 from specdec_jax.requests import slots_for
 from specdec_jax.sampling import make_warp
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.statistics import recorded_rounds, summarise
+from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import DecodeState
 
 COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
@@ -41,17 +42,23 @@ class Generation(NamedTuple):
 
 
 def generate(
-    prompt: Conversation | Sequence[Conversation], *, pair: Pair | None = None, record: bool = False, **options: Any
+    prompt: Conversation | Sequence[Conversation],
+    sampling: SamplingParams = SamplingParams(),
+    *,
+    pair: Pair | None = None,
+    record: bool = False,
+    **options: Any,
 ) -> Any:
     """Decode one prompt, or a list of prompts as one batch.
 
     Args:
         prompt: text, messages, or a list of either (then a list of Generations comes back).
-        pair: models and decoder of `build_pair`; without one, `target`, `drafter`, `policy`, `verifier`,
-            `max_draft_length`, `dtype`, `verification_widths` and `monitor` among the options build it.
+        sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
+        pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
+            `max_draft_length`, `dtype`, `verification_widths` ...) build it.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
-        options: those of `prepare`: max_new_tokens, temperature, top_k, top_p, min_p, seed, stop (strings), stop_ids,
-            chat, system, policy_hyperparameters, verifier_hyperparameters, monitor_hyperparameters, calibration.
+        options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
+            `prepare`: chat, system, calibration.
 
     Raises:
         ValueError: bad input, named, before anything compiles.
@@ -59,9 +66,8 @@ def generate(
     pair, options = split_options(pair, options)
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
-    stop = stop_strings(options.pop("stop", ()))
-    request = prepare(pair, prompts, record=record, **options)
-    results = play(pair, request, stop).results
+    request = prepare(pair, prompts, sampling, record=record, **options)
+    results = play(pair, request).results
     return results if many else results[0]
 
 
@@ -70,6 +76,7 @@ class Request(NamedTuple):
 
     prompts: list[list[int]]
     options: dict[str, Any]
+    stop: tuple[str, ...] = ()  # strings that end a text
 
 
 class Begun(NamedTuple):
@@ -90,75 +97,63 @@ class Played(NamedTuple):
 def prepare(
     pair: Pair,
     prompts: Sequence[Conversation],
+    sampling: SamplingParams = SamplingParams(),
     *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int = 0,
-    stop_ids: Sequence[int] | None = None,
     chat: bool = True,
     system: str | None = None,
-    policy_hyperparameters: Mapping[str, Any] | None = None,
-    verifier_hyperparameters: Mapping[str, Any] | None = None,
-    monitor_hyperparameters: Mapping[str, Any] | None = None,
     calibration: str | Path | Calibration | None = None,
     slots: int | None = None,
     record: bool = False,
 ) -> Request:
-    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `stop_ids` is given.
+    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `sampling.stop_ids` is given.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    hyperparameters learnt for the pair, but for those given here. A rule with a `drafter_cost` is told one in any case:
-    without a measured one, the share of the target's bytes that the (first) drafter model reads in a pass.
+    hyperparameters learnt for the pair, but for those that the pair's own were given. A rule with a `drafter_cost` is
+    told one in any case: without a measured one, the share of the target's bytes that the (first) drafter model reads
+    in a pass.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
-    tokenizer = pair.target.tokenizer
+    tokenizer, ends = pair.target.tokenizer, sampling.stop_ids
     if slots is None:
-        slots = slots_for(max(map(len, ids), default=0), max_new_tokens, max(pair.decoder.parts.widths))
-    ends = sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if stop_ids is None else list(stop_ids)
-    given = {"policy": policy_hyperparameters, "verifier": verifier_hyperparameters, "monitor": monitor_hyperparameters}
+        slots = slots_for(max(map(len, ids), default=0), sampling.max_new_tokens, max(pair.decoder.parts.widths))
     options = {
-        "max_new_tokens": max_new_tokens,
-        "warp": make_warp(len(ids), temperature, top_k, top_p, min_p),
-        "seed": seed,
-        "stop_ids": ends,
-        **_hyperparameters(pair, given, calibration, temperature),
+        "max_new_tokens": sampling.max_new_tokens,
+        "warp": make_warp(len(ids), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+        "seed": sampling.seed,
+        "stop_ids": sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if ends is None else list(ends),
+        **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
+        **_learnt(pair, calibration, sampling.temperature),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
-    return Request(ids, options)
+    return Request(ids, options, sampling.stop_strings)
 
 
-def _hyperparameters(pair: Pair, given: Mapping[str, Any], calibration: Any, temperature: Any) -> dict[str, Any]:
-    """`policy_hyperparameters` and the rest: those given, over those that a calibration has. Plain decoding needs none.
+def _strategies(pair: Pair) -> dict[str, Strategy | None]:
+    return {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
+
+
+def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
+    """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
 
     A rule that weighs costs is told a drafter pass's: measured by a calibration of this very drafter, or else what it
     reads of the target's bytes.
     """
-    learnt: dict[str, Any] = {}
-    measured = False
+    learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
         check_calibration(calibration)
     elif calibration is not None:
         found = calibration_of(calibration, pair)
         learnt = {
-            kind: hyperparameters_for(found, kind, getattr(pair.decoder.parts, kind), temperature) for kind in given
+            kind: hyperparameters_for(found, kind, strategy, temperature)
+            for kind, strategy in _strategies(pair).items()
+            if strategy is not None
         }
-        measured = COST in learnt["policy"] and same_pass(found, pair.priced)
-    if _weighs_costs(pair) and not measured:
-        learnt["policy"] = learnt.get("policy", {}) | {COST: pair.drafter_cost}
-    return {
-        f"{kind}_hyperparameters": {**learnt.get(kind, {}), **(hyperparameters or {})}
-        for kind, hyperparameters in given.items()
-    }
-
-
-def _weighs_costs(pair: Pair) -> bool:
-    """Whether the policy wants to know what a pass costs: its drafter has a model, and nobody fixed it."""
-    init = pair.decoder.parts.policy.init
-    return pair.priced is not None and COST in hyperparameters_of(init) and COST not in getattr(init, "keywords", ())
+        if not same_pass(found, pair.priced):
+            learnt["policy"].pop(COST, None)
+    if pair.priced is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
+        learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
+    return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
@@ -179,14 +174,14 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
     return target.tokenizer.encode(target.tokenizer.chat(messages))
 
 
-def play(pair: Pair, request: Request, stop: Sequence[str] = ()) -> Played:
+def play(pair: Pair, request: Request) -> Played:
     """Start, run to the end by the clock, and finish every row. What compiles is not in `Generation.seconds`."""
     begun = start(pair, request)
     watch = time.perf_counter()
-    state = jax.block_until_ready(_run(pair, begun.state, stop))
+    state = jax.block_until_ready(_run(pair, begun.state, request.stop))
     seconds = time.perf_counter() - watch
     rows = range(len(request.prompts))
-    return Played([finish(pair, request, state, row, seconds, begun, stop) for row in rows], state)
+    return Played([finish(pair, request, state, row, seconds, begun) for row in rows], state)
 
 
 def start(pair: Pair, request: Request) -> Begun:
@@ -209,16 +204,14 @@ def start(pair: Pair, request: Request) -> Begun:
     return Begun(state, first - watch, compile_seconds)
 
 
-def finish(
-    pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun, stop: Sequence[str] = ()
-) -> Generation:
+def finish(pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun) -> Generation:
     """Row `row` of a state as a Generation; ids that end a text are among the tokens and not in the text."""
     length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
     prompt_length = int(np.asarray(state.prompt_length)[row])
     tokens = [int(token) for token in np.asarray(state.tokens)[row, prompt_length:length]]
     ends = set(np.asarray(state.stop_ids).tolist())
     text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
-    cut = find_stop(text, stop)
+    cut = find_stop(text, request.stop)
     reason = "interrupted"
     if cut is not None:
         text, reason = text[:cut], "stop_string"
@@ -241,18 +234,6 @@ def finish(
     )
 
 
-def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings; one alone may come without a list around it.
-
-    Raises:
-        ValueError: one is empty, which every text would contain.
-    """
-    words = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(words):
-        raise ValueError(f"a stop string is empty: {words!r}")
-    return words
-
-
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
     """Where the stop string that is complete first begins in `text`, or None.
 
@@ -269,14 +250,17 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
         ValueError: an option nobody takes, with the nearest name.
     """
     builds = set(inspect.signature(build_pair).parameters)
-    asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "record"} | {"stop"}
-    known = asks if pair is not None else asks | builds
+    asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
+    changes = {"policy", "verifier", "monitor"}
+    known = asks | (builds if pair is None else changes)
+    samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
         if name not in known:
-            why = " (the pair given already has one)" if name in builds else nearest(name, known)
+            why = " (the pair given already has one)" if name in builds else nearest(name, known | samples)
+            why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
-    if pair is None:
-        pair = build_pair(**{name: value for name, value in options.items() if name in builds})
+    building = {name: value for name, value in options.items() if name not in asks}
+    pair = build_pair(**building) if pair is None else pair.using(**building) if building else pair
     return pair, {name: value for name, value in options.items() if name in asks}
 
 

@@ -1,8 +1,6 @@
 """Hyperparameters of policies, verifiers and warps: one value or one a row, checked while they are still known."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +8,6 @@ import numpy as np
 from jax.core import Tracer
 
 from specdec_jax.types import Array
-
-Init = TypeVar("Init", bound=Callable[..., Any])
 
 
 def per_row(
@@ -89,38 +85,3 @@ def vector_per_row(
     if not np.all(np.isfinite(numbers) & (numbers >= low) & (numbers <= high)):
         raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {value!r}")
     return host(np.broadcast_to(numbers, (batch, size)).copy())
-
-
-def hyperparameters_of(init: Callable[..., Any]) -> dict[str, Any]:
-    """The hyperparameters that the `init` of a policy, verifier or monitor takes, with their defaults; not `batch`."""
-    parameters = inspect.signature(init).parameters.values()
-    named = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    return {parameter.name: parameter.default for parameter in named if parameter.name != "batch"}
-
-
-def with_hyperparameters(inner: Mapping[str, Any]) -> Callable[[Init], Init]:
-    """Says of an `init(batch, own=..., **hyperparameters)` that the latter are those of `inner`, with their defaults.
-
-    For strategies that wrap others: the command line, calibrations and experiments read the hyperparameters off `init`,
-    and `**hyperparameters` names none.
-
-    Raises:
-        ValueError: `inner` has one of `init`'s own.
-    """
-
-    def signed(init: Init) -> Init:
-        own = hyperparameters_of(init)
-        both = " and ".join(sorted(own.keys() & inner.keys()))
-        if both:
-            name = init.__qualname__.split(".")[0]
-            raise ValueError(
-                f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped already"
-            )
-        batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)
-        named = [
-            inspect.Parameter(key, batch.KEYWORD_ONLY, default=value) for key, value in (*inner.items(), *own.items())
-        ]
-        init.__signature__ = inspect.Signature([batch, *named])  # type: ignore[attr-defined]
-        return init
-
-    return signed

@@ -2,15 +2,14 @@
 
 import difflib
 import functools
-import inspect
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
 
-from specdec_jax.choices import build_drafter, find_factory, names, nearest
-from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.choices import choose, names, parse_call
+from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.drafters.several import several
@@ -20,10 +19,11 @@ from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
 from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.strategy import nearest
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
-ADAEDL, REJECTION, PHASES = adaedl(), rejection(), phases()  # made once, so that the default decoder is found again
+PHASES = phases()
 NEED_MODELS = ("model", "nothing", "several")  # files of drafters/ that no name asks for: models, none, or a sequence
 
 OneDrafter = LoadedModel | Drafter | str
@@ -35,6 +35,9 @@ class Pair(NamedTuple):
     target: LoadedModel
     decoder: Decoder
     params: ModelParams
+    policy: StoppingPolicy  # as asked for: the decoder's is the same without its hyperparameters
+    verifier: Verifier
+    monitor: Monitor | None
     priced: Params = None  # of the first drafter with a model, whose pass is what rules that weigh costs are told of
 
     @property
@@ -42,15 +45,28 @@ class Pair(NamedTuple):
         """A pass of that drafter in target passes, as far as the bytes that both read tell; None without one."""
         return None if self.priced is None else _relative_size(self.priced, self.params.target)
 
+    def using(
+        self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None
+    ) -> "Pair":
+        """The same models under another policy, verifier or monitor; only other static options compile anew.
+
+        Raises:
+            ValueError: something that is none.
+        """
+        policy, verifier = policy or self.policy, verifier or self.verifier
+        parts = self.decoder.parts
+        monitor = _watching(policy, verifier, monitor or self.monitor)
+        decoder = _decoder(parts.target, parts.drafter, policy.bare, verifier.bare, _bare(monitor), parts.widths)
+        return self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor)
+
 
 def build_pair(
     target: LoadedModel | str = "smollm2",
     drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter",
     *,
-    drafter_options: Mapping[str, Any] | None = None,
     drafter_params: Params = None,
-    policy: StoppingPolicy = ADAEDL,
-    verifier: Verifier = REJECTION,
+    policy: StoppingPolicy = adaedl(),
+    verifier: Verifier = rejection(),
     monitor: Monitor | None = None,
     max_draft_length: int = 7,
     dtype: str = "bfloat16",
@@ -63,10 +79,8 @@ def build_pair(
 
     Args:
         drafter: a model, by source or loaded (`smollm2-drafter@8192` proposes the 8,192 most frequent tokens only); a
-            file of drafters/ that needs none (`prompt_lookup`, `ngram`) or a .py file of yours, by name; a Drafter; or
-            several of these, joined by `drafters.several`.
-        drafter_options: what the factory of a drafter without a model takes, such as {"longest": 4}. Of several
-            drafters each gets those that it has.
+            file of drafters/ that needs none, or a .py file of yours, in words (`prompt_lookup(longest=4)`, `ngram`);
+            a Drafter; or several of these, joined by `drafters.several`.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
 
@@ -74,57 +88,66 @@ def build_pair(
         ValueError: the vocabularies differ, a number is out of range, or options or parameters that no drafter takes.
     """
     together = drafter is not None and not _one(drafter)
-    if monitor is None and (policy.needs_phases or verifier.needs_phases or together):
-        monitor = PHASES
+    monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
     big = _loaded(target, dtype) if isinstance(target, str) else target
     if big.model.reduced is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    options = dict(drafter_options or {})
+    pairs, params = [], None
     if drafter is None:
-        check_drafter_options(None, options)
-        decoder = _decoder(big.model, _nothing(), policy, verifier, monitor, verification_widths)
-        return Pair(big, decoder, ModelParams(big.params))
-    if _one(drafter):
-        built, params = _drafter(big, drafter, options, drafter_params, max_draft_length, dtype)
+        built = nothing()
+    elif _one(drafter):
+        built, params = _drafter(big, drafter, drafter_params, max_draft_length, dtype)
         pairs = [(built, params)]
     else:
-        check_drafter_options(drafter, options)
-        each: list[Any] = list(drafter)
+        each: list[Any] = list(drafter)  # type: ignore[arg-type]
         own = _params_of_each(each, drafter_params)
-        pairs = [
-            _drafter(big, one, _own(one, options), weights, max_draft_length, dtype)
-            for one, weights in zip(each, own, strict=True)
-        ]
+        pairs = [_drafter(big, one, weights, max_draft_length, dtype) for one, weights in zip(each, own, strict=True)]
         params = tuple(pair[1] for pair in pairs)
-        built = _joined(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
-    decoder = _decoder(big.model, built, policy, verifier, monitor, verification_widths)
+        built = several(tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params))
+    widths = tuple(verification_widths or default_widths(built.max_draft_length))
+    decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     priced = next((own for one, own in pairs if one.model is not None), None)
-    return Pair(big, decoder, ModelParams(big.params, params), priced)
+    return Pair(big, decoder, ModelParams(big.params, params), policy, verifier, monitor, priced)
 
 
-def without_model(drafter: Any) -> bool:
-    """Whether it names a drafter that needs no model: a file of drafters/, or a .py file."""
-    return isinstance(drafter, str) and (drafter in _modelless() or drafter.endswith(".py"))
+def split_drafters(words: str) -> list[str]:
+    """The drafters of `a,prompt_lookup(longest=4)`: split at commas outside brackets."""
+    return [part.strip() for part in re.split(r",(?![^()]*\))", words)]
 
 
-def check_drafter_options(drafter: Any, options: Mapping[str, Any]) -> None:
-    """Refuses options that nobody takes, and values their factory refuses, before any weights are read.
+def without_model(drafter: Any) -> TypeGuard[str]:
+    """Whether the words are for a drafter that needs no model: a file of drafters/, or a .py file."""
+    if not isinstance(drafter, str):
+        return False
+    name = drafter.partition("(")[0].strip()
+    return name in _modelless() or name.endswith(".py")
+
+
+def check_drafter(drafter: Any) -> None:
+    """Refuses words for a drafter without a model that its factory refuses, before any weights are read.
 
     Raises:
-        ValueError: as said; for one drafter with its nearest option.
+        ValueError: as said.
     """
-    alone = drafter is None or _one(drafter)
-    given: Any = [drafter] if alone else drafter
-    named: list[str] = [one for one in given if without_model(one)]
-    if options and not named:
-        raise ValueError(
-            f"drafter option {next(iter(options))!r} needs a drafter without a model, such as prompt_lookup"
-        )
-    for name in named:
-        build_drafter(name, options if alone else _own(name, options), {})
-    for key in options:
-        if not alone and not any(key in _own(name, options) for name in named):
-            raise ValueError(f"none of the drafters {', '.join(named)} has an option {key!r}")
+    each: Sequence[Any] = [drafter] if drafter is None or _one(drafter) else drafter
+    for one in each:
+        if without_model(one):
+            choose("drafter", one)
+        elif isinstance(one, str) and one.endswith(")"):
+            name, _ = parse_call("drafter", one)
+            raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
+
+
+def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None) -> Monitor | None:
+    """The monitor given, or one of phases where a rule reads them."""
+    for kind, part, wanted in (("policy", policy, StoppingPolicy), ("verifier", verifier, Verifier)):
+        if not isinstance(part, wanted):
+            raise ValueError(f"a {kind} must be a {wanted.__name__}, such as {kind}=..., got {part!r}")
+    return PHASES if monitor is None and (policy.needs_phases or verifier.needs_phases) else monitor
+
+
+def _bare(monitor: Monitor | None) -> Monitor | None:
+    return None if monitor is None else monitor.bare
 
 
 def _one(drafter: Any) -> TypeGuard[OneDrafter]:
@@ -135,23 +158,11 @@ def _modelless() -> list[str]:
     return [name for name in names("drafter") if name not in NEED_MODELS]
 
 
-def _own(drafter: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that this drafter's factory has."""
-    if not without_model(drafter):
-        return {}
-    known = inspect.signature(find_factory("drafter", drafter)).parameters
-    return {key: value for key, value in options.items() if key in known}
-
-
-def _drafter(
-    big: LoadedModel, drafter: OneDrafter, options: Mapping[str, Any], params: Params, most: int, dtype: str
-) -> tuple[Drafter, Params]:
-    """A drafter and its parameters; the same drafter for equal static options."""
+def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int, dtype: str) -> tuple[Drafter, Params]:
+    """A drafter and its parameters."""
+    check_drafter(drafter)
     if isinstance(drafter, str) and without_model(drafter):
-        edited = Path(drafter).expanduser().stat().st_mtime_ns if Path(drafter).is_file() else 0
-        vocab = big.model.spec.vocab_size
-        return _named_drafter(drafter, edited, tuple(sorted(options.items())), most, vocab), params
-    check_drafter_options(drafter, options)
+        return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
     if isinstance(drafter, Drafter):
         return drafter, params
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
@@ -176,12 +187,6 @@ def _loaded(source: str, dtype: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=16)
-def _named_drafter(name: str, edited: int, options: tuple[tuple[str, Any], ...], most: int, vocab: int) -> Drafter:
-    del edited  # a changed file is another drafter
-    return build_drafter(name, dict(options), {"max_draft_length": most, "vocab_size": vocab})
-
-
-@functools.lru_cache(maxsize=16)
 def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Drafter:
     return model_drafter(with_vocabulary(language_model, vocab), most)
 
@@ -195,11 +200,6 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
             f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
         )
     return list(params)
-
-
-@functools.lru_cache(maxsize=16)
-def _joined(drafters: tuple[Drafter, ...], costs: tuple[float, ...]) -> Drafter:
-    return several(drafters, costs)
 
 
 def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
@@ -218,11 +218,6 @@ def _relative_size(params: Params, target: Params) -> float:
     return sizes[0] / sizes[1]
 
 
-@functools.lru_cache(maxsize=1)
-def _nothing() -> Drafter:
-    return nothing()
-
-
 @functools.lru_cache(maxsize=16)
 def _decoder(
     target: LanguageModel,
@@ -230,7 +225,7 @@ def _decoder(
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor | None,
-    widths: tuple[int, ...] | None,
+    widths: tuple[int, ...],
 ) -> Decoder:
     """One decoder for equal pieces: a second call compiles nothing."""
     return build_decoder(target, drafter, policy, verifier, monitor=monitor, verification_widths=widths)

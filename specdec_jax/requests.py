@@ -9,7 +9,7 @@ from specdec_jax.hyperparameters import host
 from specdec_jax.rounds import Parts
 from specdec_jax.sampling import make_warp
 from specdec_jax.statistics import no_counts, no_record
-from specdec_jax.types import Array, DecodeState, Warp
+from specdec_jax.types import Array, DecodeState, Monitor, StoppingPolicy, Verifier, Warp
 
 STOP_IDS = 8  # the stop tokens are padded to a multiple of this, so that one more compiles nothing
 
@@ -30,6 +30,9 @@ def fresh_state(
     max_new_tokens: int | Sequence[int] = 64,
     seed: int | Sequence[int] = 0,
     warp: Warp | None = None,
+    policy: StoppingPolicy | None = None,
+    verifier: Verifier | None = None,
+    monitor: Monitor | None = None,
     policy_hyperparameters: Mapping[str, Any] | None = None,
     verifier_hyperparameters: Mapping[str, Any] | None = None,
     monitor_hyperparameters: Mapping[str, Any] | None = None,
@@ -40,7 +43,11 @@ def fresh_state(
     """A state on the host, caches still missing: everything a request brings, checked.
 
     Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
-    max_new_tokens are ever played); 0 keeps none.
+    max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other
+    hyperparameters; `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
+
+    Raises:
+        ValueError: bad input, named; or a strategy that the decoder was not compiled for.
     """
     batch, most = len(prompts), parts.drafter.max_draft_length
     lengths, limits = _lengths(parts, prompts, max_new_tokens)
@@ -66,12 +73,19 @@ def fresh_state(
         warp=warp,
         target_cache=(),
         drafter=(),
-        policy=parts.policy.init(batch, **(policy_hyperparameters or {})),
-        verifier=parts.verifier.init(batch, **(verifier_hyperparameters or {})),
-        monitor=parts.monitor.init(batch, **(monitor_hyperparameters or {})),
+        policy=_begun(parts.policy, policy, batch, policy_hyperparameters),
+        verifier=_begun(parts.verifier, verifier, batch, verifier_hyperparameters),
+        monitor=_begun(parts.monitor, monitor, batch, monitor_hyperparameters),
         statistics=no_counts(batch, most),
         record=no_record(batch, most, record_rounds),
     )
+
+
+def _begun(built: Any, asked: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
+    """The state of the strategy asked for, which is the decoder's own but for hyperparameters."""
+    if asked is not None and asked.bare != built.bare:
+        raise ValueError(f"this decoder was built for {built!r}, not for {asked!r}")
+    return (built if asked is None else asked).init(batch, **(hyperparameters or {}))
 
 
 def _lengths(

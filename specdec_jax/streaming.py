@@ -21,9 +21,9 @@ from specdec_jax.generation import (
     prepare,
     split_options,
     start,
-    stop_strings,
 )
 from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.statistics import recorded_rounds
 from specdec_jax.types import DecodeState
 
@@ -55,10 +55,8 @@ class Stream(Iterator[Chunk]):
     not read again (`reused` tokens); `can_continue` says whether a state fits.
     """
 
-    def __init__(
-        self, pair: Pair, request: Request, stop: tuple[str, ...], rounds: int, kept: DecodeState | None = None
-    ):
-        self._pair, self._request, self._stop, self._rounds = pair, request, stop, rounds
+    def __init__(self, pair: Pair, request: Request, rounds: int, kept: DecodeState | None = None):
+        self._pair, self._request, self._rounds = pair, request, rounds
         self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
         self._begun = start(pair, request) if kept is None else resume(pair, request, kept)
         self._state = self._begun.state
@@ -75,7 +73,7 @@ class Stream(Iterator[Chunk]):
 
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self._pair, self._request, self._state, 0, self._seconds, self._begun, self._stop)
+        return finish(self._pair, self._request, self._state, 0, self._seconds, self._begun)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -83,7 +81,7 @@ class Stream(Iterator[Chunk]):
         return self._pair.target.tokenizer
 
     def _play(self) -> Iterator[Chunk]:
-        text, played = _HeldText(self._pair.target.tokenizer, self._stop), 0
+        text, played = _HeldText(self._pair.target.tokenizer, self._request.stop), 0
         ends = set(np.asarray(self._state.stop_ids).tolist())
         while not bool(np.asarray(self._state.done)[0]):
             self._run()
@@ -143,7 +141,14 @@ def resume(pair: Pair, request: Request, kept: DecodeState) -> Begun:
     return Begun(state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0))
 
 
-def stream(prompt: Conversation, *, pair: Pair | None = None, rounds: int = 1, **options: Any) -> Stream:
+def stream(
+    prompt: Conversation,
+    sampling: SamplingParams = SamplingParams(),
+    *,
+    pair: Pair | None = None,
+    rounds: int = 1,
+    **options: Any,
+) -> Stream:
     """Decode one prompt and iterate over its Chunks, one a round, fetched every `rounds` rounds.
 
     Takes the options of `generate`. A stop string ends the text: from there on it is not given out. To end early,
@@ -158,10 +163,9 @@ def stream(prompt: Conversation, *, pair: Pair | None = None, rounds: int = 1, *
         ValueError: bad input, at the call and not at the first chunk.
     """
     pair, options = split_options(pair, options)
-    stop = stop_strings(options.pop("stop", ()))
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    return Stream(pair, prepare(pair, [prompt], record=True, **options), stop, rounds)
+    return Stream(pair, prepare(pair, [prompt], sampling, record=True, **options), rounds)
 
 
 class _HeldText:

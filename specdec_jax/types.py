@@ -11,10 +11,13 @@ Conventions: probabilities are float32 natural logarithms, entropies are in nats
 What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+
+from specdec_jax.strategy import Strategy
 
 Array = jax.Array
 Params = Any  # a pytree of weights; always an argument, never closed over
@@ -23,6 +26,7 @@ PolicyState = Any  # a pytree, every leaf [B, ...]
 VerifierState = Any  # a pytree, every leaf [B, ...]
 DrafterState = Any  # a pytree
 MonitorState = Any  # a pytree, every leaf [B, ...]
+READ: Any = None  # read off the signature of `init`
 
 
 class ModelSpec(NamedTuple):
@@ -137,7 +141,8 @@ class RoundContext(NamedTuple):
         )
 
 
-class StoppingPolicy(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class StoppingPolicy(Strategy):
     """When to stop drafting. Whether a token is drafted is decided before it is drawn (DESIGN, invariant 2)."""
 
     init: Callable[..., PolicyState]  # (batch, **hyperparameters) -> state; every one is traced
@@ -153,9 +158,11 @@ class StoppingPolicy(NamedTuple):
     # once a round, before the end-of-sequence cut
     threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
+    hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
 
 
-class Verifier(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Verifier(Strategy):
     """How many drafts survive, and the distribution of the token after them."""
 
     init: Callable[..., VerifierState]  # (batch, **hyperparameters) -> state
@@ -168,6 +175,7 @@ class Verifier(NamedTuple):
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
+    hyperparameters: Mapping[str, Any] = READ  # as a policy's
 
 
 class Observer(NamedTuple):
@@ -180,7 +188,8 @@ class Observer(NamedTuple):
     # (params, state, what was read [B, K+1, ...], draft, tokens [B, S] as of the draft, context) -> state
 
 
-class Drafter(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Drafter(Strategy):
     """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
 
     init: Callable[[Params, int, int], DrafterState]  # (params, batch, slots) -> state
@@ -192,15 +201,18 @@ class Drafter(NamedTuple):
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
     observer: Observer | None = None  # None: the target's distributions do not reach the drafter
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
 
-class Monitor(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Monitor(Strategy):
     """What policy, drafter and verifier share about the text, observed once a round."""
 
     init: Callable[..., MonitorState]  # (batch, **hyperparameters) -> state
     observe: Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
     # (state, logits [B, T, V], result, context) -> state; logits and not distributions, because only those of the
     # emitted tokens matter: what is made of the others would be paid for too
+    hyperparameters: Mapping[str, Any] = READ  # as a policy's
 
 
 class Phases(NamedTuple):

@@ -22,7 +22,7 @@ def session(chat_pair):
 
 
 def settings(pair, **values):
-    options = {"policy": "static", "policy_options": ("draft_length=3",), "max_new_tokens": 12, "max_draft_length": 3}
+    options = {"policy": "static(draft_length=3)", "max_new_tokens": 12, "max_draft_length": 3}
     return Settings(**{"target": pair[0], "drafter": pair[1], "dtype": "float32", **options, **values})
 
 
@@ -34,9 +34,7 @@ def ask(session, text):
 
 def fresh(session, turn):
     """The same ids decoded by a new state."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
-    options = {name: getattr(session.settings, name) for name in names}
-    request = prepare(session.pair, ["x"], slots=turn.slots, record=True, **options, **session.hyperparameters)
+    request = prepare(session.pair, ["x"], session.settings, slots=turn.slots, record=True)
     request = request._replace(prompts=[turn.ids])
     return play(session.pair, request).results[0]
 

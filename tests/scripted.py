@@ -20,7 +20,7 @@ from specdec_jax.types import ModelSpec
 PROMPT = "x"  # one token: the script begins at slot 1
 SLOTS = 192
 EOS = CONFIG["eos_token_id"]
-OPTIONS = {"chat": False, "slots": SLOTS, "policy_hyperparameters": {"draft_length": 3}}
+OPTIONS = {"chat": False, "slots": SLOTS}
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def _params(script: list[int]) -> np.ndarray:
 def _parts():
     spec = ModelSpec(CONFIG["vocab_size"], SLOTS - 8, (EOS,))
     target, drafter = (from_logits_function(_logits, spec) for _ in range(2))
-    return target, drafter, static()
+    return target, drafter, static(draft_length=3)
 
 
 def scripted_pair(target: list[int], drafter: list[int]) -> Pair:

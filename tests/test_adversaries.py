@@ -175,7 +175,7 @@ def verifier(where, fair):
 
         return log_prob_accepted, next_distribution, Rounds(state.played + 1)
 
-    return rejection()._replace(init=init, verify=verify)
+    return rejection().replace(init=init, verify=verify)
 
 
 def in_row_of_many(row):
@@ -187,25 +187,25 @@ def beside_a_longer_row(context, index, token, rounds):
 
 
 VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
-TO_THE_END = {"policy_hyperparameters": {"draft_length": MOST}, **FEW}
+TO_THE_END = static(draft_length=MOST)
 
 
 @pytest.mark.parametrize("place", VERIFIED)
 def test_verifiers_that_cheat_there_only_are_rejected(place):
-    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=False), **TO_THE_END)
+    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=False), **FEW)
     assert not report.lossless and report.error > 0.001
 
 
 @pytest.mark.parametrize("place", OF_THE_ROW)
 def test_verifiers_that_are_fair_there_pass(place):
-    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=True), **TO_THE_END)
+    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=True), **FEW)
     assert report.lossless and report.error < 1e-7
     assert not report.coverage.never_accepted
 
 
 @pytest.mark.parametrize("place", ["row 1", "next row"])
 def test_fair_verifiers_whose_rows_look_at_each_other_are_rejected(place):
-    report = lossless.prove_long_drafts(static(), verifier(VERIFIED[place], fair=True), **TO_THE_END)
+    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=True), **FEW)
     assert not report.alone and not report.lossless
 
 
@@ -216,5 +216,5 @@ def test_a_rare_cheat_is_seen_as_clearly(tmp_path):
     """A joint sum over rounds of two drafts calls it lossless; so does a total variation under its probability."""
     rare = verifier(at_draft(5), fair=False)
     assert lossless.prove_exactly(static(), rare, batches=(3,), warps=FEW["warps"]).lossless
-    report = lossless.prove_long_drafts(static(), rare, **TO_THE_END)
+    report = lossless.prove_long_drafts(TO_THE_END, rare, **FEW)
     assert report.error > 0.1

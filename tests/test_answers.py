@@ -41,9 +41,9 @@ def test_a_decoder_refuses_a_wrong_answer_when_it_is_prefilled(name):
 
 
 def test_a_state_of_another_shape_and_an_answer_alone_are_named():
-    mean = static()._replace(begin=lambda state, context: (context.alive, state._replace(draft_length=ONE)))
-    alone = static()._replace(check=lambda state, distribution, drafted, context: context.alive)
-    other = static()._replace(check=lambda state, distribution, drafted, context: (context.alive, (state,)))
+    mean = static().replace(begin=lambda state, context: (context.alive, state._replace(draft_length=ONE)))
+    alone = static().replace(check=lambda state, distribution, drafted, context: context.alive)
+    other = static().replace(check=lambda state, distribution, drafted, context: (context.alive, (state,)))
     for policy, words in (
         (mean, r"begin .*\.draft_length was int32\[2\] and is bool\[\]"),
         (alone, r"check .* must return \(answer, state\); it returns bool\[2\]"),
@@ -55,7 +55,7 @@ def test_a_state_of_another_shape_and_an_answer_alone_are_named():
 
 
 def test_one_row_is_one_answer():
-    decoder, params = toy_decoder(static()._replace(check=WRONG["check"][0]), rejection())
+    decoder, params = toy_decoder(static().replace(check=WRONG["check"][0]), rejection())
     with pytest.raises(ValueError, match=r"must answer bool\[1\] for one row; it answers bool\[\]"):
         decoder.prefill(params, [[0, 1]], max_new_tokens=4)
     honest, params = toy_decoder(adaedl(), rejection())
@@ -69,7 +69,7 @@ from specdec_jax.stopping import static
 def my_rule():
     def check(state, distribution, drafted, context):
         return {answer}, state
-    return static()._replace(check=check)
+    return static().replace(check=check)
 """
 
 
@@ -104,4 +104,4 @@ def test_an_honest_file_passes_also_where_it_reads_phases(tmp_path):
     (tmp_path / "my_rule.py").write_text(
         RULE.format(answer="context.monitor.phase < 1").replace("(check=check)", "(check=check, needs_phases=True)")
     )
-    assert choose("policy", str(tmp_path / "my_rule.py")).strategy.needs_phases
+    assert choose("policy", str(tmp_path / "my_rule.py")).needs_phases

@@ -16,6 +16,7 @@ from specdec_jax.beams import Hypothesis, _checked, _program, beam_search
 from specdec_jax.generation import build_pair, encode, generate
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models.adapters import from_logits_function
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 ROOM = 32  # slots
@@ -185,9 +186,8 @@ def tiny(tmp_path_factory):
 
 
 def test_one_beam_is_greedy_decoding(tiny):
-    options = {"chat": False, "max_new_tokens": 12}
-    plain = generate("hello", target=tiny, drafter=None, **options)
-    found = beam_search("hello", target=tiny, width=1, **options)
+    plain = generate("hello", SamplingParams(max_new_tokens=12), target=tiny, drafter=None, chat=False)
+    found = beam_search("hello", target=tiny, width=1, chat=False, max_new_tokens=12)
     assert [beam.tokens for beam in found] == [plain.tokens]
     assert found[0].text == plain.text and found[0].finish_reason == plain.finish_reason
 

@@ -75,11 +75,9 @@ def test_what_is_off_may_be_said(capsys, target):
         (["--min-p", "0.1"], "--min-p 0.1 has no use"),
         (["--policy", "static"], "--policy has no use"),
         (["--policy=adaedl"], "--policy has no use"),  # its default
-        (["--policy-options", "threshold=0.3"], "--policy-options has no use"),
         (["--verifier", "rejection"], "--verifier has no use"),
-        (["--verifier_options", "a=1"], "--verifier-options has no use"),
         (["--drafter", "smollm2-drafter"], "--drafter smollm2-drafter has no use"),
-        (["--drafter-options", "longest=3"], "--drafter-options has no use"),
+        (["--max_draft_length", "3"], "--max-draft-length has no use"),
         (["--calibration", "built-in"], "--calibration has no use"),
         (["--max-draft-length", "7"], "--max-draft-length has no use"),
         (["--stop", "x"], "--stop has no use"),

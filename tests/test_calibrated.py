@@ -17,8 +17,9 @@ from specdec_jax.calibrated import (
     hyperparameters_for,
     read_calibration,
 )
-from specdec_jax.choices import choose
+from specdec_jax.choices import build
 from specdec_jax.generation import build_pair, generate, prepare
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import phase_length
 from specdec_jax.verification import easd
 
@@ -111,26 +112,24 @@ def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
     rule = phase_length()
     pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
     for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
-        options = prepare(pair, ["one"], temperature=temperature, calibration=path).options
+        options = prepare(pair, ["one"], SamplingParams(temperature=temperature), calibration=path).options
         assert options["policy_hyperparameters"] == learnt[kind]["policy"]["phase_length"]
         assert options["verifier_hyperparameters"] == learnt[kind]["verifier"]["easd"]
         assert options["monitor_hyperparameters"] == learnt[kind]["monitor"]["phases"]
-    given = prepare(pair, ["one"], calibration=path, policy_hyperparameters={"routine_length": 6}).options[
-        "policy_hyperparameters"
-    ]
-    assert given == learnt["greedy"]["policy"]["phase_length"] | {"routine_length": 6}
-    assert prepare(pair, ["one"]).options["policy_hyperparameters"] == {}
-    result = generate("one", pair=pair, calibration=path, max_new_tokens=8, record=True)
+    given = prepare(pair.using(rule.but(routine_length=6)), ["one"], calibration=path).options
+    lengths = learnt["greedy"]["policy"]["phase_length"]
+    assert given["policy_hyperparameters"] == {"reasoning_length": lengths["reasoning_length"]}
+    assert given["policy"].given == {"routine_length": 6}
+    assert "policy_hyperparameters" not in prepare(pair, ["one"]).options
+    result = generate("one", SamplingParams(max_new_tokens=8), pair=pair, calibration=path, record=True)
     assert len(result.tokens) == 8
 
 
 def test_every_calibrated_name_takes_its_hyperparameters(calibrated):
-    from specdec_jax.choices import check_hyperparameters, find_factory
-
     for hyperparameters in read_calibration(calibrated[2]).hyperparameters.values():
         for kind, entries in hyperparameters.items():
             for name, found in entries.items():
-                check_hyperparameters(kind, name, find_factory(kind, name)(), found)
+                build(kind, name, found)
 
 
 def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
@@ -141,8 +140,7 @@ def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
         wanted = {("policy", "adaedl"), ("policy", "max_confidence"), ("policy", "phase_length"), ("monitor", "phases")}
         assert set(names) == wanted
         for found in calibration.variants[decoding]:
-            options = [f"{key}={value}" for key, value in found["static_options"].items()]
-            strategy = choose(found["kind"], found["name"], options).strategy
+            strategy = build(found["kind"], found["name"], found["static_options"])
             learnt = hyperparameters_for(calibration, found["kind"], strategy, temperature)
             assert found["hyperparameters"].items() <= learnt.items()
             assert (decoding in learnt) == (found["name"] == "phase_length"), "the survival rule inside has its prior"
@@ -196,7 +194,9 @@ def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
 
 def test_plain_decoding_needs_none_and_still_refuses_what_is_none(calibrated):
     target, _, path = calibrated
-    assert generate("one", target=target, drafter=None, dtype="float32", calibration=path, max_new_tokens=2).tokens
+    assert generate(
+        "one", SamplingParams(max_new_tokens=2), target=target, drafter=None, dtype="float32", calibration=path
+    ).tokens
     with pytest.raises(FileNotFoundError, match="no calibration at nowhere"):
         generate("one", target=target, drafter=None, dtype="float32", calibration="nowhere")
 

@@ -1,12 +1,10 @@
 """Which learnt hyperparameters a strategy gets: those of its static options, and those of what it wraps."""
 
 import json
-from functools import partial
 
 import pytest
 
-from specdec_jax.calibrated import ANY_STATIC_OPTIONS, Calibration, built_alike, hyperparameters_for, read_calibration
-from specdec_jax.choices import find_factory, names
+from specdec_jax.calibrated import ANY_STATIC_OPTIONS, Calibration, hyperparameters_for, read_calibration
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import (
     adaedl,
@@ -18,6 +16,7 @@ from specdec_jax.stopping import (
     survival,
     update_every,
 )
+from specdec_jax.strategy import strategy
 from specdec_jax.verification import by_phase, easd, lenience
 
 
@@ -73,7 +72,10 @@ UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", phase_length(policy=survival()), PRIOR),  # lengths alone are another thing than caps
         ("policy", phase_length(policy=update_every(adaedl())), {"threshold": 0.11}),
         ("policy", policy_bandit([survival(), static()]), {}),  # its drafter_cost is its own
-        ("policy", survival()._replace(init=partial(survival().init, drafter_cost=0.5)), {"greedy": [0.15] * 8}),
+        ("policy", survival(drafter_cost=0.5), {"greedy": [0.15] * 8}),
+        ("policy", update_every(at_least(1, survival(drafter_cost=0.5))), {"greedy": [0.15] * 8}),
+        ("policy", at_least(1, adaedl(threshold=0.5)), {}),
+        ("verifier", by_phase(lenience(lenience=0.9), lenience()), {"reasoning_lenience": 0.17}),
         ("verifier", lenience(), {"lenience": 0.17}),
         ("verifier", by_phase(), {"lenience": 0.18}),
         ("verifier", by_phase(lenience(), easd()), {"lenience": 0.17} | UNCERTAIN),
@@ -108,29 +110,17 @@ def test_hyperparameters_of_further_static_options_are_found():
 
 
 def test_a_rule_of_ones_own_has_no_hyperparameters_of_its_namesake():
-    def init(batch, draft_length=3):
-        raise NotImplementedError
+    @strategy
+    def static():
+        return adaedl()
 
-    init.__module__ = "somewhere.static"
-    assert hyperparameters_for(made_up(), "policy", static()._replace(init=init), 0.0) == {}
+    @strategy
+    def survival():
+        return adaedl()
 
-
-@pytest.mark.parametrize("kind", ["policy", "verifier", "monitor"])
-def test_the_same_static_options_are_known_again(kind):
-    built = {name: [find_factory(kind, name)() for _ in range(2)] for name in names(kind)}
-    for name, (one, other) in built.items():
-        assert built_alike(one, other), name
-        assert not any(built_alike(one, others[0]) for its, others in built.items() if its != name)
-
-
-def test_keyword_only_defaults_are_static_options_too():
-    def made(keep):
-        def check(state, *, keep=keep):
-            return keep
-
-        return check
-
-    assert built_alike(made(1), made(1)) and not built_alike(made(1), made(2))
+    assert static().name == "static" and hyperparameters_for(made_up(), "policy", static(), 0.0) == {}
+    assert hyperparameters_for(made_up(), "policy", survival(), 0.0) == {}
+    assert hyperparameters_for(made_up(), "policy", adaedl().replace(begin=adaedl().begin), 0.0) == {}
 
 
 def test_files_of_before_there_were_variants_are_read(tmp_path):

@@ -14,30 +14,30 @@ def figures(rate, mean=3.0, passes=30):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "rate", "mean", "command"),
+    ("policy", "rate", "mean", "command"),
     [
-        ("static", ("draft_length=3",), 0.9, 3, "/gamma 5"),
-        ("static", ("draft_length=3",), 0.8, 3, None),
-        ("static", ("draft_length=3",), 0.5, 3, None),
-        ("static", ("draft_length=6",), 0.4, 6, "/gamma 3"),
-        ("static", (), 0.4, 7, "/gamma 3"),
-        ("static", ("draft_length=1",), 0.4, 1, "/policy adaedl"),
-        ("static", ("draft_length=15",), 0.9, 15, "/gamma 16"),
-        ("static", ("draft_length=16",), 0.9, 16, None),
-        ("adaedl", (), 0.9, 3, "/lambda 0.5"),
-        ("adaedl", ("threshold=0.3",), 0.4, 3, "/lambda 0.5"),
-        ("adaedl", ("threshold=0.0",), 0.9, 3, None),
-        ("adaedl", (), 0.9, 6.5, "/max-draft-length 14"),
-        ("adaedl", (), None, None, "/lambda 0.3"),
-        ("adaedl", ("threshold=0.2",), None, None, "/gamma 3"),
-        ("survival", (), 0.9, 3, "/gamma 5"),
-        ("survival", (), 0.4, 4, "/max-draft-length 3"),
-        ("survival", (), 0.4, 1.2, None),
+        ("static(draft_length=3)", 0.9, 3, "/gamma 5"),
+        ("static(draft_length=3)", 0.8, 3, None),
+        ("static(draft_length=3)", 0.5, 3, None),
+        ("static(draft_length=6)", 0.4, 6, "/gamma 3"),
+        ("static", 0.4, 7, "/gamma 3"),
+        ("static(draft_length=1)", 0.4, 1, "/policy adaedl"),
+        ("static(draft_length=15)", 0.9, 15, "/gamma 16"),
+        ("static(draft_length=16)", 0.9, 16, None),
+        ("adaedl", 0.9, 3, "/lambda 0.5"),
+        ("adaedl(threshold=0.3)", 0.4, 3, "/lambda 0.5"),
+        ("adaedl(threshold=0.0)", 0.9, 3, None),
+        ("adaedl", 0.9, 6.5, "/max-draft-length 14"),
+        ("adaedl", None, None, "/lambda 0.3"),
+        ("adaedl(threshold=0.2)", None, None, "/gamma 3"),
+        ("survival", 0.9, 3, "/gamma 5"),
+        ("survival", 0.4, 4, "/max-draft-length 3"),
+        ("survival", 0.4, 1.2, None),
     ],
 )
-def test_suggestions(policy, options, rate, mean, command):
-    most = 16 if policy == "static" else 7
-    chosen = Settings(policy=policy, policy_options=options, max_draft_length=most)
+def test_suggestions(policy, rate, mean, command):
+    most = 16 if policy.startswith("static") else 7
+    chosen = Settings(policy=policy, max_draft_length=most)
     found = suggest(chosen, figures(rate, mean))
     assert (found and found.command) == command
     if found and rate:
@@ -54,7 +54,7 @@ def test_gamma_auto_does_what_is_suggested(session):
     low = {**turn.result.statistics, "draft_acceptance_rate": 0.3}
     session.last = turn._replace(result=turn.result._replace(statistics=low))
     assert "/gamma 1" in shown(commands.run(chat, "/gamma auto"))
-    assert session.settings.policy_options == ("draft_length=1",)
+    assert session.settings.policy == "static(draft_length=1)"
     changed = session.settings
     with pytest.raises(ValueError, match="no answer since the last change"):
         commands.run(chat, "/gamma auto")  # and not one more step on the strength of the same answer
@@ -69,10 +69,11 @@ def test_gamma_auto_does_what_is_suggested(session):
     [
         ("/pol", ["/policy"]),
         ("/policy ada", ["adaedl", "adaptive_gamma"]),
-        ("/policy adaedl thr", ["threshold=", "threshold_decay="]),
-        ("/policy at_least min", ["minimum="]),
-        ("/policy static draft_length=3 dr", []),
-        ("/policy nonsense x", []),
+        ("/policy adaedl(thr", ["threshold=", "threshold_decay="]),
+        ("/policy adaedl(step=0.1, thr", ["threshold=", "threshold_decay="]),
+        ("/policy at_least(min", ["minimum="]),
+        ("/policy static(draft_length=3, dr", []),
+        ("/policy nonsense(x", []),
         ("/verifier g", ["greedy"]),
         ("/target smollm2-drafter-n", ["smollm2-drafter-nano"]),
         ("/drafter no", ["none"]),
@@ -85,4 +86,4 @@ def test_gamma_auto_does_what_is_suggested(session):
 def test_completions(before, expected):
     found = complete(before)
     assert [completion.text for completion in found] == expected
-    assert all(before.endswith(c.text[: -c.start]) and c.start == -len(before.split(" ")[-1]) for c in found)
+    assert all(c.start == 0 or before.endswith(c.text[: -c.start]) for c in found)

@@ -8,6 +8,7 @@ import pytest
 from chat_sessions import SAMPLED, ask, shown
 
 from specdec_jax.chat import commands
+from specdec_jax.stopping import static
 
 
 def test_phases_are_shown_once_they_are_watched(session):
@@ -22,17 +23,17 @@ def test_phases_are_shown_once_they_are_watched(session):
 FAILING = [
     ("/polcy adaedl", "unknown command /polcy; did you mean '/policy'"),
     ("/policy adaedle", "did you mean 'adaedl'"),
-    ("/policy adaedl treshold=0.5", "did you mean 'threshold'"),
-    ("/policy adaedl threshold=two", "threshold"),
-    ("/policy 'adaedl", "cannot read"),
+    ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
+    ("/policy adaedl(threshold=two)", "threshold"),
+    ("/policy adaedl(", "a policy reads NAME or NAME"),
     ("/gamma many", "must be a whole number, got 'many'"),
     ("/gamma -1", "must lie in 0 to 64, got -1"),
     ("/gamma auto", "there is no answer yet"),
-    ("/entropy-factor 0.2", "policy static has no entropy_factor; /policy adaedl entropy_factor=0.2"),
+    ("/entropy-factor 0.2", "policy static has no entropy_factor; /policy adaedl.entropy_factor=0.2. has"),
     ("/lambda x", "threshold must be a number, got 'x'"),
     ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
     ("/max-draft-length 65", "at most 64, got 65"),
-    ("/drafter prompt_lookup lngest=3", "did you mean 'longest'"),
+    ("/drafter prompt_lookup(lngest=3)", "did you mean 'longest'"),
     ("/drafter no/such/folder.gguf", "no such weight file"),
     ("/target smolm2", "did you mean 'smollm2'"),
     ("/target a b c", "got 3 words"),
@@ -43,7 +44,7 @@ FAILING = [
     ("/top-p 0", "top_p"),
     ("/min-p 2", "min_p"),
     ("/max-new-tokens 0", "max_new_tokens must be at least 1, got 0"),
-    ("/seed -1", "seed must lie in"),
+    ("/seed -1", "seed must be at least 0, got -1"),
     ("/compare", "ask something first"),
     ("/tokens of", "on or off, got 'of'"),
     ("/stats now", "takes nothing after it, got 'now'"),
@@ -58,11 +59,11 @@ FAILING = [
 @pytest.mark.parametrize(("line", "message"), FAILING, ids=[line for line, _ in FAILING])
 def test_a_command_that_fails_leaves_the_session_as_it_was(session, line, message):
     chat = commands.Chat(session)
-    before = session.settings, session.pair, session.hyperparameters, chat.tokens, chat.ended
+    before = session.settings, session.pair, chat.tokens, chat.ended
     with pytest.raises((ValueError, OSError), match=message.replace("/", "/")) as raised:
         commands.run(chat, line)
     assert "\n" not in str(raised.value)
-    assert (session.settings, session.pair, session.hyperparameters, chat.tokens, chat.ended) == before
+    assert (session.settings, session.pair, chat.tokens, chat.ended) == before
 
 
 def test_a_verifier_that_needs_greedy_and_a_temperature_refuse_each_other(session):
@@ -89,18 +90,18 @@ def test_commands_change_what_they_name(session):
     ):
         assert shown(commands.run(chat, line)).strip()
     changed = session.settings
-    assert (changed.policy, changed.policy_options, changed.max_draft_length) == ("static", ("draft_length=5",), 5)
+    assert (changed.policy, changed.max_draft_length) == ("static(draft_length=5)", 5)
     assert (changed.temperature, changed.top_k, changed.top_p, changed.min_p) == (0.7, 20, 0.9, 0.05)
     assert (changed.max_new_tokens, changed.seed, changed.system, changed.verifier) == (
         8, 4, "Be brief, please.", "block",
     )  # fmt: skip
-    assert not chat.tokens and session.hyperparameters["policy_hyperparameters"] == {"draft_length": 5}
-    commands.run(chat, "/policy adaedl threshold=0.4 keep_checked_token=true")
+    assert not chat.tokens and session.pair.policy == static(draft_length=5)
+    commands.run(chat, "/policy adaedl(threshold=0.4, keep_checked_token=true)")
     commands.run(chat, "/lambda 0.2")
     commands.run(chat, "/entropy-factor 0.3")
-    assert session.settings.policy_options == ("keep_checked_token=true", "threshold=0.2", "entropy_factor=0.3")
+    assert session.settings.policy == "adaedl(threshold=0.2, keep_checked_token=True, entropy_factor=0.3)"
     commands.run(chat, "/policy step=0.05")
-    assert session.hyperparameters["policy_hyperparameters"] == {"threshold": 0.2, "entropy_factor": 0.3, "step": 0.05}
+    assert session.pair.policy.given == {"threshold": 0.2, "entropy_factor": 0.3, "step": 0.05}
     assert shown(commands.run(chat, "/policy")).startswith("policy adaedl")
     commands.run(chat, "/system none")
     assert session.settings.system is None
@@ -120,7 +121,7 @@ def test_stats_say_what_was_read_and_re_used(session):
 
 def test_compare_plays_three_methods_on_the_last_prompt(session):
     chat = commands.Chat(session)
-    commands.run(chat, "/policy adaedl threshold=0.1")
+    commands.run(chat, "/policy adaedl(threshold=0.1)")
     turn = ask(session, "hello")
     lines = [line.split() for line in shown(commands.run(chat, "/compare 2")).splitlines()]
     rows = [" ".join(word for word in line if word not in "│┃|") for line in lines]
@@ -129,7 +130,7 @@ def test_compare_plays_three_methods_on_the_last_prompt(session):
     )
     assert plain.split()[1] == str(len(turn.result.tokens)) and "1.00x" in plain
     assert all(row.endswith("identical") for row in (plain, fixed, current))
-    assert current.startswith("adaedl threshold=0.1")
+    assert current.startswith("adaedl(threshold=0.1)")
     again = ask(session, "more")
     assert again.reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the kept cache alone
 

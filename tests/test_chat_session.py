@@ -38,7 +38,7 @@ def test_the_kept_cache_is_what_the_next_turn_reads(session):
 
 def test_another_policy_keeps_the_cache_and_another_drafter_does_not(chat_pair, session):
     first = ask(session, "hello")
-    session.change(policy="adaedl", policy_options=("threshold=0.1",), max_draft_length=4)
+    session.change(policy="adaedl(threshold=0.1)", max_draft_length=4)
     second = ask(session, "more")
     assert second.reused == len(first.ids) + len(first.result.tokens) - 1
     assert second.result.tokens == fresh(session, second).tokens
@@ -61,7 +61,7 @@ def test_a_drafter_without_a_model_goes_on_from_its_state_too(chat_pair):
 def test_hyperparameters_compile_nothing(session):
     ask(session, "hello")
     decoder = session.pair.decoder
-    session.change(policy_options=("draft_length=2",), temperature=0.5, seed=9)
+    session.change(policy="static(draft_length=2)", temperature=0.5, seed=9)
     assert session.pair.decoder is decoder
     assert ask(session, "more").result.statistics["mean_draft_length"] <= 2
 

@@ -118,7 +118,7 @@ def test_a_conversation(chat, tmp_path):
     child.send("/polcy\r")
     child.expect("unknown command /polcy; did you mean '/policy'")
     child.send("/gamma 2\r")
-    child.expect("policy static, policy-options draft_length=2")
+    child.expect(r"policy static\(draft_length=2\)")
     child.send("more\r")
     child.expect(r"12 tokens, [^\r]*mean draft [12]")
     child.send("/stats\r")

@@ -1,11 +1,13 @@
-"""Strategies by name or file: options to the factory, hyperparameters to `init`, one message for what is wrong."""
+"""Strategies in words, by name or file: the call that Python would make, and one message for what is wrong."""
 
+import os
 import sys
 
 import numpy as np
 import pytest
 
 from specdec_jax.choices import choose, names
+from specdec_jax.stopping import adaedl, at_least, bandit, policy_bandit, static, survival, update_every
 from specdec_jax.types import StoppingPolicy
 
 RULE = """
@@ -29,61 +31,89 @@ def test_every_built_in_name_makes_a_strategy():
             assert choose(kind, name).name == name
 
 
-def test_static_options_go_to_the_factory_and_hyperparameters_to_init():
-    choice = choose("policy", "adaedl", ["keep-checked-token=true", "threshold=0.5", "entropy_factor = 0.3"])
-    assert choice.hyperparameters == {"threshold": 0.5, "entropy_factor": 0.3}
-    state = choice.strategy.init(2, **choice.hyperparameters)
+def test_words_call_the_factory_as_python_does():
+    chosen = choose("policy", "adaedl(keep_checked_token=true, threshold=0.5, entropy_factor = 0.3)")
+    assert chosen == adaedl(keep_checked_token=True, threshold=0.5, entropy_factor=0.3)
+    state = chosen.init(2)
     assert np.allclose(state.threshold, 0.5) and np.allclose(state.entropy_factor, 0.3)
-    kept, dropped = choice.strategy, choose("policy", "adaedl", ["keep_checked_token=false"]).strategy
-    assert kept.proceed.__name__ != dropped.proceed.__name__
+    assert choose("policy", " adaedl ( True ) ") == adaedl(True) and choose("policy", "adaedl()") == adaedl()
 
 
-def test_a_policy_can_wrap_another_with_its_static_options_and_hyperparameters():
-    options = ["minimum=2", "policy=adaedl", "keep_checked_token=true", "threshold=0.4"]
-    choice = choose("policy", "at_least", options)
-    assert choice.hyperparameters == {"threshold": 0.4}
-    assert np.allclose(choice.strategy.init(1, threshold=0.4).threshold, 0.4)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        static(),
+        adaedl(keep_checked_token=True, threshold=0.4),
+        at_least(2, adaedl(threshold=0.4)),
+        update_every(at_least(2, static(draft_length=1)), rounds=3),
+        policy_bandit([adaedl(threshold=0.5), static()], "thompson"),
+        bandit(lengths=(1, 3)),
+        survival(verification_times=[1.0, 1.5], drafter_cost=0.1),
+    ],
+    ids=repr,
+)
+def test_a_strategy_reads_back_as_it_is_written(policy):
+    again = choose("policy", repr(policy))
+    assert again == policy and hash(again) == hash(policy) and repr(again) == repr(policy)
+
+
+def test_a_policy_can_wrap_another():
+    wanted = at_least(2, adaedl(keep_checked_token=True, threshold=0.4))
+    assert choose("policy", "at_least(minimum=2, policy=adaedl(keep_checked_token=True, threshold=0.4))") == wanted
+    assert choose("policy", "at_least(2, adaedl)") == at_least(2, adaedl())
+    assert np.allclose(wanted.init(1).threshold, 0.4) and np.allclose(wanted.init(1, threshold=0.3).threshold, 0.3)
     with pytest.raises(ValueError, match="unknown policy 'adadl'; did you mean 'adaedl'"):
-        choose("policy", "at_least", ["policy=adadl"])
+        choose("policy", "at_least(policy=adadl)")
 
 
 def test_a_users_own_file(tmp_path):
     path = tmp_path / "my_rule.py"
     path.write_text(RULE)
-    choice = choose("policy", str(path), ["draft_length=3", "strict=True", "least=2"])
-    assert isinstance(choice.strategy, StoppingPolicy)
-    assert choice.hyperparameters == {"draft_length": 3}
+    chosen = choose("policy", f"{path}(draft_length=3, strict=True, least=2)")
+    assert isinstance(chosen, StoppingPolicy) and chosen.given == {"draft_length": 3}
+    assert chosen.options == {"strict": True, "least": 2} and np.all(chosen.init(1).draft_length == 3)
+    inside = choose("policy", f"at_least(minimum=2, policy={str(path)!r})")
+    assert inside == at_least(2, choose("policy", str(path)))
+    path.write_text(RULE.replace("return static()", "return static(draft_length=1)"))
+    os.utime(path, ns=(1, 1))
+    assert np.all(choose("policy", str(path)).init(1).draft_length == 1), "a changed file is read again"
 
 
 def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "my_rule.py").write_text("from a_helper_of_my_rule import LENGTH\n" + RULE)
     (tmp_path / "a_helper_of_my_rule.py").write_text("LENGTH = 2\n")
-    assert isinstance(choose("policy", str(tmp_path / "my_rule.py")).strategy, StoppingPolicy)
+    assert isinstance(choose("policy", str(tmp_path / "my_rule.py")), StoppingPolicy)
     (tmp_path / "json.py").write_text("raise ImportError('nothing of the name of an installed module is taken')")
     (tmp_path / "other.py").write_text(RULE.replace("my_rule", "other").replace("static\n", "static\nimport json\n", 1))
-    assert isinstance(choose("policy", str(tmp_path / "other.py")).strategy, StoppingPolicy)
+    assert isinstance(choose("policy", str(tmp_path / "other.py")), StoppingPolicy)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("words", "message"),
     [
-        ("adadl", [], "unknown policy 'adadl'; did you mean 'adaedl'? (there are: accepted_length_ema, adaedl, "),
-        ("adaedl", ["treshold=1"], "policy adaedl has no option 'treshold'; did you mean 'threshold'?"),
-        ("adaedl", ["keep_token=true"], "did you mean 'keep_checked_token'?"),
-        ("adaedl", ["threshold"], "an option reads key=value, got 'threshold'"),
-        ("adaedl", ["threshold=high"], "threshold must be a number, got 'high'"),
-        ("adaedl", ["threshold=1.5"], "threshold must lie in [0, 0.99], got 1.5"),
-        ("adaedl", ["keep_checked_token=no"], "keep_checked_token must be true or false, got 'no'"),
-        ("at_least", ["minimum=2.5"], "minimum must be a whole number, got 2.5"),
-        ("at_least", ["minimum=x"], "minimum must be a number, got 'x'"),
-        ("at_least", ["minimum=-1"], "a minimum of 0 or more, got -1"),
-        ("nowhere/my_rule.py", [], "policy file nowhere/my_rule.py does not exist"),
+        ("adadl", "unknown policy 'adadl'; did you mean 'adaedl'? (there are: accepted_length_ema, adaedl, "),
+        ("adaedl(treshold=1)", "policy adaedl has no option 'treshold'; did you mean 'threshold'?"),
+        ("adaedl(keep_token=true)", "did you mean 'keep_checked_token'?"),
+        ("adaedl(threshold=)", "a policy reads NAME or NAME(key=value, ...), got 'adaedl(threshold=)'"),
+        ("adaedl threshold=1", "a policy reads NAME or NAME(key=value, ...), got 'adaedl threshold=1'"),
+        ("adaedl(**{})", "a policy reads NAME or NAME(key=value, ...), got 'adaedl(**{})'"),
+        ("adaedl(__import__('os'))", "unknown policy '__import__'"),
+        ("adaedl(threshold=1 + 1)", "a policy reads NAME or NAME(key=value, ...)"),
+        ("", "a policy reads NAME or NAME(key=value, ...), got ''"),
+        ("adaedl(True, False, 3)", "policy adaedl takes 2 options at most, got 3"),
+        ("adaedl(threshold=high)", "threshold must be a number, got 'high'"),
+        ("adaedl(threshold=1.5)", "threshold must lie in [0, 0.99], got 1.5"),
+        ("adaedl(keep_checked_token=no)", "keep_checked_token must be true or false, got 'no'"),
+        ("at_least(minimum=2.5)", "minimum must be a whole number, got 2.5"),
+        ("at_least(minimum=x)", "minimum must be a number, got 'x'"),
+        ("at_least(minimum=-1)", "a minimum of 0 or more, got -1"),
+        ("nowhere/my_rule.py(a=1)", "policy file nowhere/my_rule.py does not exist"),
     ],
 )
-def test_what_is_wrong_is_named(name, options, message):
+def test_what_is_wrong_is_named(words, message):
     with pytest.raises(ValueError) as caught:
-        choose("policy", name, options)
+        choose("policy", words)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -93,11 +123,12 @@ def test_what_is_wrong_is_named(name, options, message):
         ("def other(): pass", "must define a function my_rule()"),
         ("x = 1\ny = 1 / 0", "my_rule.py:2: ZeroDivisionError"),
         ("def my_rule(:", "my_rule.py:1: SyntaxError"),
-        ("def my_rule(): return 3", "must return a StoppingPolicy, got int"),
-        ("def my_rule(size): return 3", "missing 1 required positional argument: 'size'"),
+        ("def my_rule(): return 3", "must return a strategy, got int"),
+        ("from specdec_jax.verification import rejection as my_rule", "must return a StoppingPolicy, got Verifier"),
+        ("def my_rule(size): return 3", "missing a required argument: 'size'"),
         (
             "from specdec_jax.stopping import static\n"
-            "def my_rule(): return static()._replace(init=lambda batch, size: size)",
+            "def my_rule(): return static().replace(init=lambda batch, size: size)",
             "missing 1 required positional argument: 'size'",
         ),
     ],

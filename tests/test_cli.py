@@ -21,12 +21,13 @@ from tiny_weights import CONFIG, weights, write_folder
 
 from specdec_jax import cli
 from specdec_jax.generation import build_pair, generate
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.streaming import stream
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import print_json, print_stream
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
-STATIC = ["--policy", "static", "--policy-options", "draft_length=1"]
+STATIC = ["--policy", "static(draft_length=1)"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def models(folders):
 def expected(folders):
     """What the command below must print, from plain decoding in Python."""
     plain = build_pair(folders[0], None, dtype="float32")
-    return generate("hello", pair=plain, chat=False, max_new_tokens=12)
+    return generate("hello", SamplingParams(max_new_tokens=12), pair=plain, chat=False)
 
 
 def run(capsys, *arguments):
@@ -71,10 +72,10 @@ def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, 
     assert result["statistics"]["mean_draft_length"] == 1  # the policy's hyperparameters arrived
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,ngram"])
+@pytest.mark.parametrize("drafter", ["prompt_lookup(longest=2)", "prompt_lookup(longest=2, shortest=1), ngram"])
 def test_a_drafter_without_a_model(capsys, folders, drafter):
     arguments = ["hello hello", "--target", folders[0], "--drafter", drafter, *SHORT, *STATIC, "--json"]
-    code, out, _ = run(capsys, *arguments, "--drafter-options", "longest=2", "--max-draft-length", "2")
+    code, out, _ = run(capsys, *arguments, "--max-draft-length", "2")
     figures = json.loads(out)["statistics"]
     assert code == 0 and figures["num_draft_tokens"] > 0 and figures["drafter_passes"] == 0
 
@@ -97,13 +98,6 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
     assert done.stderr.startswith("error: standard input is closed") and done.stderr.count("\n") == 1
 
 
-def test_options_may_stand_before_the_prompt():
-    words = ["--policy-options", "a=1", "b=x y", "--stop", "c=2", "why?"]
-    assert cli._spread(words) == words
-    words = ["--policy-options", "a=1", "b-c=true", "why?", "d=3"]
-    assert cli._spread(words) == ["--policy-options", "a=1", "--policy-options", "b-c=true", "why?", "d=3"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,22 +114,28 @@ def test_options_may_stand_before_the_prompt():
         (["x", "--max-draft-length", "99999999999"], "max_draft_length must be at most 64, got 99999999999"),
         (["x", "--max-new-tokens", "99999999999999"], "and 99999999999999 new ones exceed the target's context, 128"),
         (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
-        (["x", "--seed", "-1"], "seed must lie in [0, 2**32), got -1"),
+        (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["x", "--stop", ""], "a stop string is empty"),
         (["x", "--dtype", "bfloat"], "unknown dtype 'bfloat'; did you mean 'bfloat16'"),
         (["x", "--policy", "adadl"], "unknown policy 'adadl'; did you mean 'adaedl'"),
         (["x", "--policy", "none.py"], "policy file none.py does not exist"),
-        (["x", "--policy-options", "treshold=1"], "no option 'treshold'; did you mean 'threshold'"),
-        (["x", "--policy-options", "threshold"], "an option reads key=value, got 'threshold'"),
-        (["x", "--policy-options", "threshold=2"], "threshold must lie in [0, 0.99], got 2"),
+        (["x", "--policy", "adaedl(treshold=1)"], "no option 'treshold'; did you mean 'threshold'"),
+        (
+            ["x", "--policy", "adaedl(threshold=)"],
+            "a policy reads NAME or NAME(key=value, ...), got 'adaedl(threshold=)'",
+        ),
+        (["x", "--policy", "adaedl(threshold=2)"], "threshold must lie in [0, 0.99], got 2"),
         (["x", "--verifier", "rejecton"], "unknown verifier 'rejecton'; did you mean 'rejection'"),
-        (["x", "--verifier-options", "a=1"], "verifier rejection has no option 'a'"),
+        (["x", "--verifier", "rejection(a=1)"], "verifier rejection has no option 'a'"),
         (["x", "--verifier", "greedy", "--temperature", "1"], "greedy verification needs temperature 0, got 1"),
-        (["x", "--drafter", "none", "--policy-options", "step=0.1"], "--policy-options step=0.1 has no use"),
+        (
+            ["x", "--drafter", "none", "--policy", "adaedl(step=0.1)"],
+            "--policy adaedl(step=0.1) have no use",
+        ),
         (["x", "--drafter", "prompt_lokup"], "no drafter 'prompt_lokup'; did you mean 'prompt_lookup'"),
-        (["x", "--drafter", "ngram", "--drafter-options", "ordr=3"], "no option 'ordr'; did you mean 'order'"),
-        (["x", "--drafter", "ngram", "--drafter-options", "order=x"], "order must be a number, got 'x'"),
-        (["x", "--drafter", "none", "--drafter-options", "order=3"], "'order' needs a drafter without a model"),
+        (["x", "--drafter", "ngram(ordr=3)"], "no option 'ordr'; did you mean 'order'"),
+        (["x", "--drafter", "ngram(order=x)"], "order must be a number, got 'x'"),
+        (["x", "--drafter", "ngrm(order=3)"], "drafter 'ngrm' takes no options; did you mean 'ngram'"),
         (["x", "--record"], "--record needs --json"),
         (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
         (["x", "--target", "nowhere"], "no model 'nowhere'"),
@@ -213,10 +213,10 @@ def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, mon
         return real(params, state, rounds)
 
     pair = pair._replace(decoder=pair.decoder._replace(run=interrupted_in_the_third_round))
-    assert print_stream(stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)) is False
+    assert print_stream(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)) is False
     captured = capsys.readouterr()
     assert captured.out == "one two\n" and captured.err.endswith("interrupted]\n")
-    assert print_json(stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)) is False
+    assert print_json(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)) is False
     result = json.loads(capsys.readouterr().out)
     assert result["finish_reason"] == "interrupted" and result["text"] == "one two thr"
     assert result["statistics"]["num_rounds"] == 3
@@ -224,7 +224,10 @@ def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, mon
 
 def test_json_after_the_end_of_sequence_has_it_among_the_tokens(capsys):
     script = tokens_of("abc")
-    assert print_json(stream(PROMPT, pair=scripted_pair(script, script), max_new_tokens=64, **OPTIONS)) is True
+    assert (
+        print_json(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted_pair(script, script), **OPTIONS))
+        is True
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["tokens"] == [*script, EOS] and result["text"] == "abc" and "rounds" not in result
 
@@ -285,7 +288,7 @@ def slow():
             print("tracing", file=sys.stderr, flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)  # a minute in C, deaf to signals, without the GIL, as XLA is
         return context.alive, state
-    return static()._replace(begin=begin)
+    return static().replace(begin=begin)
 """
 
 

@@ -8,15 +8,17 @@ from tiny_pair import write_pair
 from experiments import compare
 from experiments.compare import equality_summary, main
 from specdec_jax.generation import build_pair, generate
+from specdec_jax.sampling_params import SamplingParams
 
 CONFIG = """
 from configs.base import CompareConfig, Method
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import static
 
 config = CompareConfig(
     name="tiny",
     prompts={prompts!r},
-    methods=(Method("plain", policy=None), Method("static-2", static, hyperparameters={{"draft_length": 2}})),
+    methods=(Method("plain", policy=None), Method("static-2", static(draft_length=2))),
     target={target!r},
     drafter={drafter!r},
     dtype="float32",
@@ -71,7 +73,11 @@ def test_a_row_says_what_was_decoded(finished, config):
     plain, static = rows(out)[:2]
     assert plain["equals_plain"] is None and static["equals_plain"] is True
     target = build_pair(json.loads((out / "manifest.json").read_text())["config"]["target"], None, dtype="float32")
-    assert plain["tokens"] == generate("hello", pair=target, chat=False, max_new_tokens=8).tokens == static["tokens"]
+    assert (
+        plain["tokens"]
+        == generate("hello", SamplingParams(max_new_tokens=8), pair=target, chat=False).tokens
+        == static["tokens"]
+    )
     assert plain["num_emitted_tokens"] == static["num_emitted_tokens"] == 8
     assert plain["num_drafts"] == 0 < static["num_accepted_tokens"] <= static["num_draft_tokens"]
     assert sum(static["accepted_at"]) == static["num_accepted_tokens"] and len(static["accepted_at"]) == 2
@@ -180,8 +186,8 @@ def test_the_equality_summary_names_every_difference_and_its_gap():
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):
     """Lookup beside model drafting on one target: the same greedy texts, and no drafter passes."""
     path, out = tmp_path / "config.py", tmp_path / "out"
-    more = """, Method("lookup", static, drafter="prompt_lookup", drafter_options={"longest": 2}),
-        Method("both", static, drafter=("prompt_lookup", "ngram"))),"""
+    more = """, Method("lookup", static(), drafter="prompt_lookup(longest=2)"),
+        Method("both", static(), drafter=("prompt_lookup", "ngram"))),"""
     text = config.read_text().replace("),\n    target=", more + "\n    target=")
     path.write_text(text.replace("(0.0, 1.0)", "(0.0,)").replace("max_new_tokens=8", "max_new_tokens=24"))
     assert main([str(path), "--out", str(out)]) == 0

@@ -1,16 +1,16 @@
 """Configs: the committed ones load, overrides apply, every mistake is one message with the nearest name."""
 
-import functools
 import hashlib
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from configs.base import CompareConfig, Method, config_hash, describe, load_config, override
+from configs.base import CompareConfig, Method, config_hash, describe, load_config, override, rebuild
 from experiments.prompts import read_prompts
-from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.stopping import adaedl, at_least, policy_bandit, static, survival
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROMPTS = ROOT / "configs" / "prompts" / "demo.jsonl"
@@ -39,10 +39,10 @@ def test_what_lies_beside_a_config_can_be_imported_in_it(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from lies_beside import LENGTH, static\n"
         "from configs.base import CompareConfig, Method\n"
-        "methods = (Method('plain', None), Method('mine', static, hyperparameters={'draft_length': LENGTH}))\n"
+        "methods = (Method('plain', None), Method('mine', static(draft_length=LENGTH)))\n"
         "config = CompareConfig(name='mine', prompts='configs/prompts/demo.jsonl', methods=methods)\n"
     )
-    assert load_config(tmp_path / "mine.py").methods[1].hyperparameters == {"draft_length": 2}
+    assert load_config(tmp_path / "mine.py").methods[1].policy == static(draft_length=2)
 
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("[a-z]*.py") if not path.name.startswith("base"))
@@ -112,17 +112,19 @@ def test_a_refused_value_ends_the_program_with_2(arguments, capsys):
 
 
 BAD_FILES = {
-    'Method("a", adaedl, hyperparameters={"treshold": 0.3})': r":4: .*no option 'treshold'; did you mean 'threshold'",
-    'Method("a", adaedl, hyperparamters={})': r":4: Method has no 'hyperparamters'; did you mean 'hyperparameters'",
-    'Method("a", adaedl, hyperparameters={"threshold": 3})': r":4: threshold must lie in \[0, 0.99\], got 3",
-    'Method("plain", adaedl)': r"method names must differ, got plain, plain",
-    'Method("a", None, hyperparameters={"threshold": 0.3})': r"'a' has hyperparameters and no policy",
-    'Method("a", static, max_draft_length=0)': r"max_draft_length must be 1 or more, got 0",
-    'Method("a", adaedl), ), max_new_token=(3': r"CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'",
-    'Method("a", adaedl), ), dtype=("bfloat"': r"unknown dtype 'bfloat'; did you mean 'bfloat16'",
-    'Method("a", adaedl), ), temperatures=(-0.5,': r"temperatures .*-0.5",
-    'Method("a", adaedl), ), top_p=(0.0': r"top_p must lie in \(0, 1\], got 0.0",
-    'Method("a", adaedl': r"SyntaxError",
+    'Method("a", adaedl(treshold=0.3))': r":4: adaedl has no option 'treshold'; did you mean 'threshold'",
+    'Method("a", adaedl(), verifer=3)': r":4: Method has no 'verifer'; did you mean 'verifier'",
+    'Method("a", adaedl(threshold=3))': r":4: threshold must lie in \[0, 0.99\], got 3",
+    'Method("a", adaedl)': r":4: method 'a' needs a StoppingPolicy, got .*; call it: adaedl\(\)",
+    'Method("a", "adaedl")': r":4: method 'a' needs a StoppingPolicy, got 'adaedl'",
+    'Method("a", adaedl(), verifier=None)': r":4: method 'a' needs a Verifier, got None",
+    'Method("plain", adaedl())': r"method names must differ, got plain, plain",
+    'Method("a", static(), max_draft_length=0)': r"max_draft_length must be 1 or more, got 0",
+    'Method("a", adaedl()), ), max_new_token=(3': r"no 'max_new_token'; did you mean 'max_new_tokens'",
+    'Method("a", adaedl()), ), dtype=("bfloat"': r"unknown dtype 'bfloat'; did you mean 'bfloat16'",
+    'Method("a", adaedl()), ), temperatures=(-0.5,': r"temperatures .*-0.5",
+    'Method("a", adaedl()), ), top_p=(0.0': r"top_p must lie in \(0, 1\], got 0.0",
+    'Method("a", adaedl(': r"SyntaxError",
     "undefined": r":4: NameError",
 }
 
@@ -153,21 +155,21 @@ def test_a_file_without_a_config_and_a_missing_file(tmp_path):
 
 def test_the_baseline_comes_first():
     with pytest.raises(ValueError, match="baseline"):
-        CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl), PLAIN))
+        CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl()), PLAIN))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("drafter", "message"),
     [
-        ({"drafter": "prompt_lookup", "drafter_options": {"longst": 4}}, "did you mean 'longest'"),
-        ({"drafter": "ngram", "drafter_options": {"order": 1}}, "got 1"),
-        ({"drafter_options": {"longest": 4}}, "'longest' needs a drafter without a model"),
-        ({"drafter": ("smollm2-drafter", "ngram"), "drafter_options": {"longest": 4}}, "none of the drafters ngram"),
+        ("prompt_lookup(longst=4)", "did you mean 'longest'"),
+        ("ngram(order=1)", "got 1"),
+        ("prompt_lokup(longest=4)", "drafter 'prompt_lokup' takes no options; did you mean 'prompt_lookup'"),
+        (("smollm2-drafter", "ngram(longest=4)"), "drafter ngram has no option 'longest'"),
     ],
 )
-def test_a_methods_drafter_is_checked_before_anything_is_loaded(given, message):
+def test_a_methods_drafter_is_checked_before_anything_is_loaded(drafter, message):
     with pytest.raises(ValueError, match=message):
-        Method("a", static, **given)
+        Method("a", static(), drafter=drafter)
 
 
 def test_a_drafter_needs_a_policy():
@@ -175,23 +177,12 @@ def test_a_drafter_needs_a_policy():
         Method("plain", None, drafter="ngram")
 
 
-def test_equal_static_options_share_one_policy_object():
-    """A decoder is found again by its pieces, so that methods differing in hyperparameters compile once."""
-    three, seven = (Method(f"static-{k}", static, hyperparameters={"draft_length": k}) for k in (3, 7))
-    assert three.build_policy() is seven.build_policy() and three.build_verifier() is seven.build_verifier()
-    keep = Method("keep", adaedl, static_options={"keep_checked_token": True})
-    assert keep.build_policy() is not Method("a", adaedl).build_policy()
-    assert PLAIN.build_policy() is None
-
-
 def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"text": "a"}\n')
 
-    def digest(threshold=0.5, static_options=False, **fields):
-        method = Method(
-            "a", adaedl, hyperparameters={"threshold": threshold}, static_options={"keep_checked_token": static_options}
-        )
+    def digest(threshold=0.5, keep=False, **fields):
+        method = Method("a", adaedl(keep_checked_token=keep, threshold=threshold))
         return config_hash(
             CompareConfig(**{"name": "x", "prompts": str(prompts), "methods": (PLAIN, method), **fields})
         )
@@ -200,7 +191,7 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
     assert same == digest(name="other") == digest(out="folder") == digest(limit=1)
     different = [
         digest(0.6),
-        digest(static_options=True),
+        digest(keep=True),
         digest(seed=1),
         digest(temperatures=(0.0,)),
         digest(dtype="float32"),
@@ -218,22 +209,36 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
 
 
 def test_strategies_inside_strategies_count_by_how_they_were_built():
-    def digest(inner, factory=at_least, **structure):
-        method = Method("a", factory, static_options={"policy": inner} | structure)
-        return config_hash(CompareConfig(name="x", prompts="p", methods=(PLAIN, method)))
+    def digest(policy):
+        return config_hash(CompareConfig(name="x", prompts="p", methods=(PLAIN, Method("a", policy))))
 
-    fast = adaedl()._replace(init=functools.partial(adaedl().init, threshold=0.5))
     digests = [
-        digest(adaedl()),
-        digest(adaedl(keep_checked_token=True)),
-        digest(adaedl(raw_entropy=True)),
-        digest(at_least(2, adaedl())),
-        digest(at_least(2, adaedl(keep_checked_token=True))),
-        digest(fast),
-        digest(static()),
+        digest(at_least(policy=adaedl())),
+        digest(at_least(policy=adaedl(keep_checked_token=True))),
+        digest(at_least(policy=adaedl(raw_entropy=True))),
+        digest(at_least(policy=at_least(2, adaedl()))),
+        digest(at_least(policy=at_least(2, adaedl(keep_checked_token=True)))),
+        digest(at_least(policy=adaedl(threshold=0.5))),
+        digest(at_least(policy=static())),
     ]
     assert len(set(digests)) == len(digests)
-    assert digest(adaedl()) == digest(adaedl(keep_checked_token=False)) == digests[0]
+    assert digest(at_least(policy=adaedl(keep_checked_token=False))) == digests[0]
+    with pytest.raises(ValueError, match="made by no factory under @strategy"):
+        digest(static().replace(begin=adaedl().begin))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        adaedl(threshold=0.5, keep_checked_token=True),
+        at_least(2, adaedl(threshold=0.5)),
+        policy_bandit([adaedl(threshold=0.5), static(draft_length=2)], exploration=0.3),
+        survival(greedy=(0.5,) * 8, verification_times=np.array([1.0, 1.5])),
+    ],
+)
+def test_a_strategy_is_built_again_from_its_description(policy):
+    again = rebuild(json.loads(json.dumps(describe(policy))))
+    assert describe(again) == describe(policy) and again.bare == policy.bare
 
 
 def test_traces_and_costs_count_by_what_is_in_them(tmp_path):
@@ -257,7 +262,7 @@ def test_traces_and_costs_count_by_what_is_in_them(tmp_path):
 
 
 def test_a_description_is_json_and_names_factories():
-    inner = Method("a", at_least, static_options={"minimum": 2, "policy": adaedl()})
+    inner = Method("a", at_least(2, adaedl()))
     text = json.dumps(describe(CompareConfig(name="x", prompts="p", methods=(PLAIN, inner))))
     assert "specdec_jax.stopping.at_least:at_least" in text and "specdec_jax.stopping.adaedl:adaedl" in text
 

@@ -170,7 +170,7 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
     built = find_factory("verifier", name)()
-    report = lossless.prove_long_drafts(static(), built, policy_hyperparameters={"draft_length": 5}, rounds=2)
+    report = lossless.prove_long_drafts(static(draft_length=5), built, rounds=2)
     assert report.lossless == built.lossless, report.error
     assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
 

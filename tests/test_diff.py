@@ -16,7 +16,7 @@ PLAIN = Method("plain", policy=None)
 
 def make(path, rows, hyperparameters=None, **fields):
     """A run folder with these results, as an experiment writes it."""
-    methods = (PLAIN, Method("adaedl", adaedl, hyperparameters=hyperparameters or {}))
+    methods = (PLAIN, Method("adaedl", adaedl(**hyperparameters or {})))
     folder = RunFolder.create("tiny", CompareConfig(name="tiny", prompts="p", methods=methods, **fields), out=path)
     for row in rows:
         folder.append(row)

@@ -22,6 +22,7 @@ from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.pairs import _relative_size
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.types import Head
 from specdec_jax.verification import block, rejection
@@ -130,8 +131,10 @@ def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
     assert _relative_size(reduced.params, smollm2.params) < 0.35 * _relative_size(
         smollm2_drafter.params, smollm2.params
     )
-    few = generate("List three fruits.", pair=pair, max_new_tokens=24)
-    assert few.text == generate("List three fruits.", target=smollm2, drafter=None, max_new_tokens=24).text
+    few = generate("List three fruits.", SamplingParams(max_new_tokens=24), pair=pair)
+    assert (
+        few.text == generate("List three fruits.", SamplingParams(max_new_tokens=24), target=smollm2, drafter=None).text
+    )
     assert few.statistics["num_accepted_tokens"] > 4
 
 

@@ -21,7 +21,7 @@ def models(tmp_path_factory):
 
 
 def test_a_page_and_a_picture_beside_the_same_text(capsys, models, tmp_path):
-    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy-options", "threshold=0.1", "--json"]
+    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
     assert cli.main(arguments) == 0
     plain = capsys.readouterr()
     files = [tmp_path / "a.html", tmp_path / "b.svg"]
@@ -51,7 +51,7 @@ def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_pa
 
 
 def test_adaedls_bound_is_drawn_for_adaedl_alone():
-    assert entropy_factor(choose("policy", "adaedl", ["entropy_factor=0.4"])) == 0.4
+    assert entropy_factor(choose("policy", "adaedl(entropy_factor=0.4)")) == 0.4
     assert entropy_factor(choose("policy", "adaedl")) == 0.2
     assert entropy_factor(choose("policy", "static")) is None
 

@@ -15,7 +15,9 @@ from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong
 from tiny_pair import write_pair
 
 from specdec_jax.generation import Generation, build_pair, generate
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.statistics import no_counts, summarise
+from specdec_jax.stopping import adaedl
 from specdec_jax.views.charting import nice
 from specdec_jax.views.coloured import block, render
 from specdec_jax.views.page import page, save_page
@@ -112,7 +114,7 @@ def test_what_was_not_recorded_is_refused():
 def test_a_decoded_text_is_told_as_it_was_counted(wrong):
     script = tokens_of("one two three äöü")
     pair = scripted_pair(script, wrong_at(script, *wrong))
-    result = generate(PROMPT, pair=pair, max_new_tokens=64, record=True, **OPTIONS)
+    result = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, record=True, **OPTIONS)
     same_counts(result, pair.target.tokenizer)
 
 
@@ -127,9 +129,8 @@ def same_counts(result, its_tokenizer):
 
 
 def test_a_real_text_is_told_as_it_was_counted(smollm2, smollm2_drafter):
-    pair = build_pair(smollm2, smollm2_drafter)
-    hyperparameters = {"threshold": 0.3}
-    result = generate("Hi", pair=pair, max_new_tokens=16, slots=96, record=True, policy_hyperparameters=hyperparameters)
+    pair = build_pair(smollm2, smollm2_drafter, policy=adaedl(threshold=0.3))
+    result = generate("Hi", SamplingParams(max_new_tokens=16), pair=pair, slots=96, record=True)
     same_counts(result, smollm2.tokenizer)
     assert all(math.isfinite(token.entropy) for token in told(result, smollm2.tokenizer)[:-1] if token.kind != "bonus")
 

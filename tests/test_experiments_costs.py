@@ -125,10 +125,12 @@ def compare_folder(path, most=20):
     methods = [{"name": "plain", "policy": None}]
     static = {
         "name": "static-3",
-        "policy": "specdec_jax.stopping.static:static",
-        "hyperparameters": {"draft_length": 3},
+        "policy": {"strategy": "specdec_jax.stopping.static:static", "options": {}, "hyperparameters": {}},
+        "verifier": {"strategy": "specdec_jax.verification.rejection:rejection", "options": {}, "hyperparameters": {}},
+        "drafter": None,
+        "max_draft_length": None,
     }
-    methods.append(static | {"static_options": {}, "max_draft_length": None})
+    methods.append(static)
     config = {"methods": methods, "max_draft_length": 5, "max_new_tokens": most, "verification_widths": None}
     (path / "manifest.json").write_text(json.dumps({"config": config}))
     rows = []

@@ -1,6 +1,7 @@
 """Text in, text out: the same tokens as plain decoding, alone or in a batch, and what a request may ask for."""
 
 import json
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,18 +12,21 @@ from tiny_pair import write_pair
 from specdec_jax import generation
 from specdec_jax.analysis.agreement import compare_outputs
 from specdec_jax.generation import build_pair, encode, generate, play, prepare
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.streaming import stream
 
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
 CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
-REAL = {"max_new_tokens": 24, "slots": 96, "record": True, "policy_hyperparameters": {"draft_length": 3}}
+REAL = {"sampling": SamplingParams(max_new_tokens=24), "slots": 96, "record": True}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
-    return build_pair(target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32")
+    return build_pair(
+        target, drafter, policy=static(draft_length=3), max_draft_length=3, verification_widths=(4,), dtype="float32"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def scripted(script):
 
 @pytest.fixture(scope="module")
 def real(smollm2, smollm2_drafter):
-    return build_pair(smollm2, smollm2_drafter, policy=static(), max_draft_length=3)
+    return build_pair(smollm2, smollm2_drafter, policy=static(draft_length=3), max_draft_length=3)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +75,10 @@ def test_real_output_is_english_and_streams_as_it_is_generated(real, plain_outpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(tiny, temperature):
     prompts = ["hello", "a much longer prompt than that", "42"]
-    options = {"pair": tiny, "chat": False, "max_new_tokens": 12, "slots": 96, "temperature": temperature}
-    batch = generate(prompts, seed=5, **options)
-    alone = [generate(prompt, seed=5 + row, **options) for row, prompt in enumerate(prompts)]
+    options = {"pair": tiny, "chat": False, "slots": 96}
+    sampling = SamplingParams(max_new_tokens=12, temperature=temperature, seed=5)
+    batch = generate(prompts, sampling, **options)
+    alone = [generate(prompt, replace(sampling, seed=5 + row), **options) for row, prompt in enumerate(prompts)]
     assert [result.tokens for result in batch] == [result.tokens for result in alone]
     assert [result.text for result in batch] == [result.text for result in alone]
     assert [result.statistics for result in batch] == [result.statistics for result in alone]
@@ -81,13 +86,14 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(tiny, temperature):
 
 
 def test_the_seed_decides(tiny):
-    options = {"pair": tiny, "chat": False, "max_new_tokens": 12, "slots": 96, "temperature": 1.0}
-    one, again, other = (generate("hello", seed=seed, **options).tokens for seed in (1, 1, 2))
+    options = {"pair": tiny, "chat": False, "slots": 96}
+    asked = (SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (generate("hello", sampling, **options).tokens for sampling in asked)
     assert one == again != other
 
 
 def test_what_comes_back(scripted, script):
-    result = generate(PROMPT, pair=scripted, max_new_tokens=64, record=True, **OPTIONS)
+    result = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **OPTIONS)
     assert result.text == "one two three four"
     assert result.tokens == [*script, EOS] and result.prompt_tokens == tokens_of(PROMPT)
     assert result.finish_reason == "stop"
@@ -98,11 +104,11 @@ def test_what_comes_back(scripted, script):
 
 
 def test_a_prepared_request_is_played_as_often_as_one_likes(scripted, script):
-    request = prepare(scripted, [PROMPT], max_new_tokens=8, **OPTIONS)
+    request = prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
     for _ in range(2):
         results, state = play(scripted, request)
         assert [result.tokens for result in results] == [script[:8]] and np.all(np.asarray(state.done))
-    cut = play(scripted, request, ("two",)).results[0]
+    cut = play(scripted, request._replace(stop=("two",))).results[0]
     assert (cut.text, cut.finish_reason) == ("one ", "stop_string")
 
 
@@ -119,22 +125,27 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
 
     for name, takes in {"start": 100.0, "_run": 5.0, "finish": 1000.0}.items():
         monkeypatch.setattr(generation, name, slow(getattr(generation, name), takes))
-    assert play(scripted, prepare(scripted, [PROMPT], max_new_tokens=8, **OPTIONS)).results[0].seconds == 5.0
+    assert (
+        play(scripted, prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)).results[0].seconds
+        == 5.0
+    )
 
 
 def test_a_second_request_compiles_nothing(scripted):
     options = {"pair": scripted, "record": True, **OPTIONS}
-    generate(PROMPT, max_new_tokens=64, **options)
-    again = generate("another prompt", max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, **options)
+    generate(PROMPT, SamplingParams(max_new_tokens=64), **options)
+    again = generate(
+        "another prompt", SamplingParams(max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1), **options
+    )
     assert again.compile_seconds == 0
 
 
 def test_length_and_stop_ids_end_a_generation(scripted, script):
     options = {"pair": scripted, "record": True, **OPTIONS}
-    short = generate(PROMPT, max_new_tokens=5, **options)
+    short = generate(PROMPT, SamplingParams(max_new_tokens=5), **options)
     assert (short.tokens, short.finish_reason) == (script[:5], "length")
     space = tokens_of(" ")[0]
-    stopped = generate(PROMPT, max_new_tokens=64, stop_ids=[space], **options)
+    stopped = generate(PROMPT, SamplingParams(max_new_tokens=64, stop_ids=[space]), **options)
     assert (stopped.text, stopped.finish_reason) == ("one", "stop")
     assert stopped.tokens == [*tokens_of("one"), space]
 
@@ -147,7 +158,9 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert encode(target, "hello", system="be brief") == tokens_of("system: be brief</s>user: hello</s>")
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     assert encode(target, messages) == tokens_of("user: hi</s>assistant: ho</s>")
-    result = generate(messages, pair=scripted, max_new_tokens=64, record=True, **{**OPTIONS, "chat": True})
+    result = generate(
+        messages, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **{**OPTIONS, "chat": True}
+    )
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
@@ -166,27 +179,56 @@ def test_the_default_policy_keeps_its_hyperparameters(tiny):
         ("x", {"temperature": -0.5}, r"temperature must lie in \[0, inf\), got -0.5"),
         ("x", {"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ("x", {"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
-        ("x", {"top_k": -1}, "top_k must lie in .* got -1"),
+        ("x", {"top_k": -1}, "top_k must be at least 0, got -1"),
+        ("x", {"seed": 2**32}, r"seed must be below 2\*\*32, got 4294967296"),
+        ("x", {"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ("x", {"min_p": 2}, "min_p must lie in .* got 2"),
-        ("x", {"max_new_tokens": -3}, "max_new_tokens must not be negative, got -3"),
+        ("x", {"max_new_tokens": -3}, "max_new_tokens must be at least 1, got -3"),
         ("x", {"max_new_tokens": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
         (
             "x",
             {"max_new_tokens": 10**20},
             f"prompt 0 of 1 tokens and {10**20} new ones exceed the target's context, 184",
         ),
-        ("x", {"max_new_tokens": 2.5}, "max_new_tokens must be whole numbers, got 2.5"),
+        ("x", {"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, got 2.5"),
         ("x" * 170, {"max_new_tokens": 10, "slots": 96}, "96 cache slots cannot hold"),
         ("x", {"max_token": 3}, "generate has no option 'max_token'; did you mean"),
         ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
         ("x", {"system": "be brief"}, "a system prompt and messages need the chat template"),
         ("x", {"stop": [""]}, "a stop string is empty"),
-        ("x", {"policy_hyperparameters": {"draft_length": -1}}, "draft_length must lie in"),
+        ("x", {"drafter": "ngram"}, "no option 'drafter' .the pair given already has one"),
     ],
 )
 def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):
+    names = {field.name for field in fields(SamplingParams)}
+    sampled = {name: options[name] for name in options if name in names}
+    rest = {name: options[name] for name in options if name not in names}
     with pytest.raises(ValueError, match=message):
-        generate(prompt, pair=scripted, **{**OPTIONS, "max_new_tokens": 8, **options})
+        generate(prompt, SamplingParams(**{"max_new_tokens": 8, **sampled}), pair=scripted, **{**OPTIONS, **rest})
+
+
+def test_what_belongs_in_the_sampling_parameters_says_so(scripted):
+    with pytest.raises(ValueError, match=r"no option 'temperature': it belongs in SamplingParams\(temperature=...\)"):
+        generate(PROMPT, pair=scripted, temperature=0.5)
+
+
+def test_a_pair_decodes_under_other_strategies(scripted, script):
+    """Other hyperparameters compile nothing; other static options build another decoder over the same models."""
+    before = scripted.decoder.jitted["run"]._cache_size()
+    one = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted, policy=static(draft_length=1), **OPTIONS)
+    assert one.tokens == [*script, EOS] and one.statistics["mean_draft_length"] == 1
+    assert scripted.decoder.jitted["run"]._cache_size() == max(before, 1)
+    kept = scripted.using(policy=adaedl(keep_checked_token=True))
+    assert (
+        kept.decoder is not scripted.decoder and kept.using(policy=static(draft_length=2)).decoder is scripted.decoder
+    )
+    with pytest.raises(ValueError, match="a policy must be a StoppingPolicy, .* got 'static'"):
+        scripted.using(policy="static")
+
+
+def test_a_decoder_refuses_a_strategy_it_was_not_built_for(scripted):
+    with pytest.raises(ValueError, match=r"built for static, not for adaedl\(threshold=0.5\)"):
+        scripted.decoder.prefill(scripted.params, [[1]], policy=adaedl(threshold=0.5), max_new_tokens=1)
 
 
 def test_bad_pairs_are_refused_by_name(tiny):

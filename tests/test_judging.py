@@ -12,6 +12,7 @@ from specdec_jax.distillation.judging import answers, judge
 from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.models.adapters import TokenCache, from_function
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 VOCAB = CONFIG["vocab_size"]
@@ -148,7 +149,9 @@ def test_answers_are_those_of_generate_whatever_the_batch(tmp_path, temperature)
     prompts = [target.tokenizer.encode(text) for text in texts]
     pair = build_pair(target, None)
     expected = [
-        generate(text, pair=pair, chat=False, max_new_tokens=20, temperature=temperature, seed=5 + row).tokens
+        generate(
+            text, SamplingParams(max_new_tokens=20, temperature=temperature, seed=5 + row), pair=pair, chat=False
+        ).tokens
         for row, text in enumerate(texts)
     ]
     options = {"max_new_tokens": 20, "warp": {"temperature": temperature}, "seed": 5}

@@ -48,7 +48,7 @@ VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 def test_output_distribution_is_exactly_the_targets(policy, verifier):
     rule, hyperparameters = POLICIES[policy]
     batches = (1, 3) if verifier == "rejection" else (3,)
-    report = lossless.prove_exactly(rule, VERIFIERS[verifier], policy_hyperparameters=hyperparameters, batches=batches)
+    report = lossless.prove_exactly(rule.but(**hyperparameters), VERIFIERS[verifier], batches=batches)
     assert report.total_variation < 1e-6 and report.lossless
     assert {case.batch for case in report.cases} == set(batches)
     if verifier != "greedy":  # at temperature 0 a toy has one text, and a rule may never draft two tokens on it
@@ -58,9 +58,8 @@ def test_output_distribution_is_exactly_the_targets(policy, verifier):
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
     report = lossless.prove_exactly(
-        adaedl(keep_checked_token=True),
+        adaedl(keep_checked_token=True, **FAST),
         VERIFIERS[verifier],
-        policy_hyperparameters=FAST,
         max_draft_length=3,
         tokens=4,
         batches=(3,),
@@ -84,10 +83,10 @@ def test_a_users_own_file_is_proven(tmp_path):
         "def doubter():\n"
         "    def check(state, distribution, drafted, context):\n"
         "        return distribution.max_prob > 0.5, state\n"
-        "    return static()._replace(check=check)\n"
+        "    return static().replace(check=check)\n"
     )
     rule = choose("policy", str(file))
-    report = lossless.prove_exactly(rule.strategy, rejection(), policy_hyperparameters=rule.hyperparameters)
+    report = lossless.prove_exactly(rule, rejection())
     assert report.lossless and report.draft_lengths == (0, 1, 2)
 
 
@@ -140,7 +139,7 @@ def at_another_temperature(verifier, temperature=1.25):
             state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, log_p, context
         )
 
-    return verifier._replace(verify=verify)
+    return verifier.replace(verify=verify)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
@@ -195,7 +194,7 @@ def test_a_drafter_that_drops_a_drawn_token_fails():
         unlikely = jnp.take_along_axis(log_q, token, axis=1)[:, 0] < jnp.log(1 / 3)
         return draft._replace(length=draft.length - (unlikely & (draft.length > 0)).astype(jnp.int32)), *rest
 
-    decoder = build_decoder(table, inner._replace(propose=propose), static(), rejection(), prefill_chunk=4)
+    decoder = build_decoder(table, inner.replace(propose=propose), static(), rejection(), prefill_chunk=4)
     pair = toys.toy_pair(3, 1)
     report = lossless.test_by_sampling(decoder, ModelParams(*pair), sequences=20_480)
     assert report.p_value < 1e-12

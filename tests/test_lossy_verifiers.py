@@ -11,7 +11,6 @@ from specdec_jax import decoding, lossless
 from specdec_jax.choices import choose
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
@@ -60,10 +59,8 @@ def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, to
 
 def enumerated(verifier, hyperparameters, toys=lossless.TOYS[:2], warps=WARPS, **options):
     return lossless.prove_exactly(
-        static(),
-        verifier,
-        policy_hyperparameters={"draft_length": DRAFTS},
-        verifier_hyperparameters=traced(hyperparameters),
+        static(draft_length=DRAFTS),
+        verifier.but(**traced(hyperparameters)),
         batches=(3,),
         chosen=(False,),
         toys=toys,
@@ -191,11 +188,9 @@ def test_by_phase_of_lossless_verifiers_is_lossless():
 
 
 def test_by_phase_hands_hyperparameters_on():
-    assert hyperparameters_of(by_phase().init) == hyperparameters_of(lenience().init)
-    assert hyperparameters_of(by_phase(lenience(), lenience()).init) == {
-        "routine_lenience": 0.5,
-        "reasoning_lenience": 0.5,
-    }
+    assert by_phase().hyperparameters == lenience().hyperparameters == {"lenience": 0.5}
+    two = by_phase(lenience(lenience=0.4), lenience())
+    assert two.hyperparameters == {"routine_lenience": 0.4, "reasoning_lenience": 0.5}
     state = by_phase(lenience(), typical()).init(2, lenience=0.4, delta=0.2)
     assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
     two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])
@@ -207,13 +202,13 @@ def test_by_phase_hands_hyperparameters_on():
 
 
 def test_verifiers_wrap_by_name():
-    options = ["routine=easd", "reasoning=typical", "top_n=3", "overlap=0.7", "epsilon=0.2"]
-    choice = choose("verifier", "by_phase", options)
-    assert isinstance(choice.strategy, Verifier) and choice.hyperparameters == {"overlap": 0.7, "epsilon": 0.2}
+    chosen = choose("verifier", "by_phase(routine=easd(top_n=3), reasoning=typical(epsilon=0.2), overlap=0.7)")
+    assert isinstance(chosen, Verifier) and chosen.given == {"overlap": 0.7}
+    assert chosen == by_phase(easd(top_n=3), typical(epsilon=0.2), overlap=0.7)
     with pytest.raises(ValueError, match="has no option 'lenienc'; did you mean 'lenience'"):
-        choose("verifier", "by_phase", ["lenienc=0.3"])
+        choose("verifier", "by_phase(lenienc=0.3)")
     with pytest.raises(ValueError, match="unknown verifier 'typcal'; did you mean 'typical'"):
-        choose("verifier", "by_phase", ["routine=typcal"])
+        choose("verifier", "by_phase(routine=typcal)")
 
 
 def test_a_decoder_for_phases_needs_a_monitor():

@@ -30,16 +30,16 @@ CONFIG = """
 from configs.base import CompareConfig, Method
 from specdec_jax.stopping import phase_length, static, survival
 
-times = {{"verification_times": (1.0, 1.0, 1.0, 9.0, 9.0, 9.0)}}
+times = (1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
 config = CompareConfig(
     name="measured",
     prompts={prompts!r},
     methods=(
         Method("plain", policy=None),
-        Method("static", static),
-        Method("static-3", static, hyperparameters={{"draft_length": 3}}),
-        Method("survival", survival, hyperparameters=times),
-        Method("phase-length", phase_length),
+        Method("static", static()),
+        Method("static-3", static(draft_length=3)),
+        Method("survival", survival(verification_times=times)),
+        Method("phase-length", phase_length()),
     ),
     target={target!r},
     drafter={drafter!r},

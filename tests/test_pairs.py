@@ -1,7 +1,5 @@
 """Drafters as people name them, on the built-in models: several that take turns, and what they cost."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -9,17 +7,18 @@ from specdec_jax.calibrated import calibration_of, hyperparameters_for
 from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.loading import load_model
 from specdec_jax.pairs import _relative_size
-from specdec_jax.stopping import static, survival
+from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.stopping import at_least, static, survival
 
 TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
 
 
 def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2_float32, smollm2_drafter_float32):
-    plain = generate(PROMPT, target=smollm2_float32, drafter=None, max_new_tokens=40)
+    plain = generate(PROMPT, SamplingParams(max_new_tokens=40), target=smollm2_float32, drafter=None)
     drafters = (smollm2_drafter_float32, "prompt_lookup")
-    pair = build_pair(smollm2_float32, drafters, policy=static(), verification_widths=(8,))
-    result = generate(PROMPT, pair=pair, max_new_tokens=40, policy_hyperparameters={"draft_length": 4}, record=True)
+    pair = build_pair(smollm2_float32, drafters, policy=static(draft_length=4), verification_widths=(8,))
+    result = generate(PROMPT, SamplingParams(max_new_tokens=40), pair=pair, record=True)
     assert result.tokens == plain.tokens
     chosen = np.array([record["drafter_id"] for record in result.rounds])
     drafted = np.array([record["drafted"] for record in result.rounds])
@@ -49,7 +48,7 @@ def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
 
 
 def cost_told(pair, **options):
-    return prepare(pair, ["Hello"], **options).options["policy_hyperparameters"].get("drafter_cost")
+    return prepare(pair, ["Hello"], **options).options.get("policy_hyperparameters", {}).get("drafter_cost")
 
 
 def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_drafter):
@@ -61,7 +60,9 @@ def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_draf
     measured = calibration_of("built-in", whole).hyperparameters["greedy"]["policy"]["survival"]["drafter_cost"]
     assert cost_told(whole, calibration="built-in") == measured
     assert cost_told(reduced, calibration="built-in") == cost_told(reduced)
-    assert cost_told(whole, policy_hyperparameters={"drafter_cost": 0.3}, calibration="built-in") == 0.3
+    fixed = survival(drafter_cost=0.5)
+    for rule in (fixed, at_least(1, fixed)):
+        assert cost_told(whole.using(rule), calibration="built-in") is None
     table = {"any": np.zeros(1_000_000)}
     together = build_pair(
         smollm2, ("ngram", few, smollm2_drafter), policy=survival(), drafter_params=(table, None, None)
@@ -72,7 +73,6 @@ def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_draf
     of_few = told._replace(drafter=told.drafter | {"draft_vocabulary": 8192})
     assert cost_told(reduced, calibration=of_few) == measured
     assert cost_told(whole, calibration=of_few) == cost_told(whole)
-    fixed = survival()._replace(init=functools.partial(survival().init, drafter_cost=0.5))
     pairs = ("prompt_lookup", survival()), ("ngram", survival()), (smollm2_drafter, static()), (smollm2_drafter, fixed)
     for drafter, policy in pairs:
         assert cost_told(build_pair(smollm2, drafter, policy=policy)) is None

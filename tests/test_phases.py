@@ -11,7 +11,6 @@ from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model
 from specdec_jax.generation import build_pair
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.monitors import phases
 from specdec_jax.monitors.phases import observe_token
@@ -161,7 +160,7 @@ def test_the_rule_inside_may_stop_sooner_and_is_taught():
 
 def test_the_rule_inside_plans_within_the_length_of_the_phase():
     within = lambda state, *arguments: (arguments[-1].budget <= 2, state)  # noqa: E731
-    inner = static()._replace(begin=within, check=within, proceed=within)
+    inner = static().replace(begin=within, check=within, proceed=within)
     (drafted, *_), _ = play_rows(phase_length(inner), {"routine_length": 2})
     np.testing.assert_array_equal(drafted, np.minimum(story().budgets, 2))
 
@@ -199,10 +198,9 @@ def test_bad_hyperparameters_are_refused(hyperparameters, message):
 
 
 def test_the_hyperparameters_of_a_phase_length_are_the_policys_and_two_more():
-    assert hyperparameters_of(phase_length().init) == {"routine_length": 5, "reasoning_length": 2}
-    hyperparameters = hyperparameters_of(phase_length(adaedl()).init)
-    assert list(hyperparameters.items()) == [
-        *hyperparameters_of(adaedl().init).items(),
+    assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}
+    assert list(phase_length(adaedl(threshold=0.5)).hyperparameters.items()) == [
+        *adaedl(threshold=0.5).hyperparameters.items(),
         ("routine_length", 5),
         ("reasoning_length", 2),
     ]

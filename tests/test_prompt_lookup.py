@@ -14,6 +14,7 @@ from specdec_jax.generation import build_pair, generate
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import make_warp
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.stopping import adaedl, draft_and_verify, static
 from specdec_jax.types import RoundContext
@@ -188,7 +189,9 @@ def test_a_repeated_paragraph_is_accepted_from_the_prompt(smollm2):
     )
     pair = build_pair(smollm2, "prompt_lookup", policy=static(), max_draft_length=7)
     prompt = f"Repeat this paragraph word for word:\n\n{paragraph}"
-    result = generate(prompt, pair=pair, max_new_tokens=64, policy_hyperparameters={"draft_length": 7}, record=True)
+    result = generate(
+        prompt, SamplingParams(max_new_tokens=64), pair=pair, policy_hyperparameters={"draft_length": 7}, record=True
+    )
     assert result.statistics["num_accepted_tokens"] > 32, result.text
     assert result.statistics["drafter_passes"] == 0
 

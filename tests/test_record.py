@@ -11,6 +11,7 @@ from specdec_jax.analysis.replay import replay
 from specdec_jax.analysis.trace import load_trace
 from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import load_model
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import adaedl
 
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
@@ -54,7 +55,9 @@ def test_its_greedy_replay_is_the_live_decoder(place, recorded, row):
     models = [load_model(folder, dtype="float32") for folder in write_pair(path)]
     trace = load_trace(recorded / "trace-0.npz")
     pair = build_pair(*models, policy=adaedl(), max_draft_length=5, verification_widths=(6,))
-    live = generate(TEXTS[row], pair=pair, chat=False, max_new_tokens=20, policy_hyperparameters={"threshold": 0.2})
+    live = generate(
+        TEXTS[row], SamplingParams(max_new_tokens=20), pair=pair, chat=False, policy_hyperparameters={"threshold": 0.2}
+    )
     assert trace.tokens[row, : trace.length[row]].tolist() == live.tokens
     found = replay(trace, adaedl(), {"threshold": 0.2})
     assert found.rounds[0, row] == live.statistics["num_rounds"]

@@ -314,7 +314,7 @@ def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsy
         "def collision():\n"
         "    def check(state, distribution, drafted, context):\n"
         "        return jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2, state\n"
-        "    return static()._replace(check=check)\n"
+        "    return static().replace(check=check)\n"
     )
     arguments = [
         str(tmp_path / "greedy.npz"),

@@ -142,7 +142,7 @@ def test_a_drafter_nobody_chose_does_not_run():
             jax.debug.callback(lambda: note("commit"))
             return drafter.commit(*arguments)
 
-        return drafter._replace(propose=propose, commit=commit)
+        return drafter.replace(propose=propose, commit=commit)
 
     joined = several([table(), counted(table())], drift=0.0, prior=4.0)
     state = decode(joined, (GOOD, BAD), prompts=((0, 1),))

@@ -6,13 +6,14 @@ import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 
 from specdec_jax.generation import find_stop, generate
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.streaming import Piece, stream
 
 TEXT = "héllo 🙂 wörld, 你好: 1234 hello hello"
 
 
-def streamed(pair, **options):
-    chunks = stream(PROMPT, pair=pair, **{"max_new_tokens": 64, **OPTIONS, **options})
+def streamed(pair, rounds=1, **sampling):
+    chunks = stream(PROMPT, SamplingParams(**{"max_new_tokens": 64, **sampling}), pair=pair, rounds=rounds, **OPTIONS)
     return list(chunks), chunks.result()
 
 
@@ -30,7 +31,7 @@ def pair(script):
 @pytest.mark.parametrize("rounds", [1, 3, 100])
 def test_chunks_together_are_the_text_and_the_tokens_of_generate(pair, script, rounds):
     chunks, result = streamed(pair, rounds=rounds)
-    whole = generate(PROMPT, pair=pair, max_new_tokens=64, record=True, **OPTIONS)
+    whole = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, record=True, **OPTIONS)
     assert "".join(chunk.text for chunk in chunks) == result.text == whole.text == TEXT
     assert [token for chunk in chunks for token in chunk.tokens] == result.tokens == whole.tokens == [*script, EOS]
     assert result.finish_reason == "stop"
@@ -114,7 +115,7 @@ def test_a_stop_string_across_rounds_ends_the_text_before_it(stop, rounds):
     assert "".join(chunk.text for chunk in chunks) == result.text == text
     assert "".join(p.text for chunk in chunks for p in chunk.pieces if p.kind != "rejected") == text
     assert result.finish_reason == "stop_string"
-    whole = generate(PROMPT, pair=pair, max_new_tokens=64, stop=stop, record=True, **OPTIONS)
+    whole = generate(PROMPT, SamplingParams(max_new_tokens=64, stop=stop), pair=pair, record=True, **OPTIONS)
     assert (whole.text, whole.finish_reason) == (text, "stop_string")
 
 
@@ -137,7 +138,7 @@ def test_of_two_stop_strings_the_one_complete_first_cuts_however_much_is_known()
 
 
 def test_leaving_the_loop_leaves_the_result_so_far(pair, script):
-    chunks = stream(PROMPT, pair=pair, max_new_tokens=64, **OPTIONS)
+    chunks = stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)
     first, second = next(chunks), next(chunks)
     result = chunks.result()
     assert result.finish_reason == "interrupted"
@@ -166,6 +167,6 @@ def test_bad_input_is_refused_at_the_call(pair):
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         stream(PROMPT, pair=pair, rounds=0)
     with pytest.raises(ValueError, match="a stop string is empty"):
-        stream(PROMPT, pair=pair, stop=["x", ""])
+        stream(PROMPT, SamplingParams(stop=["x", ""]), pair=pair)
     with pytest.raises(ValueError, match="temprature.*did you mean 'temperature'"):
         stream(PROMPT, pair=pair, temprature=1.0)

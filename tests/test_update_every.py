@@ -7,7 +7,6 @@ import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
 from specdec_jax.choices import choose
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every
@@ -65,11 +64,11 @@ def test_a_round_without_drafts_is_not_counted():
 
 
 def test_its_hyperparameters_are_the_policys_and_one_more():
-    hyperparameters = hyperparameters_of(update_every(hf_heuristic()).init)
-    assert hyperparameters == {**hyperparameters_of(hf_heuristic().init), "rounds": 4} and len(hyperparameters) > 1
-    choice = choose("policy", "update_every", ["policy=max_confidence", "threshold=0.4", "rounds=16"])
-    assert choice.hyperparameters == {"threshold": 0.4, "rounds": 16}
-    compiled = jax.jit(lambda hyperparameters: choice.strategy.init(2, **hyperparameters))
+    hyperparameters = update_every(hf_heuristic()).hyperparameters
+    assert hyperparameters == {**hf_heuristic().hyperparameters, "rounds": 4} and len(hyperparameters) > 1
+    chosen = choose("policy", "update_every(policy=max_confidence, threshold=0.4, rounds=16)")
+    assert chosen.given == {"threshold": 0.4, "rounds": 16}
+    compiled = jax.jit(lambda hyperparameters: chosen.init(2, **hyperparameters))
     compiled({"threshold": 0.1, "rounds": 3})
     compiled({"threshold": 0.2, "rounds": 5})
     assert compiled._cache_size() == 1

@@ -14,6 +14,7 @@ from tiny_pair import write_pair
 from specdec_jax import cli, lossless
 from specdec_jax.generation import Generation, generate
 from specdec_jax.lossless import Case, Coverage, LosslessReport, RoundsCase, RoundsReport, SampledReport
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import static
 from specdec_jax.streaming import Piece
 from specdec_jax.verification import rejection
@@ -60,13 +61,15 @@ def shown(width=60, height=20):
     script = tokens_of("one two three four")
     pair = scripted_pair(script, wrong_at(script, 5))
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    result = live.show_live(console, pair, "[static]", PROMPT, max_new_tokens=64, **OPTIONS)
+    result = live.show_live(console, pair, "[static]", PROMPT, SamplingParams(max_new_tokens=64), **OPTIONS)
     return console.file.getvalue(), result, pair
 
 
 def test_the_live_view_ends_with_the_whole_text_and_its_figures():
     text, result, pair = shown()
-    assert result.tokens == generate(PROMPT, pair=pair, max_new_tokens=64, record=True, **OPTIONS).tokens
+    assert (
+        result.tokens == generate(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, record=True, **OPTIONS).tokens
+    )
     end = text[text.rindex("╭") :]
     assert "[static]: x" in end  # a title is text, not markup
     assert "one t#" in end and "rejected draft" in end
@@ -126,7 +129,7 @@ def generous():
         honest = lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted)  # noqa: E731
         return log_prob_accepted, honest, state
 
-    return fair._replace(verify=verify)
+    return fair.replace(verify=verify)
 '''
 
 
@@ -136,14 +139,14 @@ def verify(capsys, *arguments):
 
 
 def test_a_proof_that_succeeds(capsys):
-    code, out = verify(capsys, "--policy-options", "threshold=0.5", "keep_checked_token=true")
+    code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
     assert code == 0 and out.endswith("Lossless.\n")
     assert out.count("e-1") >= 24 and "2048 sequences of 6 tokens" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_rule_that_never_says_no_is_not_shown(capsys):
-    code, out = verify(capsys, "--policy", "static", "--policy-options", "draft_length=3", "--max-draft-length", "3")
+    code, out = verify(capsys, "--policy", "static(draft_length=3)", "--max-draft-length", "3")
     assert code == 3 and "Not shown beyond draft 0: the rule never said no to drafts 1, 2, 3." in " ".join(out.split())
 
 

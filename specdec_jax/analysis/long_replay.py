@@ -73,7 +73,7 @@ def long_replay(
     given, settings = as_settings(hyperparameters or {})
     state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
     every = texts_of(trace, np.zeros(settings))
-    program = _program(policy, most, int(trace.length.max()))
+    program = _program(policy.bare, most, int(trace.length.max()))
     parts, emitted = [], 0
     for text in texts:
         known = every._replace(text=jnp.full((settings,), text, jnp.int32))

@@ -142,7 +142,7 @@ def _replay_block(
         settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
     )
     known = every._replace(text=jnp.tile(every.text, settings))
-    counts = _program(policy, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
+    counts = _program(policy.bare, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
     shaped = []
     for leaf in counts:
         values = None if leaf is None else np.asarray(leaf)

@@ -52,7 +52,6 @@ def draft_round(
     drafter: Drafter,
     params: Params,
     policy: StoppingPolicy,
-    hyperparameters: Mapping[str, Any],
     *,
     batch: int,
     slots: int,
@@ -81,7 +80,7 @@ def draft_round(
         monitor=(),
     )
     tokens = jnp.ones((batch, slots), jnp.int32)
-    policy_state = policy.init(batch, **hyperparameters)
+    policy_state = policy.init(batch)
     return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
 
 

@@ -1,6 +1,7 @@
 """Slash commands: what they do to a session, their help, and what can be completed."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from rich.text import Text
 
 from specdec_jax.chat import comparing, reports
 from specdec_jax.chat.session import Session
-from specdec_jax.chat.settings import LONGEST, check, with_option
+from specdec_jax.chat.settings import LONGEST, check
 from specdec_jax.chat.suggest import same_drafts, suggest
-from specdec_jax.hyperparameters import hyperparameters_of
+from specdec_jax.choices import parse_call
 
 
 @dataclass
@@ -87,21 +88,23 @@ def _said(value: Any) -> str:
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
-    """/policy and /verifier: a name and its options, or only options, which change what is there."""
+    """/policy and /verifier: a strategy, or only options of the one that is there: key=value, key=value."""
 
     def change(chat: Chat, text: str) -> RenderableType:
-        settings, words = chat.session.settings, _words(text)
-        if words:
-            name, options = words[0], tuple(words[1:])
-            if "=" in name:
-                name, options = getattr(settings, kind), getattr(settings, f"{kind}_options")
-                for word in words:
-                    key, _, value = word.partition("=")
-                    options = with_option(options, key.strip().replace("-", "_"), value)
-            chat.session.change(**{kind: name, f"{kind}_options": options})
-        return _shown(chat, kind, f"{kind}_options")
+        if re.match(r"[\w-]+\s*=", text):
+            text = _with_options(kind, getattr(chat.session.settings, kind), text)
+        if text:
+            chat.session.change(**{kind: text})
+        return _shown(chat, kind)
 
     return change
+
+
+def _with_options(kind: str, words: str, options: str) -> str:
+    """The strategy in words, with other options."""
+    _, changes = parse_call(kind, f"{kind}({options})")
+    name, given = parse_call(kind, words)
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**given, **changes}.items())})"
 
 
 def _words(text: str) -> list[str]:
@@ -128,8 +131,8 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
         if not 0 <= length <= LONGEST:
             raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
         longest = max(length, session.settings.max_draft_length)
-        session.change(policy="static", policy_options=(f"draft_length={length}",), max_draft_length=longest)
-    return _shown(chat, "policy", "policy_options")
+        session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
+    return _shown(chat, "policy")
 
 
 def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
@@ -139,19 +142,18 @@ def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
         settings = chat.session.settings
         if text:
             value = _number(key, text, float)
-            if key not in hyperparameters_of(check(settings)[0].strategy.init):
-                raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl {key}={value:g} has")
-            chat.session.change(policy_options=with_option(settings.policy_options, key, value))
-        return _shown(chat, "policy", "policy_options")
+            if key not in check(settings)[0].hyperparameters:
+                raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl({key}={value:g}) has")
+            chat.session.change(policy=_with_options("policy", settings.policy, f"{key}={value!r}"))
+        return _shown(chat, "policy")
 
     return change
 
 
 def _drafter(chat: Chat, text: str) -> RenderableType:
-    words = _words(text)
-    if words:
-        chat.session.change(drafter=words[0], drafter_options=tuple(words[1:]))
-    return _shown(chat, "drafter", "drafter_options")
+    if text:
+        chat.session.change(drafter=text)
+    return _shown(chat, "drafter")
 
 
 def _target(chat: Chat, text: str) -> RenderableType:
@@ -159,7 +161,7 @@ def _target(chat: Chat, text: str) -> RenderableType:
     if len(words) > 2:
         raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
     given: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
-    chat.session.change(**given, **({"drafter_options": ()} if "drafter" in given else {}))
+    chat.session.change(**given)
     return _shown(chat, "target", "drafter")
 
 
@@ -237,14 +239,14 @@ def _nothing(name: str, text: str) -> None:
 
 
 _LIST = [
-    Command("/policy NAME key=value", "when to stop drafting; key=value alone changes it", _rule("policy")),
+    Command("/policy NAME(key=value)", "when to stop drafting; key=value alone changes it", _rule("policy")),
     Command("/gamma N", "static drafts of N tokens; /gamma auto does what the last answer suggests", _gamma),
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     Command("/max-draft-length N", "most tokens drafted in a round, whatever the policy says", _most),
-    Command("/drafter NAME key=value", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
+    Command("/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),
-    Command("/verifier NAME key=value", "which drafts survive", _rule("verifier")),
+    Command("/verifier NAME(key=value)", "which drafts survive", _rule("verifier")),
     _set("temperature", float, "/temperature X", "0 is greedy"),
     _set("top_k", int, "/top-k N", "only the N most probable tokens; 0 is off"),
     _set("top_p", float, "/top-p X", "only the most probable tokens up to this mass; 1 is off"),

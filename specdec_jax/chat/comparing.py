@@ -7,6 +7,7 @@ from rich.table import Table
 
 from specdec_jax.chat.session import Session
 from specdec_jax.generation import Generation, Pair, Request, build_pair, play
+from specdec_jax.stopping.static import static
 
 REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
 
@@ -70,12 +71,11 @@ def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[st
     """Name, models and request of every method. Plain decoding has no verifier to be changed by."""
     settings, target = session.settings, session.pair.target
     plain = build_pair(target, None)
-    yield "plain", plain, session.request(ids, plain, policy_hyperparameters={})
+    yield "plain", plain, session.request(ids, plain)
     if settings.drafter == "none":
         return
     current = session.request(ids)
-    if settings.policy != "static":
-        fixed, hyperparameters = session.with_policy("static", (f"draft_length={length}",))
-        yield f"static {length}", fixed, session.request(ids, fixed, **hyperparameters)
-    name = " ".join([settings.policy, *settings.policy_options])
-    yield name, session.pair, current
+    if session.pair.policy.name != "static":
+        fixed = session.pair.using(policy=static(draft_length=length))
+        yield f"static {length}", fixed, session.request(ids, fixed)
+    yield repr(session.pair.policy), session.pair, current

@@ -1,14 +1,16 @@
 """What Tab offers: commands, names of strategies and models, and the options of a strategy."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from specdec_jax.chat.commands import COMMANDS
 from specdec_jax.choices import choose, find_factory, names
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.pairs import NEED_MODELS
+
+CALL = re.compile(r"(?P<name>[^(]+)\((?P<given>.*)$")  # a call that is being typed
 
 
 class Completion(NamedTuple):
@@ -21,55 +23,54 @@ def complete(before: str) -> list[Completion]:
     """Completions of a line, of which `before` stands before the cursor. None for what is no command."""
     if not before.startswith("/") or "\n" in before:
         return []
-    words = before.split(" ")
-    if len(words) == 1:
+    command, space, rest = before.partition(" ")
+    if not space:
         return [Completion(name, -len(before), COMMANDS[name].help) for name in COMMANDS if name.startswith(before)]
-    offers = VALUES.get(words[0], lambda words: iter(()))
-    return [Completion(text, -len(words[-1])) for text in offers(words[1:]) if text.startswith(words[-1])]
+    begun = re.split(r"[\s(,]", rest)[-1]
+    offers = VALUES.get(command, lambda rest: iter(()))
+    return [Completion(text, -len(begun)) for text in offers(rest) if text.startswith(begun)]
 
 
-def _strategy(kind: str) -> Callable[[list[str]], Iterator[str]]:
-    def offers(words: list[str]) -> Iterator[str]:
-        if len(words) == 1:
-            yield from names(kind)
-        else:
-            given = {word.partition("=")[0] for word in words[1:-1]}
-            yield from (f"{name}=" for name in _options(kind, words[0]) if name not in given)
+def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], Iterator[str]]:
+    """A name, and once its bracket is open what the strategy takes and was not given."""
+
+    def offers(rest: str) -> Iterator[str]:
+        call = CALL.fullmatch(rest)
+        if call is not None:
+            given = re.findall(r"(\w+)\s*=", call["given"])
+            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in given)
+        elif " " not in rest:
+            yield from offered()
 
     return offers
 
 
 def _options(kind: str, name: str) -> list[str]:
-    """The static options and the hyperparameters a strategy takes; none while its name is not finished."""
+    """The static options and the hyperparameters that a strategy takes; none while its name is not finished."""
     try:
-        static_options = set(inspect.signature(find_factory(kind, name)).parameters)
+        options = inspect.signature(find_factory(kind, name)).parameters.keys()
     except ValueError:
         return []
     try:
-        return sorted(static_options | hyperparameters_of(choose(kind, name).strategy.init).keys())
-    except ValueError:  # it wraps another one, which is still to be named
-        return sorted(static_options)
+        return sorted({*options, *choose(kind, name).hyperparameters})
+    except ValueError:  # an option that must be given
+        return sorted(options)
 
 
-def _first(*offered: str) -> Callable[[list[str]], Iterator[str]]:
-    return lambda words: iter(offered if len(words) == 1 else ())
+def _first(*offered: str) -> Callable[[str], Iterator[str]]:
+    return lambda rest: iter(() if " " in rest else offered)
 
 
-def _drafters(words: list[str]) -> Iterator[str]:
-    if len(words) == 1:
-        yield from [
-            *BUILTIN,
-            *(f"{name}@8192" for name in DRAFTERS),
-            "none",
-            *(name for name in names("drafter") if name not in NEED_MODELS),
-        ]
+def _drafters() -> list[str]:
+    modelless = [name for name in names("drafter") if name not in NEED_MODELS]
+    return [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless]
 
 
-VALUES: dict[str, Callable[[list[str]], Iterator[str]]] = {
-    "/policy": _strategy("policy"),
-    "/verifier": _strategy("verifier"),
-    "/drafter": _drafters,
-    "/target": lambda words: iter(BUILTIN),
+VALUES: dict[str, Callable[[str], Iterator[str]]] = {
+    "/policy": _strategy("policy", lambda: names("policy")),
+    "/verifier": _strategy("verifier", lambda: names("verifier")),
+    "/drafter": _strategy("drafter", _drafters),
+    "/target": _first(*BUILTIN),
     "/gamma": _first("auto"),
     "/tokens": _first("on", "off"),
     "/phases": _first("on", "off"),

@@ -18,9 +18,7 @@ PHASES = {0: "routine", 1: "reasoning"}
 
 def describe(settings: Settings) -> str:
     """The settings on one line: models, rules, and of the rest what is not the default."""
-    models = " ".join([f"{settings.target} + {settings.drafter}", *settings.drafter_options])
-    parts = [models, " ".join([settings.policy, *settings.policy_options])]
-    parts.append(" ".join([settings.verifier, *settings.verifier_options]))
+    parts = [f"{settings.target} + {settings.drafter}", settings.policy, settings.verifier]
     parts.append(f"temperature {settings.temperature:g}" if settings.temperature else "greedy")
     plain = Settings()
     for name in ("top_k", "top_p", "min_p", "seed", "max_new_tokens", "max_draft_length"):

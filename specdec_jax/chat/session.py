@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specdec_jax.chat.settings import Settings, build, check
-from specdec_jax.generation import Generation, Pair, Request, prepare, stop_strings
+from specdec_jax.generation import Generation, Pair, Request, prepare
 from specdec_jax.requests import slots_for
 from specdec_jax.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
 SPARE = 3  # answers that new caches have room for
 LEAST_SLOTS = 256
-REQUESTED = ("temperature", "top_k", "top_p", "min_p", "seed", "calibration")
 
 
 class Turn(NamedTuple):
@@ -43,7 +42,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings):
-        self.settings, self.pair, self.hyperparameters = settings, *_built(settings)
+        self.settings, self.pair = settings, _built(settings)
         self.messages: list[dict[str, str]] = []
         self.last: Turn | None = None
         self._kept: DecodeState | None = None
@@ -52,14 +51,10 @@ class Session:
     def change(self, **values: Any) -> None:
         """Other settings, by the names of `Settings`; a new model is loaded here."""
         settings = dataclasses.replace(self.settings, **values)
-        pair, hyperparameters = _built(settings)
+        pair = _built(settings)
         if settings.target != self.settings.target and self.last is not None:
             self.last = self.last._replace(ids=[], text="")  # another tokenizer's ids
-        self.settings, self.pair, self.hyperparameters = settings, pair, hyperparameters
-
-    def with_policy(self, policy: str, options: tuple[str, ...]) -> tuple[Pair, dict[str, Any]]:
-        """The same models under another policy, and the hyperparameters for `request`; the session stays as it is."""
-        return _built(dataclasses.replace(self.settings, policy=policy, policy_options=options))
+        self.settings, self.pair = settings, pair
 
     def reset(self) -> None:
         """Forget the messages. The cache stays: a system prompt need not be read again."""
@@ -77,10 +72,8 @@ class Session:
         rendered = self._rendered(messages)
         return self._play(messages, rendered, self.request(self._ids(rendered)))
 
-    def request(self, ids: list[int], pair: Pair | None = None, **hyperparameters: Any) -> Request:
+    def request(self, ids: list[int], pair: Pair | None = None) -> Request:
         """A prompt's ids with this session's settings, for `pair` (the session's own unless given).
-
-        `hyperparameters` are policy_hyperparameters and verifier_hyperparameters where they are not the session's.
 
         Raises:
             ValueError: no room for an answer.
@@ -97,12 +90,11 @@ class Session:
         request = prepare(
             pair,
             ["-"],
+            dataclasses.replace(settings, max_new_tokens=room),
             chat=False,
-            max_new_tokens=room,
+            calibration=settings.calibration,
             slots=slots,
             record=True,
-            **{name: getattr(settings, name) for name in REQUESTED},
-            **(hyperparameters or self.hyperparameters),
         )
         return request._replace(prompts=[ids])
 
@@ -117,7 +109,7 @@ class Session:
         kept, why = self._usable(kept, request)
         chunks = None
         try:
-            chunks = Stream(self.pair, request, stop_strings(self.settings.stop), 1, kept)
+            chunks = Stream(self.pair, request, 1, kept)
             yield from chunks
         finally:
             if chunks is not None:
@@ -162,17 +154,14 @@ class Session:
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings
-        return settings.target, settings.drafter, settings.drafter_options, settings.dtype
+        return settings.target, settings.drafter, settings.dtype
 
 
-def _built(settings: Settings) -> tuple[Pair, dict[str, Any]]:
+def _built(settings: Settings) -> Pair:
     policy, verifier = check(settings)
     if settings.system is not None and not settings.chat:
         raise ValueError("a system prompt needs the chat template; it is off")
     pair = build(settings, policy, verifier)
     if settings.chat and pair.target.tokenizer.chat_template is None:
         raise ValueError(f"{settings.target} has no chat template: it can only continue plain text (--no-chat)")
-    return pair, {
-        "policy_hyperparameters": policy.hyperparameters,
-        "verifier_hyperparameters": verifier.hyperparameters,
-    }
+    return pair

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specdec_jax.chat.settings import Settings, option
+from specdec_jax.chat.settings import Settings
+from specdec_jax.choices import choose
 
 HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with
 MOST = 16  # beyond it a draft is hardly ever accepted whole
@@ -14,7 +15,7 @@ LOW_THRESHOLD = 0.3  # the least lambda of the paper's grid (arXiv 2410.18351)
 
 def same_drafts(before: Settings, now: Settings) -> bool:
     """Whether an answer decoded with `before` tells anything of drafts made with `now`."""
-    told = [dataclasses.replace(each, max_new_tokens=0, seed=0, stop=(), phases=False) for each in (before, now)]
+    told = [dataclasses.replace(each, max_new_tokens=1, seed=0, stop=(), phases=False) for each in (before, now)]
     return told[0] == told[1]
 
 
@@ -35,17 +36,17 @@ def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None
     if rate is None:
         if not figures["drafter_passes"]:
             return None
-        if settings.policy == "adaedl" and _threshold(settings) > LOW_THRESHOLD:
+        if _name(settings) == "adaedl" and _told(settings, "threshold") > LOW_THRESHOLD:
             return Suggestion("a lower lambda, since nothing was drafted", f"/lambda {LOW_THRESHOLD}")
         return Suggestion("drafts of a fixed length, since nothing was drafted", "/gamma 3")
     if LOW <= rate <= HIGH:
         return None
-    if settings.policy == "static":
+    if _name(settings) == "static":
         return _static(settings, rate > HIGH)
     if rate > HIGH and mean > 0.8 * settings.max_draft_length:
         most = min(2 * settings.max_draft_length, MOST)
         return None if most <= settings.max_draft_length else Suggestion("longer drafts", f"/max-draft-length {most}")
-    if settings.policy == "adaedl":
+    if _name(settings) == "adaedl":
         return _adaedl(settings, rate > HIGH)
     if rate > HIGH:
         return Suggestion("longer drafts", f"/gamma {min(round(mean) + 2, MOST)}")
@@ -53,7 +54,7 @@ def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None
 
 
 def _static(settings: Settings, high: bool) -> Suggestion | None:
-    length = min(int(option(settings.policy_options, "draft_length", "7")), settings.max_draft_length)
+    length = min(int(_told(settings, "draft_length")), settings.max_draft_length)
     if high:
         return Suggestion("longer drafts", f"/gamma {min(length + 2, MOST)}") if length < MOST else None
     if length > 2:
@@ -62,12 +63,16 @@ def _static(settings: Settings, high: bool) -> Suggestion | None:
 
 
 def _adaedl(settings: Settings, high: bool) -> Suggestion | None:
-    threshold = _threshold(settings)
+    threshold = _told(settings, "threshold")
     changed = round(max(threshold - STEP, 0.0) if high else min(threshold + STEP, 0.95), 2)
     if changed == threshold:
         return None
     return Suggestion("longer drafts" if high else "shorter drafts", f"/lambda {changed:g}")
 
 
-def _threshold(settings: Settings) -> float:
-    return float(option(settings.policy_options, "threshold", "0.7"))
+def _name(settings: Settings) -> str:
+    return settings.policy.partition("(")[0].strip()
+
+
+def _told(settings: Settings, hyperparameter: str) -> float:
+    return float(choose("policy", settings.policy).hyperparameters[hyperparameter])

@@ -16,6 +16,7 @@ from jax import lax
 
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.sampling import distribution, draw
+from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
@@ -54,6 +55,7 @@ class _Loop(NamedTuple):
     max_prob: Array  # [B, K] float32
 
 
+@strategy
 def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 64) -> Drafter:
     """Draft with a language model, up to `max_draft_length` (K) tokens a round.
 

@@ -19,6 +19,7 @@ from specdec_jax.drafters import _table
 from specdec_jax.drafters._table import NgramTable
 from specdec_jax.drafters._walk import check_length, walk
 from specdec_jax.hyperparameters import select_rows
+from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Distribution,
@@ -43,6 +44,7 @@ class _Recent(NamedTuple):
     known: Array  # [B] int32, how many of them there are
 
 
+@strategy
 def ngram(
     max_draft_length: int = 7,
     order: int = 4,

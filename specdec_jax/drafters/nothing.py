@@ -6,9 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.drafters._stateless import no_commit, no_state
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 
+@strategy
 def nothing() -> Drafter:
     """A drafter that never drafts; the baseline of every speed-up."""
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specdec_jax.drafters._stateless import no_commit, no_state
 from specdec_jax.drafters._walk import check_length, walk
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 
@@ -26,6 +27,7 @@ class _Copy(NamedTuple):
     matched: Array  # [B] int32, tokens of the match; 0: there is none
 
 
+@strategy
 def prompt_lookup(
     max_draft_length: int = 7,
     longest: int = 3,

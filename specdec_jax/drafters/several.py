@@ -19,6 +19,7 @@ from jax import lax
 
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.phase import phase_of
+from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Distribution,
@@ -66,6 +67,7 @@ class _Round(NamedTuple):
     keep_log_q: bool
 
 
+@strategy
 def several(
     drafters: Sequence[Drafter] = (),
     costs: Sequence[float] | None = None,

@@ -83,17 +83,7 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
     return jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **warp)))
 
 
-class Hyperparameters(NamedTuple):
-    """What `init` of each takes."""
-
-    policy: Mapping[str, Any]
-    verifier: Mapping[str, Any]
-    monitor: Mapping[str, Any]
-
-
-def first_nodes(
-    setting: Setting, hyperparameters: Hyperparameters, prompts: np.ndarray = PROMPT, toy: Any = 0
-) -> Nodes:
+def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
     """One row a prompt [N, 2] of its toy [N], each with the probability 1, with room for `setting.tokens` more."""
     count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
@@ -102,9 +92,9 @@ def first_nodes(
         table=np.broadcast_to(np.asarray(toy, np.int64) * vocab**2, count),
         emitted=np.zeros(count, np.int32),
         chance=np.ones(count),
-        policy=host(setting.policy.init(count, **hyperparameters.policy)),
-        verifier=host(setting.verifier.init(count, **hyperparameters.verifier)),
-        monitor=host(setting.monitor.init(count, **hyperparameters.monitor)),
+        policy=host(setting.policy.init(count)),
+        verifier=host(setting.verifier.init(count)),
+        monitor=host(setting.monitor.init(count)),
     )
 
 

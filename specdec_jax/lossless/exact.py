@@ -16,7 +16,6 @@ import numpy as np
 from specdec_jax.decoding import no_monitor
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.enumeration import (
-    Hyperparameters,
     Setting,
     distribution_table,
     enumerate_distribution,
@@ -63,10 +62,7 @@ def prove_exactly(
     policy: StoppingPolicy,
     verifier: Verifier,
     *,
-    policy_hyperparameters: Mapping[str, Any] | None = None,
-    verifier_hyperparameters: Mapping[str, Any] | None = None,
     monitor: Monitor | None = None,
-    monitor_hyperparameters: Mapping[str, Any] | None = None,
     max_draft_length: int = 2,
     tokens: int = 3,
     batches: Sequence[int] = (1, 3),
@@ -85,7 +81,7 @@ def prove_exactly(
         chosen: drafters that draw their tokens (False), and that choose them (True: one-hot distributions).
 
     Raises:
-        ValueError: no warp is left to prove anything at, or hyperparameters that `init` refuses.
+        ValueError: no warp is left to prove anything at.
     """
     warps, monitor = warps_for(verifier, warps), monitor or monitor_for(policy, verifier)
     cases = []
@@ -108,10 +104,7 @@ def prove_exactly(
                         chosen=one_hot,
                         tally=Tally(max_draft_length),
                     )
-                    hyperparameters = Hyperparameters(
-                        policy_hyperparameters or {}, verifier_hyperparameters or {}, monitor_hyperparameters or {}
-                    )
-                    joint = enumerate_distribution(setting, first_nodes(setting, hyperparameters))
+                    joint = enumerate_distribution(setting, first_nodes(setting))
                     distance = float(0.5 * np.abs(joint - target_joint(setting)).sum())
                     distance = distance if np.isfinite(distance) else np.inf
                     lengths = setting.tally.coverage.draft_lengths

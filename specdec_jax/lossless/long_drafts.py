@@ -20,7 +20,7 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Branches, Hyperparameters, Nodes, Outcomes, Setting, distribution_table
+from specdec_jax.lossless.enumeration import Branches, Nodes, Outcomes, Setting, distribution_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
 from specdec_jax.lossless.toys import narrow_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
@@ -63,10 +63,7 @@ def prove_long_drafts(
     policy: StoppingPolicy,
     verifier: Verifier,
     *,
-    policy_hyperparameters: Mapping[str, Any] | None = None,
-    verifier_hyperparameters: Mapping[str, Any] | None = None,
     monitor: Monitor | None = None,
-    monitor_hyperparameters: Mapping[str, Any] | None = None,
     max_draft_length: int = 5,
     rounds: int = 8,
     warps: Sequence[Mapping[str, Any]] = LONG_WARPS,
@@ -80,13 +77,10 @@ def prove_long_drafts(
         warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
 
     Raises:
-        ValueError: no warp is left, a length below 1 or too long to enumerate, or hyperparameters that `init` refuses.
+        ValueError: no warp is left, or a length below 1 or too long to enumerate.
     """
     if not 1 <= max_draft_length <= LONGEST:
         raise ValueError(f"drafts of 1 to {LONGEST} tokens can be enumerated, got max_draft_length {max_draft_length}")
-    hyperparameters = Hyperparameters(
-        policy_hyperparameters or {}, verifier_hyperparameters or {}, monitor_hyperparameters or {}
-    )
     monitor, cases, alone = monitor or monitor_for(policy, verifier), [], True
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for warp in warps_for(verifier, warps):
@@ -107,7 +101,7 @@ def prove_long_drafts(
             error, played = 0.0, 0
             for one_hot in (False, True):
                 setting = setting._replace(chosen=one_hot)
-                worst, count, agrees = _play(setting, hyperparameters, rounds)
+                worst, count, agrees = _play(setting, rounds)
                 error, played, alone = max(error, worst), played + count, alone and agrees
             cases.append(RoundsCase(warp, error, played, setting.tally.coverage))
     worst = max(case.error for case in cases)
@@ -124,11 +118,11 @@ def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([first, second], axis=1)[some], toy[some]
 
 
-def _play(setting: Setting, hyperparameters: Hyperparameters, rounds: int) -> tuple[float, int, bool]:
+def _play(setting: Setting, rounds: int) -> tuple[float, int, bool]:
     """(largest relative error, rounds summed, whether rows stand alone) of so many rounds from each prompt."""
     rng, worst, alone = np.random.default_rng(0), 0.0, True
     prompts, toy = _prompts(setting)
-    nodes = enumeration.first_nodes(setting, hyperparameters, prompts, toy)
+    nodes = enumeration.first_nodes(setting, prompts, toy)
     for index in range(rounds):
         branches = enumeration.draft_tree(setting, nodes)
         outcomes = enumeration.verified(setting, nodes, branches)

@@ -73,9 +73,6 @@ def test_by_sampling(
     prompt: Sequence[int] = (0, 1),
     *,
     warp: Mapping[str, Any] | None = None,
-    policy_hyperparameters: Mapping[str, Any] | None = None,
-    verifier_hyperparameters: Mapping[str, Any] | None = None,
-    monitor_hyperparameters: Mapping[str, Any] | None = None,
     tokens: int = 4,
     sequences: int = 40_960,
     batch: int | None = None,
@@ -84,6 +81,7 @@ def test_by_sampling(
     joint: int = JOINT_TOKENS,
     against: np.ndarray | None = None,
     progress: Callable[[int, float], bool] = lambda done, seconds: True,
+    **strategies: Any,
 ) -> SampledReport:
     """Draw sequences with the whole decoder and test their first `tokens` tokens against the target's distribution.
 
@@ -100,6 +98,7 @@ def test_by_sampling(
         against: [V] * tokens, a joint distribution to test against in the place of the target's, as a lossy verifier's.
         progress: called with the sequences decoded and the seconds since the first batch was compiled, after each
             batch; False ends the test with what there is.
+        strategies: `policy`, `verifier` and `monitor`: the decoder's with other hyperparameters.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
     target, most = decoder.parts.target, decoder.parts.drafter.max_draft_length
@@ -121,9 +120,7 @@ def test_by_sampling(
             max_new_tokens=[tokens + most] * count + [0] * (batch - count),
             seed=(seed + done) % 2**32,
             warp=make_warp(batch, **numbers),
-            policy_hyperparameters=policy_hyperparameters,
-            verifier_hyperparameters=verifier_hyperparameters,
-            monitor_hyperparameters=monitor_hyperparameters,
+            **strategies,
             stop_ids=(),
         )
         state = decoder.run(params, state)

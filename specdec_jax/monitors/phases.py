@@ -20,9 +20,11 @@ from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.sampling import distribution
 from specdec_jax.sampling import raw_entropy as raw_entropy_of
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
 
 
+@strategy
 def phases(raw_entropy: bool = True) -> Monitor:
     """Watches phases.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
@@ -27,6 +28,7 @@ class AcceptedLengthEMAState(NamedTuple):
     warmup: Array  # [B] int32
 
 
+@strategy
 def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
     """A draft length of one more than the average accepted length, renewed every few rounds.
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -35,6 +36,7 @@ class AdaEDLState(NamedTuple):
         return self.control.acceptance
 
 
+@strategy
 def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> StoppingPolicy:
     """AdaEDL as published, or with the distribution that fails the check still giving its token.
 

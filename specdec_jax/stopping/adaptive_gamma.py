@@ -18,6 +18,7 @@ from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 FACTOR_RANGE = (1e-3, 10.0)
@@ -34,6 +35,7 @@ class AdaptiveGammaState(NamedTuple):
     decay: Array  # [B] float32
 
 
+@strategy
 def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> StoppingPolicy:
     """AdaEDL with a fitted entropy factor.
 

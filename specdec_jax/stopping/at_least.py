@@ -1,11 +1,13 @@
 """A floor under any rule: draft at least this many tokens before it may say no."""
 
 from specdec_jax.stopping.static import static
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
-def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (a static length unless given), overruled until `minimum` tokens are drafted.
+@strategy
+def at_least(minimum: int = 1, policy: StoppingPolicy = static()) -> StoppingPolicy:
+    """`policy`, overruled until `minimum` tokens are drafted.
 
     Hyperparameters (`init`): those of `policy`.
     Raises:
@@ -13,22 +15,21 @@ def at_least(minimum: int = 1, policy: StoppingPolicy | None = None) -> Stopping
     """
     if minimum < 0:
         raise ValueError(f"at_least needs a minimum of 0 or more, got {minimum}")
-    inner = static() if policy is None else policy
 
     def begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
-        go_on, state = inner.begin(state, context)
+        go_on, state = policy.begin(state, context)
         return go_on | (minimum > 0), state
 
     def check(
         state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyState]:
-        draw, state = inner.check(state, distribution, drafted, context)
+        draw, state = policy.check(state, distribution, drafted, context)
         return draw | (drafted < minimum), state
 
     def proceed(
         state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PolicyState]:
-        go_on, state = inner.proceed(state, distribution, token, drafted, context)
+        go_on, state = policy.proceed(state, distribution, token, drafted, context)
         return go_on | (drafted < minimum), state
 
-    return inner._replace(begin=begin, check=check, proceed=proceed)
+    return policy.replace(begin=begin, check=check, proceed=proceed)

@@ -16,6 +16,7 @@ import numpy as np
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 6.0
@@ -27,6 +28,7 @@ class BanditState(NamedTuple):
     warmup: Array  # [B] int32
 
 
+@strategy
 def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     """UCB over draft lengths.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, no_update
 from specdec_jax.stopping._token import token_probability
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 
@@ -22,6 +23,7 @@ class CumulativeConfidenceState(NamedTuple):
     confidence: Array  # [B] float32, the product over this round's draft so far
 
 
+@strategy
 def cumulative_confidence() -> StoppingPolicy:
     """Stop after the token with which the product of the drawn tokens' probabilities falls below the threshold.
 

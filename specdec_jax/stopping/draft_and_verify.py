@@ -22,6 +22,7 @@ from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._token import token_probability
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -34,6 +35,7 @@ class DraftAndVerifyState(NamedTuple):
     step: Array  # [B] float32
 
 
+@strategy
 def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 

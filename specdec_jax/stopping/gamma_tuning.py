@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
@@ -25,6 +26,7 @@ class GammaTuningState(NamedTuple):
     low: Array  # [B] float32
 
 
+@strategy
 def gamma_tuning() -> StoppingPolicy:
     """A draft length that grows by 1 or 2 above one acceptance and shrinks by 1 below another.
 

@@ -17,6 +17,7 @@ import numpy as np
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
 from specdec_jax.stopping._price import price
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -32,6 +33,7 @@ class GoodputState(NamedTuple):
     decay: Array  # [B] float32
 
 
+@strategy
 def goodput(most: int = 16) -> StoppingPolicy:
     """The draft length with the most expected tokens per time at the acceptance seen.
 

@@ -23,6 +23,7 @@ from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -40,6 +41,7 @@ class HFConfidenceState(NamedTuple):
     history: _History | None  # None without refit
 
 
+@strategy
 def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 
@@ -23,6 +24,7 @@ class HFHeuristicState(NamedTuple):
     decrease: Array  # [B] int32
 
 
+@strategy
 def hf_heuristic() -> StoppingPolicy:
     """A draft length that grows when everything was accepted and shrinks otherwise.
 

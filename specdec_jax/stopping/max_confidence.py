@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
 from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -21,6 +22,7 @@ class MaxConfidenceState(NamedTuple):
     failed: Array  # [B] bool, the last check failed (read by keep_checked_token)
 
 
+@strategy
 def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw: bool = False) -> StoppingPolicy:
     """Stop in `check` when the distribution's largest probability is below the threshold.
 

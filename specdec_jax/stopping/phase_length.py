@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import hyperparameters_of, per_row, with_hyperparameters
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
+from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -25,6 +26,7 @@ class PhaseLengthState(NamedTuple):
     draft_length: Array  # [B] int32, of this round's phase
 
 
+@strategy
 def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     """At most `routine_length` or `reasoning_length` drafts a round, by its phase; `policy` may stop sooner.
 
@@ -37,7 +39,6 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     """
     inner = _unbounded() if policy is None else policy
 
-    @with_hyperparameters(hyperparameters_of(inner.init))
     def init(
         batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **hyperparameters: Any
     ) -> PhaseLengthState:
@@ -68,7 +69,16 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
 
-    return StoppingPolicy(init, begin, check, proceed, update, threshold, needs_phases=True)
+    return StoppingPolicy(
+        init,
+        begin,
+        check,
+        proceed,
+        update,
+        threshold,
+        needs_phases=True,
+        hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
+    )
 
 
 def _capped(context: RoundContext, length: Array) -> RoundContext:
@@ -78,5 +88,4 @@ def _capped(context: RoundContext, length: Array) -> RoundContext:
 
 def _unbounded() -> StoppingPolicy:
     """A rule without hyperparameters that never says no: the caps alone decide."""
-    rule, longest = static(), np.iinfo(np.int32).max
-    return rule._replace(init=lambda batch: rule.init(batch, draft_length=longest))
+    return static(draft_length=np.iinfo(np.int32).max).replace(hyperparameters={})

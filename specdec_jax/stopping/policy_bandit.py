@@ -23,6 +23,7 @@ from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
 from specdec_jax.stopping.svip import svip
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 UCB_WIDTH = 2.0
@@ -35,13 +36,13 @@ class PolicyBanditState(NamedTuple):
     policies: tuple[PolicyState, ...]
 
 
+@strategy
 def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str = "ucb1") -> StoppingPolicy:
     """One of several stopping rules each round, chosen by what it earned.
 
     Args:
         policies: two rules or more (unless given: max_confidence keeping its token, svip, adaedl, adaedl keeping its
-            token, static), each at the defaults of its own `init`; other hyperparameters come with
-            `rule._replace(init=functools.partial(rule.init, threshold=0.5))`.
+            token, static), such as `[adaedl(threshold=0.5), static(draft_length=2)]`.
         method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and its tokens emitted.
 
     Hyperparameters (`init`): exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
@@ -88,7 +89,10 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=inner)
 
     ask = functools.partial(_ask, rules)
-    return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32))
+    watched = any(rule.needs_phases for rule in rules)
+    return StoppingPolicy(
+        init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32), watched
+    )
 
 
 def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, StoppingPolicy
 
 
@@ -13,6 +14,7 @@ class StaticState(NamedTuple):
     draft_length: Array  # [B] int32
 
 
+@strategy
 def static() -> StoppingPolicy:
     """Draft exactly `draft_length` tokens, as far as the drafter's `max_draft_length` and the token budget allow.
 

@@ -29,6 +29,7 @@ from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.sampling import log_prob_of
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._price import price
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
@@ -73,6 +74,7 @@ class SurvivalState(NamedTuple):
     rate_decay: Array  # [B]
 
 
+@strategy
 def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 

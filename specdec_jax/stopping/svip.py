@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 
@@ -20,6 +21,7 @@ class SVIPState(NamedTuple):
     threshold: Array  # [B] float32
 
 
+@strategy
 def svip(raw_entropy: bool = True) -> StoppingPolicy:
     """Stop after a token drawn from a distribution with `sqrt(entropy_factor * H)` above the threshold.
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import hyperparameters_of, per_row, select_rows, with_hyperparameters
+from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
 
 
@@ -21,8 +22,9 @@ class UpdateEveryState(NamedTuple):
     since: Array  # [B] int32, rounds that drafted since the last update
 
 
-def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """`policy` (AdaEDL unless given), updated every n-th round that drafted, on that round's result.
+@strategy
+def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
+    """`policy`, updated every n-th round that drafted, on that round's result.
 
     Hyperparameters (`init`): the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
     rounds without drafts is itself).
@@ -30,36 +32,43 @@ def update_every(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     Raises:
         ValueError: `policy` has a hyperparameter of the name rounds already.
     """
-    inner = adaedl() if policy is None else policy
 
-    @with_hyperparameters(hyperparameters_of(inner.init))
     def init(batch: int, rounds: Any = 4, **hyperparameters: Any) -> UpdateEveryState:
         return UpdateEveryState(
-            policy=inner.init(batch, **hyperparameters),
+            policy=policy.init(batch, **hyperparameters),
             rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )
 
     def begin(state: UpdateEveryState, context: RoundContext) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.begin(state.policy, context)
+        answer, own = policy.begin(state.policy, context)
         return answer, state._replace(policy=own)
 
     def check(
         state: UpdateEveryState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.check(state.policy, distribution, drafted, context)
+        answer, own = policy.check(state.policy, distribution, drafted, context)
         return answer, state._replace(policy=own)
 
     def proceed(
         state: UpdateEveryState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, UpdateEveryState]:
-        answer, own = inner.proceed(state.policy, distribution, token, drafted, context)
+        answer, own = policy.proceed(state.policy, distribution, token, drafted, context)
         return answer, state._replace(policy=own)
 
     def update(state: UpdateEveryState, draft: Draft, result: VerificationResult) -> UpdateEveryState:
         since = state.since + (draft.length > 0).astype(jnp.int32)
         due = since >= state.rounds
-        learnt = select_rows(due, inner.update(state.policy, draft, result), state.policy)
+        learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    return StoppingPolicy(init, begin, check, proceed, update, lambda state: inner.threshold(state.policy))
+    return StoppingPolicy(
+        init,
+        begin,
+        check,
+        proceed,
+        update,
+        lambda state: policy.threshold(state.policy),
+        needs_phases=policy.needs_phases,
+        hyperparameters=beside(policy, "update_every", rounds=4),
+    )

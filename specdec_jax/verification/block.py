@@ -5,11 +5,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_hyperparameters, positions
 from specdec_jax.verification._common import residual as plain_residual
 
 
+@strategy
 def block() -> Verifier:
     """Accept the longest prefix whose own coin says yes, coins weighted by the joint ratio of the prefix.
 

@@ -1,12 +1,13 @@
-"""One verifier in routine text, another one where the target reasons: relaxed where little is at stake, else exact."""
+"""One verifier in routine text, another where the target reasons: relaxed where little is at stake, else exact."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import hyperparameters_of, select_rows, with_hyperparameters
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.phase import ROUTINE, phase_of
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience
 from specdec_jax.verification.rejection import rejection
@@ -17,8 +18,9 @@ class ByPhaseState(NamedTuple):
     reasoning: VerifierState
 
 
-def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None) -> Verifier:
-    """`routine` (lenience unless given) verifies rounds of routine phases, `reasoning` (rejection) the others.
+@strategy
+def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) -> Verifier:
+    """`routine` verifies rounds of routine phases, `reasoning` the others.
 
     A row's phase is that of its monitor when the round began, so a round is verified by one verifier from its first
     draft to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known
@@ -29,30 +31,24 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     Raises:
         ValueError: something other than a Verifier.
     """
-    relaxed = lenience() if routine is None else routine
-    exact = rejection() if reasoning is None else reasoning
-    for name, part in (("routine", relaxed), ("reasoning", exact)):
+    for name, part in (("routine", routine), ("reasoning", reasoning)):
         if not isinstance(part, Verifier):
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
-    relaxed_names, exact_names = _hyperparameter_names(relaxed, exact)
+    routine_names, reasoning_names = _hyperparameter_names(routine, reasoning)
 
-    @with_hyperparameters({**_defaults(relaxed, relaxed_names), **_defaults(exact, exact_names)})
     def init(batch: int, **hyperparameters: Any) -> ByPhaseState:
-        unknown = hyperparameters.keys() - {*relaxed_names, *exact_names}
-        if unknown:
-            raise TypeError(f"by_phase has no hyperparameter {min(unknown)!r}")
         given = [
             {own: hyperparameters[name] for name, own in names.items() if name in hyperparameters}
-            for names in (relaxed_names, exact_names)
+            for names in (routine_names, reasoning_names)
         ]
-        return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
+        return ByPhaseState(routine.init(batch, **given[0]), reasoning.init(batch, **given[1]))
 
     def verify(
         state: ByPhaseState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
         is_routine = phase_of(context) == ROUTINE
-        lengths_a, next_a, state_a = relaxed.verify(state.routine, draft, distributions, log_p, context)
-        lengths_b, next_b, state_b = exact.verify(state.reasoning, draft, distributions, log_p, context)
+        lengths_a, next_a, state_a = routine.verify(state.routine, draft, distributions, log_p, context)
+        lengths_b, next_b, state_b = reasoning.verify(state.reasoning, draft, distributions, log_p, context)
 
         def next_distribution(accepted: Array) -> Array:
             return jnp.where(is_routine[:, None], next_a(accepted), next_b(accepted))
@@ -65,21 +61,21 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
     return Verifier(
         init,
         verify,
-        lossless=relaxed.lossless and exact.lossless,
-        needs_log_q=relaxed.needs_log_q or exact.needs_log_q,
-        greedy_only=relaxed.greedy_only or exact.greedy_only,
+        lossless=routine.lossless and reasoning.lossless,
+        needs_log_q=routine.needs_log_q or reasoning.needs_log_q,
+        greedy_only=routine.greedy_only or reasoning.greedy_only,
         needs_phases=True,
+        hyperparameters={**_defaults(routine, routine_names), **_defaults(reasoning, reasoning_names)},
     )
 
 
-def _hyperparameter_names(relaxed: Verifier, exact: Verifier) -> tuple[dict[str, str], dict[str, str]]:
+def _hyperparameter_names(routine: Verifier, reasoning: Verifier) -> tuple[dict[str, str], dict[str, str]]:
     """For each of the two the names its hyperparameters have outside, and their own."""
-    of_relaxed, of_exact = hyperparameters_of(relaxed.init), hyperparameters_of(exact.init)
-    both = of_relaxed.keys() & of_exact.keys()
+    of_routine, of_reasoning = routine.hyperparameters, reasoning.hyperparameters
+    both = of_routine.keys() & of_reasoning.keys()
     named = lambda prefix, names: {f"{prefix}_{own}" if own in both else own: own for own in names}  # noqa: E731
-    return named("routine", of_relaxed), named("reasoning", of_exact)
+    return named("routine", of_routine), named("reasoning", of_reasoning)
 
 
 def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:
-    known = hyperparameters_of(verifier.init)
-    return {name: known[own] for name, own in names.items()}
+    return {name: verifier.hyperparameters[own] for name, own in names.items()}

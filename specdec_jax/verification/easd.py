@@ -8,6 +8,7 @@ from jax import lax
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.sampling import entropy
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token
 
@@ -18,6 +19,7 @@ class EASDState(NamedTuple):
     overlap: Array  # [B] float32
 
 
+@strategy
 def easd(top_n: int = 8) -> Verifier:
     """Rejection with a second look: a draft that passed where both are uncertain, of the same tokens, is redrawn.
 

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import no_hyperparameters, positions
 
 
+@strategy
 def greedy() -> Verifier:
     """Equality with the target's argmax; needs neither the drafter's distributions nor a softmax of the target's.
 

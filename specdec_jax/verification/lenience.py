@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, residual, token_by_token
 
@@ -14,6 +15,7 @@ class LenienceState(NamedTuple):
     lenience: Array  # [B] float32
 
 
+@strategy
 def lenience() -> Verifier:
     """Accept draft x with probability min(1, p(x) / (l q(x))); at the first rejection draw from max(0, p - q).
 

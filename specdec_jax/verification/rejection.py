@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import (
     bonus_or,
@@ -14,6 +15,7 @@ from specdec_jax.verification._common import (
 )
 
 
+@strategy
 def rejection() -> Verifier:
     """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first rejection draw from max(0, p - q).
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, token_by_token
 
@@ -15,6 +16,7 @@ class TypicalState(NamedTuple):
     delta: Array  # [B] float32
 
 
+@strategy
 def typical() -> Verifier:
     """Accept draft x iff p(x) > min(epsilon, delta exp(-H)), H the entropy of p in nats; then draw from p itself.
 

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from specdec_jax.generation import Generation, Pair
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.streaming import stream
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.terminal import coloured, legend
@@ -26,11 +27,13 @@ def progress(console: Console) -> Progress:
     )
 
 
-def show_live(console: Console, pair: Pair, title: str, prompt: str, **options: Any) -> Generation:
+def show_live(
+    console: Console, pair: Pair, title: str, prompt: str, sampling: SamplingParams, **options: Any
+) -> Generation:
     """Decode `prompt` with its tokens coloured as they come; where there is no terminal the end is printed once."""
     text = Text()
     with interrupts_end_here(), console.status(f"Compiling the live view of {title}"):
-        chunks = stream(prompt, pair=pair, **options)
+        chunks = stream(prompt, sampling, pair=pair, **options)
 
     def panel(shown: Text, footer: str) -> Panel:
         return Panel(Group(shown, Text(), legend()), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)

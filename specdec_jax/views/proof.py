@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_jax.choices import Choice, choose
+from specdec_jax.choices import choose
 from specdec_jax.compilation_cache import enable
 from specdec_jax.generation import build_pair, encode
 from specdec_jax.lossless import (
@@ -31,6 +31,7 @@ from specdec_jax.lossless import (
     toy_decoder,
 )
 from specdec_jax.stopping.static import static
+from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.views.interrupts import interrupts_end_here
 from specdec_jax.views.printing import plain, status
 
@@ -132,9 +133,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def verify(
     *,
     policy: str = "adaedl",
-    policy_options: Sequence[str] = (),
     verifier: str = "rejection",
-    verifier_options: Sequence[str] = (),
     max_draft_length: int | None = None,
     sequences: int = 40_960,
     target: str | None = None,
@@ -148,13 +147,13 @@ def verify(
 
     Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter
     alone."""
-    rules = choose("policy", policy, policy_options), choose("verifier", verifier, verifier_options)
+    rules = choose("policy", policy), choose("verifier", verifier)
     if (target is None) != (drafter is None):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
     if min(sequences, pair_sequences) < 1:
         raise ValueError(f"sequences must be at least 1, got {min(sequences, pair_sequences)}")
-    if target is not None and rules[1].strategy.greedy_only and temperature > 0:
-        raise ValueError(f"{verifier} verification needs temperature 0 on the pair, got {temperature:g}")
+    if target is not None and rules[1].greedy_only and temperature > 0:
+        raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {temperature:g}")
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
         with interrupts_end_here():
@@ -170,37 +169,29 @@ def verify(
     return proof.conclusion
 
 
-def _on_toys(policy: Choice, verifier: Choice, most: int, sequences: int) -> Proof:
+def _on_toys(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: int) -> Proof:
     """All but the pair."""
-    strategies, hyperparameters = (policy.strategy, verifier.strategy), _hyperparameters(policy, verifier)
-    to_the_end = static(), verifier.strategy
-    all_of_it = {**hyperparameters, "policy_hyperparameters": {"draft_length": most}}
+    strategies, to_the_end = (policy, verifier), (static(draft_length=most), verifier)
     with status("Enumerating all rounds of short drafts"):
-        exact = prove_exactly(*strategies, **hyperparameters)
+        exact = prove_exactly(*strategies)
     with status(f"Enumerating rounds of up to {most} drafts"):
-        rounds = prove_long_drafts(*strategies, **hyperparameters, max_draft_length=most)
-        rounds_to_the_end = prove_long_drafts(*to_the_end, **all_of_it, max_draft_length=most, rounds=2)
+        rounds = prove_long_drafts(*strategies, max_draft_length=most)
+        rounds_to_the_end = prove_long_drafts(*to_the_end, max_draft_length=most, rounds=2)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        sampled = _sampled_on_toy(*strategies, hyperparameters, most, sequences)
-        sampled_to_the_end = _sampled_on_toy(*to_the_end, all_of_it, most, sequences)
+        sampled = _sampled_on_toy(*strategies, most, sequences)
+        sampled_to_the_end = _sampled_on_toy(*to_the_end, most, sequences)
     return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end)
 
 
-def _hyperparameters(policy: Choice, verifier: Choice) -> dict[str, Any]:
-    return {"policy_hyperparameters": policy.hyperparameters, "verifier_hyperparameters": verifier.hyperparameters}
-
-
-def _sampled_on_toy(
-    policy: Any, verifier: Any, hyperparameters: Mapping[str, Any], most: int, sequences: int
-) -> SampledReport:
+def _sampled_on_toy(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: int) -> SampledReport:
     decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE)
     warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences, **hyperparameters)
+    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences)
 
 
 def _sampled_on_pair(
-    policy: Choice,
-    verifier: Choice,
+    policy: StoppingPolicy,
+    verifier: Verifier,
     target: str,
     drafter: str,
     prompt: str,
@@ -213,8 +204,8 @@ def _sampled_on_pair(
         pair = build_pair(
             target,
             drafter,
-            policy=policy.strategy,
-            verifier=verifier.strategy,
+            policy=policy,
+            verifier=verifier,
             max_draft_length=most,
             dtype="float32",
         )
@@ -229,7 +220,8 @@ def _sampled_on_pair(
             sequences=sequences,
             batch=min(PAIR_BATCH, sequences),
             progress=progress,
-            **_hyperparameters(policy, verifier),
+            policy=policy,
+            verifier=verifier,
         )
 
 

@@ -3,9 +3,8 @@
 import sys
 from typing import Any
 
-from specdec_jax.choices import Choice
-from specdec_jax.hyperparameters import hyperparameters_of
 from specdec_jax.streaming import Stream
+from specdec_jax.types import StoppingPolicy
 from specdec_jax.views.printing import check_writable
 from specdec_jax.views.writable import check_file
 
@@ -29,7 +28,7 @@ def check_output(output: Any) -> None:
         check_file(output.picture, SUFFIXES)
 
 
-def save_drawings(command: Any, prompt: str, policy: Choice, chunks: Stream) -> None:
+def save_drawings(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
     """The page and the picture that the `generate` command asks for, of all that was decoded."""
     from specdec_jax.views.page import save_page
     from specdec_jax.views.picture import save_picture
@@ -46,8 +45,8 @@ def save_drawings(command: Any, prompt: str, policy: Choice, chunks: Stream) -> 
         "prompt": prompt,
         "target": models.target,
         "drafter": models.drafter,
-        "policy": " ".join([rules.policy, *rules.policy_options]),
-        "verifier": " ".join([rules.verifier, *rules.verifier_options]),
+        "policy": rules.policy,
+        "verifier": rules.verifier,
         "temperature": f"{decoding.temperature:g}",
         "seed": str(decoding.seed),
     }
@@ -58,8 +57,8 @@ def save_drawings(command: Any, prompt: str, policy: Choice, chunks: Stream) -> 
         print("picture:", save_picture(output.picture, result, chunks.tokenizer, **drawn), file=sys.stderr)
 
 
-def entropy_factor(policy: Choice) -> float | None:
+def entropy_factor(policy: StoppingPolicy) -> float | None:
     """AdaEDL's factor, given or its default; None for rules without one: their threshold is of another kind."""
     if policy.name != "adaedl":
         return None
-    return float({**hyperparameters_of(policy.strategy.init), **policy.hyperparameters}["entropy_factor"])
+    return float(policy.hyperparameters["entropy_factor"])

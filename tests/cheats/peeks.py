@@ -14,4 +14,4 @@ def peeks(first=0):
         prob = jnp.exp(jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0])
         return (drafted < first) | (prob > 1 / 3), state
 
-    return static()._replace(check=check)
+    return static().replace(check=check)

@@ -12,4 +12,4 @@ def peeks_from_the_third():
         prob = jnp.exp(jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0])
         return (drafted < 2) | (prob > 1 / 3), state
 
-    return static()._replace(check=check)
+    return static().replace(check=check)

@@ -1,0 +1,233 @@
+"""A strategy is a value: the factory that was called, its static options and the hyperparameters it was given, as data.
+
+`adaedl(threshold=0.5, keep_checked_token=True)` says all, in Python, in a config, on the command line, in calibrations
+and in manifests. What the factory's own parameters are is static: another value is another program. What its `init`
+takes are hyperparameters: they are traced, so values that differ in them alone share one program (their `bare` is
+equal). Strategies that wrap others nest as values. Equality and hash are by this data.
+
+`@strategy` above a factory is all it takes; no name is registered anywhere.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+S = TypeVar("S", bound="Strategy")
+
+
+class Call(NamedTuple):
+    """How a strategy was made."""
+
+    factory: Callable[..., Any]
+    name: str  # a file of the package, or the path of a user's
+    options: Mapping[str, Any]  # static, all of them
+    given: Mapping[str, Any]  # hyperparameters: those given, the others have their defaults
+
+
+class Strategy:
+    """The base of StoppingPolicy, Verifier, Drafter and Monitor, which are frozen dataclasses of functions.
+
+    One that no `@strategy` factory made, such as `adaedl().replace(begin=...)`, is equal to itself only.
+    """
+
+    call: Call | None = None
+    init: Callable[..., Any]
+    hyperparameters: Any  # a Mapping: what `init` takes, with the values it starts with; None is read off `init`
+
+    def __post_init__(self) -> None:
+        if self.hyperparameters is None:
+            object.__setattr__(self, "hyperparameters", defaults_of(self.init))
+
+    @property
+    def name(self) -> str:
+        """The factory's name, or the type's of a strategy that none made."""
+        return type(self).__name__ if self.call is None else self.call.name
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The static options, all of them."""
+        return {} if self.call is None else self.call.options
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The hyperparameters that were given."""
+        return {} if self.call is None else self.call.given
+
+    @property
+    def fixed(self) -> set[str]:
+        """The hyperparameters that were given, here or to a strategy inside; calibrations leave them alone."""
+        names = set(self.given)
+        for role, inner in self.options.items():
+            if isinstance(inner, Strategy):
+                names |= {key if key in self.hyperparameters else f"{role}_{key}" for key in inner.fixed}
+        return names
+
+    @property
+    def bare(self: S) -> S:
+        """The same without any hyperparameter given, at any depth: what is compiled."""
+        if self.call is None:
+            return self
+        return self.call.factory(**{name: _bare(value) for name, value in self.options.items()})
+
+    def but(self: S, **changes: Any) -> S:
+        """The same call with other options or hyperparameters.
+
+        Raises:
+            ValueError: as the factory does; or no factory made this one.
+        """
+        if self.call is None:
+            raise ValueError(f"no factory made this {self.name}: there are no options to change")
+        return self.call.factory(**{**self.options, **self.given, **changes})
+
+    def replace(self: S, **functions: Any) -> S:
+        """Another strategy, of which some functions differ. It is no longer what its factory made."""
+        if "init" in functions:
+            functions = {"hyperparameters": None, **functions}
+        return dataclasses.replace(self, **functions)  # type: ignore[type-var]
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Strategy):
+            return self is other
+        return self.call is not None and other.call is not None and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return id(self) if self.call is None else hash(self._key())
+
+    def _key(self) -> Any:
+        assert self.call is not None
+        return self.call.factory, _hashable(self.options), _hashable(self.given)
+
+    def __repr__(self) -> str:
+        """The call, which `choices.choose` reads back; options that have their defaults are left out."""
+        if self.call is None:
+            return f"<{self.name}>"
+        defaults = {name: found.default for name, found in inspect.signature(self.call.factory).parameters.items()}
+        told = {k: v for k, v in self.options.items() if _hashable(v) != _hashable(defaults.get(k))}
+        words = [f"{name}={_written(value)}" for name, value in {**told, **self.given}.items()]
+        return f"{self.name}({', '.join(words)})" if words else self.name
+
+
+def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[..., S]:
+    """Lets a factory take its strategy's hyperparameters too, and stamps what it was given on the value.
+
+    Args:
+        name: how the value calls itself; the factory's own name unless given.
+
+    Raises:
+        ValueError: from the factory that comes back: an option it does not have, with the nearest, or a hyperparameter
+            that `init` refuses.
+        TypeError: from the same: an option is missing, or the factory returns something else.
+    """
+    signature = inspect.signature(factory)
+    called = name or factory.__name__
+
+    @functools.wraps(factory)
+    def build(*arguments: Any, **words: Any) -> S:
+        own = {key: value for key, value in words.items() if key in signature.parameters}
+        given = {key: value for key, value in words.items() if key not in own}
+        try:
+            bound = signature.bind(*arguments, **own)
+        except TypeError as error:
+            raise TypeError(f"{called}: {error}") from None
+        bound.apply_defaults()
+        made = factory(*bound.args, **bound.kwargs)
+        if not isinstance(made, Strategy):
+            raise TypeError(f"{called} must return a strategy, got {type(made).__name__}")
+        return _stamped(made, Call(build, called, dict(bound.arguments), given))
+
+    return build
+
+
+def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
+    """A factory, decorated or not yet, whose values call themselves `name`."""
+    return strategy(getattr(factory, "__wrapped__", factory), name)
+
+
+def beside(inner: Strategy, name: str, **own: Any) -> dict[str, Any]:
+    """The hyperparameters of a strategy that wraps `inner`: its own after those of `inner`.
+
+    Raises:
+        ValueError: `inner` has one of that name already; `name` is whose own they are.
+    """
+    both = " and ".join(sorted(own.keys() & inner.hyperparameters.keys()))
+    if both:
+        raise ValueError(f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped yet")
+    return {**inner.hyperparameters, **own}
+
+
+def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:
+    """The hyperparameters that an `init(batch, ...)` takes, with their defaults."""
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    named = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    return {parameter.name: parameter.default for parameter in named}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' with what is there, for an error message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(known) or 'none'})"
+
+
+def _stamped(made: S, call: Call) -> S:
+    taken = {**made.hyperparameters, **call.given}
+    for key in call.given:
+        if key not in made.hyperparameters:
+            raise ValueError(f"{call.name} has no option {key!r}{nearest(key, [*call.options, *made.hyperparameters])}")
+    changed = {"init": _starting_with(made.init, taken, call), "hyperparameters": taken} if taken else {}
+    value = dataclasses.replace(made, **changed)  # type: ignore[type-var]
+    object.__setattr__(value, "call", call)
+    if call.given:
+        value.init(1)
+    return value
+
+
+def _starting_with(init: Callable[..., Any], taken: Mapping[str, Any], call: Call) -> Callable[..., Any]:
+    """`init` with the value's own hyperparameters, where the caller gives no others."""
+
+    @functools.wraps(init)
+    def start(batch: int, **hyperparameters: Any) -> Any:
+        for key in hyperparameters:
+            if key not in taken:
+                raise ValueError(f"{call.name} has no hyperparameter {key!r}{nearest(key, taken)}")
+        return init(batch, **{**call.given, **hyperparameters})
+
+    return start
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, Strategy):
+        return value.bare
+    plain = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+    return type(value)(map(_bare, value)) if plain else value
+
+
+def _hashable(value: Any) -> Any:
+    """What stands for a value in a key: by content where that can be had, else the thing itself."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _hashable(entry)) for name, entry in value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        array = np.asarray(value)
+        return array.shape, str(array.dtype), array.tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        return type(value).__name__, id(value)
+    return value
+
+
+def _written(value: Any) -> str:
+    if hasattr(value, "tolist"):
+        return repr(value.tolist())
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return f"[{', '.join(map(_written, value))}]"
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)
