@@ -80,3 +80,6 @@ class Decoding(SamplingParams):
     """Take the prompt as it is, without the model's chat template."""
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
+
+    def __post_init__(self) -> None:
+        """Nothing is refused while the command line is read: tyro would draw a box around it. Settings refuses it."""

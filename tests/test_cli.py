@@ -108,7 +108,7 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
         (["x", "--temperature", "nan"], "temperature must lie in [0, inf), got nan"),
         (["x", "--top-p", "0"], "top_p must lie in (0, 1], got 0.0"),
         (["x", "--top-p", "1.5"], "top_p must lie in (0, 1], got 1.5"),
-        (["x", "--top-k", "-2"], "top_k must lie in [0, "),
+        (["x", "--top-k", "-2"], "top_k must be at least 0, got -2"),
         (["x", "--min-p", "2"], "min_p must lie in [0, 1], got 2.0"),
         (["x", "--max-draft-length", "0"], "max_draft_length must be at least 1, got 0"),
         (["x", "--max-draft-length", "99999999999"], "max_draft_length must be at most 64, got 99999999999"),

@@ -8,6 +8,7 @@ from specdec_jax.choices import choose
 from specdec_jax.loading.load import check_dtype
 from specdec_jax.options import Decoding, Drafting, Models, Rules
 from specdec_jax.pairs import PHASES, Pair, build_pair, check_drafter, split_drafters
+from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.types import StoppingPolicy, Verifier
 
 LONGEST = 64  # most tokens drafted in a round; verification would be wider than a prefill chunk
@@ -19,6 +20,9 @@ class Settings(Decoding, Drafting, Rules, Models):
 
     phases: bool = False
     """Watch them, also where no rule reads them."""
+
+    def __post_init__(self) -> None:
+        SamplingParams.__post_init__(self)
 
 
 def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
