@@ -2,7 +2,7 @@
 
 States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
 it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
-`batch` rows at a time; only the draft loop (drafters/model.py) has a twin here.
+`batch` rows at a time; only the draft loop (decoding/draft_loop.py) has a twin here.
 """
 
 import functools

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.answers import check_answers
+from specdec_jax.decoding.cache_feed import feed
 from specdec_jax.requests import fresh_state
 from specdec_jax.rounds import ModelParams, Parts, play_round
 from specdec_jax.sampling import distributions, make_warp
@@ -219,23 +220,12 @@ def _warn_if_lossy(verifier: Verifier) -> None:
 
 def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:
     """Feed the target all tokens but the last, from where its cache ends, and let the drafter catch up."""
-    target, slots = parts.target, state.tokens.shape[1]
-    chunk = min(chunk, slots)
-    wanted = jnp.asarray(state.length) - 1
-    known = state.target_cache.length
-
-    def feed(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
-        known, cache = carry
-        start = jnp.minimum(known, slots - chunk)  # never over the end: updates past it are clamped silently
-        offset = jnp.arange(chunk, dtype=jnp.int32)[None, :]
-        window = jnp.take_along_axis(jnp.asarray(state.tokens), start[:, None] + offset, axis=1)
-        _, cache = target.apply(params.target, window, target.with_length(cache, start))
-        return jnp.maximum(known, jnp.minimum(start + chunk, wanted)), cache
-
+    tokens, length = jnp.asarray(state.tokens), jnp.asarray(state.length)
     with jax.named_scope("prefill"):
-        _, cache = lax.while_loop(lambda carry: jnp.any(carry[0] < wanted), feed, (known, state.target_cache))
-    drafter = parts.drafter.commit(params.drafter, state.drafter, jnp.asarray(state.tokens), jnp.asarray(state.length))
-    return state._replace(target_cache=target.with_length(cache, wanted), drafter=drafter)
+        known = state.target_cache.length
+        cache, _ = feed(parts.target, params.target, state.target_cache, tokens, known, length - 1, chunk)
+    drafter = parts.drafter.commit(params.drafter, state.drafter, tokens, length)
+    return state._replace(target_cache=parts.target.with_length(cache, length - 1), drafter=drafter)
 
 
 def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
