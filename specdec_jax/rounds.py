@@ -142,9 +142,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         with jax.named_scope("target_pass"):
             logits, cache = parts.target.apply(params, fed, cache)
         target = distributions(logits[:, : held + 1], state.warp)
-        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(
-            state.verifier, draft, target, target.log_prob, context
-        )
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw_accepted(log_prob_accepted, state.seed, context)
         token = draw_next(next_distribution(accepted), state.seed, context, accepted)
         result = _result(draft.tokens, accepted, token, most)

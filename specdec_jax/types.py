@@ -160,8 +160,8 @@ class Verifier(NamedTuple):
 
     init: Callable[..., VerifierState]  # (batch, **hyperparameters) -> state
     verify: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
-    # (state, draft, distributions, log_p [B, K+1, V], context) -> (log_prob_accepted [B, K+1], next_distribution,
-    # state) distributions: Distribution with a K+1 axis after B. log_prob_accepted[b, k] = log P(k accepted | draft);
+    # (state, draft, distributions, context) -> (log_prob_accepted [B, K+1], next_distribution, state)
+    # distributions: the target's, with a K+1 axis after B. log_prob_accepted[b, k] = log P(k accepted | draft);
     # next_distribution(k [B]) -> [B, V] probabilities of the token after k accepted drafts (not necessarily
     # normalised).
     lossless: bool  # True: the output distribution is the target's, and a test proves it

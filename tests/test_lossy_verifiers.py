@@ -120,7 +120,7 @@ def verified(verifier, hyperparameters, draft, target, warp):
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
     log_prob_accepted, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
-            verifier.verify(state, draft, target, target.log_prob, context)
+            verifier.verify(state, draft, target, context)
         )
     )(verifier.init(rows, **hyperparameters))
     return np.asarray(log_prob_accepted), np.asarray(next_distribution)

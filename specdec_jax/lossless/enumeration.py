@@ -318,9 +318,7 @@ def _verification(verifier: Verifier, batch: int, most: int) -> Callable[..., An
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
-        log_prob_accepted, next_distribution, state = verifier.verify(
-            state, draft, distributions, distributions.log_prob, context
-        )
+        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
         weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
         return log_prob_accepted, jnp.stack(weights, axis=1), state
 

@@ -48,11 +48,11 @@ def by_phase(routine: Verifier | None = None, reasoning: Verifier | None = None)
         return ByPhaseState(relaxed.init(batch, **given[0]), exact.init(batch, **given[1]))
 
     def verify(
-        state: ByPhaseState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: ByPhaseState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
         is_routine = phase_of(context) == ROUTINE
-        lengths_a, next_a, state_a = relaxed.verify(state.routine, draft, distributions, log_p, context)
-        lengths_b, next_b, state_b = exact.verify(state.reasoning, draft, distributions, log_p, context)
+        lengths_a, next_a, state_a = relaxed.verify(state.routine, draft, distributions, context)
+        lengths_b, next_b, state_b = exact.verify(state.reasoning, draft, distributions, context)
 
         def next_distribution(accepted: Array) -> Array:
             return jnp.where(is_routine[:, None], next_a(accepted), next_b(accepted))
