@@ -137,7 +137,7 @@ def build_decoder(
         "step": jax.jit(lambda params, state: play_round(parts, params, state), donate_argnums=1),
         "prefill": jax.jit(begin),
         "extend": jax.jit(continue_from, donate_argnums=1),
-        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=4),
+        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
     }
     return _wrap(parts, jitted)
 
@@ -168,7 +168,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
             raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
         batch, length = text.shape
         padded = np.pad(text, ((0, 0), (0, -length % chunk + 1)))
-        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), np.int32(0), chunk)
+        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
     return Decoder(prefill, extend, jitted["step"], run, score, parts, jitted)
@@ -240,7 +240,7 @@ def _known(target: LanguageModel, state: DecodeState, same: Array) -> Cache:
     return target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))
 
 
-def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: Array, chunk: int) -> Scores:
+def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:
     """Teacher-forced passes of both models over [B, T] in chunks; only statistics are kept, never [B, T, V]."""
     batch, length = tokens.shape
     steps = (length - 1) // chunk
@@ -255,7 +255,7 @@ def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: A
             return cache, (chosen, seen.entropy)
 
         cache = model.init_cache(weights, batch, length)
-        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32) + zero)
+        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32))
         flat = lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1)  # noqa: E731
         return flat(chosen), flat(entropies)
 
