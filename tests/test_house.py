@@ -124,7 +124,7 @@ def test_imports_point_downwards(relative):
         ("decoding/draft_loop.py", "from specdec_jax.rounds import Parts"),
         ("decoding/decoder.py", "def f():\n    from specdec_jax.stopping import static"),
         ("analysis/new.py", "from experiments.table import cells"),
-        ("types.py", "import flax"),
+        ("types/values.py", "import flax"),
     ],
 )
 def test_a_wrong_import_is_seen(file, line):

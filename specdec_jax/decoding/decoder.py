@@ -209,7 +209,7 @@ def _check_policy(parts: Parts, state: DecodeState) -> None:
 
 def _warn_if_lossy(verifier: Verifier) -> None:
     """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
-    name = verifier.verify.__qualname__.split(".")[0]
+    name = getattr(verifier.verify, "__qualname__", "this").split(".")[0]
     if not verifier.lossless and name not in _said:
         _said.add(name)
         text = (

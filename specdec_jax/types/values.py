@@ -1,17 +1,5 @@
-"""The vocabulary of specdec_jax: every NamedTuple and callable type. No logic lives here.
+"""What is handed about: distributions, drafts, results, counts and the state of a generation. Arrays, no functions."""
 
-Axis legend, used in every comment, docstring and einsum of the project:
-
-    B  rows (independent requests)          V  vocabulary
-    T  tokens fed in one pass               L  layers
-    K  most drafts a round                  H  attention heads
-    S  cache slots                          D  width of the model
-
-Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
-What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
-"""
-
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,35 +20,6 @@ class ModelSpec(NamedTuple):
     context: int  # most positions the model was built for
     eos_ids: tuple[int, ...] = ()
     sharding: Any = None  # None, or a pytree of jax.sharding.Sharding for the parameters
-
-
-class Head(NamedTuple):
-    """A model's last product apart: logits are hidden states times the kernel."""
-
-    hidden: Callable[..., tuple[Array, Cache]]
-    # (params, tokens [B, T] i32, cache, positions=None, mask=None) -> (hidden [B, T, D] float32, cache)
-    kernel: Callable[[Params], Array]  # (params) -> [V, D], of the dtype that the product is taken in
-
-
-class ReducedHead(NamedTuple):
-    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py)."""
-
-    apply: Callable[..., tuple[Array, Cache]]  # (params, tokens [B, T] i32, cache) -> (logits [B, T, N] float32, cache)
-    tokens: Callable[[Params], Array]  # (params) -> [N] int32, ascending
-    spread: Callable[[Params, Array], Array]  # (params, values [..., N]) -> [..., V], -inf for tokens not among them
-
-
-class LanguageModel(NamedTuple):
-    """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
-
-    init_cache: Callable[..., Cache]  # (params, batch, slots, source=None) -> Cache
-    apply: Callable[..., tuple[Array, Cache]]
-    # (params, tokens [B, T] i32, cache, positions=None, mask=None) -> (logits [B, T, V] float32, cache).
-    # Row b's tokens go to slots cache.length[b] ... cache.length[b] + T - 1 and the length grows by T.
-    with_length: Callable[[Cache, Array], Cache]  # (cache, length [B]) -> cache; rollback is a smaller length
-    spec: ModelSpec
-    head: Head | None = None  # of families that can leave their last product out
-    reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
 
 
 class Warp(NamedTuple):
@@ -135,72 +94,6 @@ class RoundContext(NamedTuple):
         raise ValueError(
             "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
         )
-
-
-class StoppingPolicy(NamedTuple):
-    """When to stop drafting. Whether a token is drafted is decided before it is drawn (DESIGN, invariant 2)."""
-
-    init: Callable[..., PolicyState]  # (batch, **hyperparameters) -> state; every one is traced
-    begin: Callable[[PolicyState, RoundContext], tuple[Array, PolicyState]]
-    # once a round, before the first drafter pass: (state, context) -> (go_on [B] bool, state)
-    check: Callable[[PolicyState, Distribution, Array, RoundContext], tuple[Array, PolicyState]]
-    # distribution of the next position known, token not drawn:
-    # (state, distribution, drafted [B], context) -> (draw [B] bool, state)
-    proceed: Callable[[PolicyState, Distribution, Array, Array, RoundContext], tuple[Array, PolicyState]]
-    # token drawn and kept, pay for another?
-    # (state, distribution, token [B], drafted [B], context) -> (go_on [B] bool, state)
-    update: Callable[[PolicyState, Draft, VerificationResult], PolicyState]
-    # once a round, before the end-of-sequence cut
-    threshold: Callable[[PolicyState], Array]  # (state) -> [B] float32, what a plot of this rule shows (NaN: nothing)
-    needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
-
-
-class Verifier(NamedTuple):
-    """How many drafts survive, and the distribution of the token after them."""
-
-    init: Callable[..., VerifierState]  # (batch, **hyperparameters) -> state
-    verify: Callable[..., tuple[Array, Callable[[Array], Array], VerifierState]]
-    # (state, draft, distributions, context) -> (log_prob_accepted [B, K+1], next_distribution, state)
-    # distributions: the target's, with a K+1 axis after B. log_prob_accepted[b, k] = log P(k accepted | draft);
-    # next_distribution(k [B]) -> [B, V] probabilities of the token after k accepted drafts (not necessarily
-    # normalised).
-    lossless: bool  # True: the output distribution is the target's, and a test proves it
-    needs_log_q: bool = True
-    greedy_only: bool = False  # True: temperatures above 0 are refused
-    needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
-
-
-class Observer(NamedTuple):
-    """How a drafter sees the target's distributions: `read` takes a little, `learn` gets it after the commit."""
-
-    read: Callable[[Distribution, Draft, VerificationResult, RoundContext], Any]
-    # inside the verification branch: (distributions, draft, result, context) -> pytree, leaves [B, T, ...], T the
-    # positions this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless
-    learn: Callable[..., DrafterState]
-    # (params, state, what was read [B, K+1, ...], draft, tokens [B, S] as of the draft, context) -> state
-
-
-class Drafter(NamedTuple):
-    """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
-
-    init: Callable[[Params, int, int], DrafterState]  # (params, batch, slots) -> state
-    propose: Callable[..., tuple[Draft, DraftInfo, DrafterState, PolicyState]]
-    # (params, state, tokens [B, S], context, uniform, policy, policy_state, keep_log_q)
-    # -> (draft, info, state, policy_state); uniform(step []) -> [B] float32 in [0, 1) draws draft `step`: one read each
-    commit: Callable[[Params, DrafterState, Array, Array], DrafterState]
-    # (params, state, tokens [B, S], valid [B]) -> state; only the first `valid` tokens are still what was fed
-    max_draft_length: int  # K
-    model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
-    observer: Observer | None = None  # None: the target's distributions do not reach the drafter
-
-
-class Monitor(NamedTuple):
-    """What policy, drafter and verifier share about the text, observed once a round."""
-
-    init: Callable[..., MonitorState]  # (batch, **hyperparameters) -> state
-    observe: Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
-    # (state, logits [B, T, V], result, context) -> state; logits and not distributions, because only those of the
-    # emitted tokens matter: what is made of the others would be paid for too
 
 
 class Phases(NamedTuple):
