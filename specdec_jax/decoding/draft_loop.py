@@ -8,7 +8,7 @@ against 26 ms a round). `begin` and `step` by themselves are what a replay plays
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,34 @@ class Next(NamedTuple):
     """The next position of every row, as a source knows it before a token is drawn there."""
 
     distribution: Distribution  # what policies read, and of drawn tokens what verifiers divide by
-    draw: Callable[[Callable[[], Array]], Array]  # (uniform) -> token [B] int32; uniform() is [B] float32 in [0, 1)
+    draw: "Draw"
     known: Array | None = None  # [B] bool: a row without a next position stops; None: all rows have one
+
+
+class Draw(Protocol):
+    """The token [B] int32 of a position; `uniform()` gives [B] float32 in [0, 1), to be read once or not at all."""
+
+    def __call__(self, uniform: Callable[[], Array], /) -> Array: ...
+
+
+class Look(Protocol):
+    """The next position of rows that have drafted so many tokens, [B] int32, and the memory after looking at it."""
+
+    def __call__(self, memory: Any, drafted: Array, /) -> tuple[Next, Any]: ...
+
+
+class Keep(Protocol):
+    """The memory after `token` [B] was drafted where `drawn` [B] bool, as the draft after `drafted` [B] others."""
+
+    def __call__(self, memory: Any, token: Array, drawn: Array, drafted: Array, /) -> Any: ...
 
 
 class Source(NamedTuple):
     """Where next distributions come from. `memory` is the loop's to carry: a pytree of constant shapes."""
 
     memory: Any
-    next: Callable[[Any, Array], tuple[Next, Any]]  # (memory, drafted [B]) -> (the next position, memory)
-    keep: Callable[[Any, Array, Array, Array], Any]
-    # (memory, token [B], drawn [B] bool, drafted [B] before it) -> memory; where not drawn the token is nobody's
+    look: Look
+    keep: Keep
 
 
 class Step(NamedTuple):
@@ -134,7 +151,7 @@ def _draft_one(
 ) -> _Loop:
     """One position of every row still going; they all stand at the same one, so it is written as a column."""
     index, now = loop.index, loop.drafted
-    following, memory = source.next(now.memory, now.length)
+    following, memory = source.look(now.memory, now.length)
     going = loop.going if following.known is None else loop.going & following.known
 
     def draw() -> Array:

@@ -6,7 +6,7 @@ outcomes, it or something else, `chance` and 1 - `chance`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 
@@ -15,9 +15,17 @@ from specdec_jax.decoding.draft_loop import Next, Source
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
-LookUp = Callable[[Any, Array], tuple[Array, Array, Array]]
-# (memory, drafted [B]) -> (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known
-Keep = Callable[[Any, Array], Any]  # (memory, token [B]) -> memory, once the token is drafted
+
+class LookUp(Protocol):
+    """Gives (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known."""
+
+    def __call__(self, memory: Any, drafted: Array, /) -> tuple[Array, Array, Array]: ...
+
+
+class Remember(Protocol):
+    """The memory once `token` [B] is drafted."""
+
+    def __call__(self, memory: Any, token: Array, /) -> Any: ...
 
 
 def draft_by_lookup(
@@ -29,7 +37,7 @@ def draft_by_lookup(
     vocab_size: int | None,
     look_up: LookUp,
     memory: Any = (),
-    keep: Keep = lambda memory, token: memory,
+    remember: Remember = lambda memory, token: memory,
 ) -> tuple[Draft, DraftInfo, PolicyState]:
     """One round's draft of at most `most` (K) tokens. It costs no pass of any model, so `info.passes` is 0.
 
@@ -43,7 +51,7 @@ def draft_by_lookup(
 
     def kept(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
         del drafted
-        return select_rows(drawn, keep(memory, token), memory)
+        return select_rows(drawn, remember(memory, token), memory)
 
     end = draft_loop.draft(Source(memory, following, kept), policy, policy_state, context, uniform, most)
     free = jnp.zeros_like(end.length)
