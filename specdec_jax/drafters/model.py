@@ -103,7 +103,7 @@ def model_source(
             logits, cache = apply(params, memory.last, language_model.with_length(memory.cache, start))
             here = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] reduced
             # Without the barrier XLA's CPU code fuses the logits into each of the distribution's sums, and makes them
-            # anew for every one: a drafter pass is then a twentieth dearer (docs/performance.md).
+            # anew for every one: a drafter pass then takes a twentieth longer (docs/performance.md).
             here = lax.optimization_barrier(here)
         with jax.named_scope("draft_distribution"):
             own = distribution(here, context.warp)

@@ -248,7 +248,7 @@ def _gain(
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
-    """One step of the filter: the offset moves by what was accepted beyond what was foretold, over its precision."""
+    """One step of the filter: the offset moves by what was accepted beyond what was predicted, over its precision."""
     evaluated, accepted = evaluated_positions(draft, result, positions)
     weight, chance = evaluated.astype(jnp.float32), state.predicted
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
