@@ -64,7 +64,7 @@ def policy_of(told, events):
 def source_of(told, events):
     """Its memory is a sum over drafts of token times place, so that a draft too many or at another place shows."""
 
-    def look(memory, drafted):
+    def predict(memory, drafted):
         def draw(uniform):
             events.append("draw")
             return (uniform() * 100).astype(jnp.int32)
@@ -77,7 +77,7 @@ def source_of(told, events):
     def keep(memory, token, drawn, drafted):
         return memory + jnp.where(drawn, token * (drafted + 1), 0)
 
-    return Source(jnp.zeros(ROWS, jnp.int32), look, keep)
+    return Source(jnp.zeros(ROWS, jnp.int32), predict, keep)
 
 
 def loop(told, events=None):
@@ -102,19 +102,19 @@ def loop(told, events=None):
 
 
 def twin(told, row):
-    """(tokens, looked, memory, Asked) of one row."""
-    tokens, looked, asked = [], 0, [0, 0, 0]
+    """(tokens, asked_for, memory, Asked) of one row."""
+    tokens, asked_for, asked = [], 0, [0, 0, 0]
     if told.alive[row]:
         asked[0] = 1
         going = told.begins[row] and told.budget[row] > 0
         while going and told.known[row, len(tokens)]:
-            looked, asked[1] = looked + 1, asked[1] + 1
+            asked_for, asked[1] = asked_for + 1, asked[1] + 1
             if not told.draws[row, len(tokens)]:
                 break
             tokens.append(int(told.uniform[row, len(tokens)] * 100))
             asked[2] += 1
             going = told.goes[row, len(tokens)] and len(tokens) < told.budget[row]
-    return tokens, looked, sum(token * (place + 1) for place, token in enumerate(tokens)), asked
+    return tokens, asked_for, sum(token * (place + 1) for place, token in enumerate(tokens)), asked
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,13 +123,13 @@ def test_a_round_is_the_twins(seed):
     end = loop(told)
     lengths = set()
     for row in range(ROWS):
-        tokens, looked, memory, asked = twin(told, row)
+        tokens, asked_for, memory, asked = twin(told, row)
         assert end.tokens[row, : len(tokens)].tolist() == tokens and end.length[row] == len(tokens)
-        assert (end.looked[row], end.memory[row]) == (looked, memory)
+        assert (end.predictions[row], end.memory[row]) == (asked_for, memory)
         assert [leaf[row] for leaf in end.policy] == asked, "a row that does not go on keeps its policy's state"
-        np.testing.assert_allclose(end.entropy[row, :looked], np.arange(looked) + 0.5)
-        np.testing.assert_allclose(end.max_prob[row, :looked], np.arange(looked) / 10, rtol=1e-6)
-        assert np.isnan(end.entropy[row, looked:]).all() and np.isnan(end.max_prob[row, looked:]).all()
+        np.testing.assert_allclose(end.entropy[row, :asked_for], np.arange(asked_for) + 0.5)
+        np.testing.assert_allclose(end.max_prob[row, :asked_for], np.arange(asked_for) / 10, rtol=1e-6)
+        assert np.isnan(end.entropy[row, asked_for:]).all() and np.isnan(end.max_prob[row, asked_for:]).all()
         assert (end.log_q[row, : len(tokens)] == -np.arange(len(tokens))[:, None]).all()
         lengths.add(len(tokens))
     assert lengths == set(range(MOST + 1)), "every length occurs"
@@ -141,9 +141,9 @@ def test_a_token_is_drawn_after_the_check_and_before_the_next_pass():
     assert events[:3] == ["check", "draw", "proceed"] and len(events) % 3 == 0
 
 
-def test_no_room_and_no_row_alive_is_no_look():
+def test_no_room_and_no_row_alive_asks_for_nothing():
     told = script()
     for nothing in (told._replace(alive=told.alive & False), told._replace(budget=told.budget * 0)):
         end = loop(nothing)
-        assert not end.length.any() and not end.looked.any() and not end.memory.any()
+        assert not end.length.any() and not end.predictions.any() and not end.memory.any()
     assert not loop(told._replace(alive=told.alive & False)).policy.begun.any()

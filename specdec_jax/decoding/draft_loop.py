@@ -18,22 +18,22 @@ from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
-class Next(NamedTuple):
-    """The next position of every row, as a source knows it before a token is drawn there."""
-
-    distribution: Distribution  # what policies read, and of drawn tokens what verifiers divide by
-    draw: "Draw"
-    known: Array | None = None  # [B] bool: a row without a next position stops; None: all rows have one
-
-
 class Draw(Protocol):
     """The token [B] int32 of a position; `uniform()` gives [B] float32 in [0, 1), to be read once or not at all."""
 
     def __call__(self, uniform: Callable[[], Array], /) -> Array: ...
 
 
-class Look(Protocol):
-    """The next position of rows that have drafted so many tokens, [B] int32, and the memory after looking at it."""
+class Next(NamedTuple):
+    """The next position of every row, as a source knows it before a token is drawn there."""
+
+    distribution: Distribution  # what policies read, and of drawn tokens what verifiers divide by
+    draw: Draw
+    known: Array | None = None  # [B] bool: a row without a next position stops; None: all rows have one
+
+
+class Predict(Protocol):
+    """The next position of rows that have drafted so many tokens, [B] int32, and the memory after it."""
 
     def __call__(self, memory: Any, drafted: Array, /) -> tuple[Next, Any]: ...
 
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     """Where next distributions come from. `memory` is the loop's to carry: a pytree of constant shapes."""
 
     memory: Any
-    look: Look
+    predict: Predict
     keep: Keep
 
 
@@ -67,9 +67,9 @@ class Drafted(NamedTuple):
 
     tokens: Array  # [B, K] int32
     length: Array  # [B] int32
-    looked: Array  # [B] int32, positions whose distribution was looked at; of a model its passes
+    predictions: Array  # [B] int32, positions whose distribution was asked for; of a model its passes
     log_q: Array | None  # [B, K, V], the distributions as the source gave them
-    entropy: Array  # [B, K] float32, nats, of every distribution looked at; NaN beyond
+    entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState
     memory: Any  # the source's
@@ -151,7 +151,7 @@ def _draft_one(
 ) -> _Loop:
     """One position of every row still going; they all stand at the same one, so it is written as a column."""
     index, now = loop.index, loop.drafted
-    following, memory = source.look(now.memory, now.length)
+    following, memory = source.predict(now.memory, now.length)
     going = loop.going if following.known is None else loop.going & following.known
 
     def draw() -> Array:
@@ -169,7 +169,7 @@ def _draft_one(
     drafted = Drafted(
         tokens=put(now.tokens, done.drawn, done.token),
         length=done.drafted,
-        looked=now.looked + going.astype(jnp.int32),
+        predictions=now.predictions + going.astype(jnp.int32),
         log_q=log_q,
         entropy=put(now.entropy, going, following.distribution.entropy),
         max_prob=put(now.max_prob, going, following.distribution.max_prob),

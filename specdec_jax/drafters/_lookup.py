@@ -16,7 +16,7 @@ from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 
-class LookUp(Protocol):
+class Retrieve(Protocol):
     """Gives (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known."""
 
     def __call__(self, memory: Any, drafted: Array, /) -> tuple[Array, Array, Array]: ...
@@ -35,7 +35,7 @@ def draft_by_lookup(
     uniform: Callable[[Array], Array],
     most: int,
     vocab_size: int | None,
-    look_up: LookUp,
+    retrieve: Retrieve,
     memory: Any = (),
     remember: Remember = lambda memory, token: memory,
 ) -> tuple[Draft, DraftInfo, PolicyState]:
@@ -46,7 +46,7 @@ def draft_by_lookup(
     context = context._replace(price=jnp.zeros(context.length.shape, jnp.float32))
 
     def following(memory: Any, drafted: Array) -> tuple[Next, Any]:
-        token, known, chance = look_up(memory, drafted)
+        token, known, chance = retrieve(memory, drafted)
         return Next(right_or_wrong(token, chance, vocab_size), lambda uniform: token, known), memory
 
     def kept(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:

@@ -75,9 +75,9 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         source = model_source(language_model, params, state.cache, tokens, context)
         log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
         end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
-        draft = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length)
-        info = DraftInfo(end.looked, end.looked - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
-        fed = jnp.where(end.looked > 0, context.length + end.looked - 1, state.valid)
+        draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
+        info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
+        fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
         return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy
 
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:

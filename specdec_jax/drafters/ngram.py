@@ -105,12 +105,12 @@ def ngram(
     ) -> tuple[Draft, DraftInfo, NgramState, PolicyState]:
         del params, keep_log_q
 
-        def look_up(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
+        def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
             return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
 
         recent = _recent(tokens, context.length, order - 1)
         draft, info, learnt = draft_by_lookup(
-            policy, policy_state, context, uniform, max_draft_length, vocab_size, look_up, recent, _with_token
+            policy, policy_state, context, uniform, max_draft_length, vocab_size, retrieve, recent, _with_token
         )
         return draft, info, state, learnt
 

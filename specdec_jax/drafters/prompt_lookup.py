@@ -66,12 +66,12 @@ def prompt_lookup(
         start, matched = find(tokens, context.length, longest, shortest)
         copy = _Copy(_copied(tokens, start, context.length, max_draft_length), matched)
 
-        def look_up(memory: tuple[()], drafted: Array) -> tuple[Array, Array, Array]:
+        def retrieve(memory: tuple[()], drafted: Array) -> tuple[Array, Array, Array]:
             del memory
             return copied_token(copy, drafted)
 
         draft, info, learnt = draft_by_lookup(
-            policy, policy_state, context, uniform, max_draft_length, vocab_size, look_up
+            policy, policy_state, context, uniform, max_draft_length, vocab_size, retrieve
         )
         return draft, info, state, learnt
 
