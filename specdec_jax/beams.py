@@ -140,9 +140,11 @@ def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
     """One open beam, the prompt; the other rows hold its cache too and the probability zero."""
     rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), cache)
     none = jnp.full((width,), -jnp.inf, jnp.float32)
-    tokens, zero = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
+    tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
     first = jnp.where(jnp.arange(width) == 0, jnp.float32(0), none)
-    return _Search(jnp.int32(0), zero + last, tokens, first, rows, _Kept(none, none, tokens, zero))
+    return _Search(
+        jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Kept(none, none, tokens, zeros)
+    )
 
 
 def _bound(now: _Search, numbers: _Numbers) -> Array:

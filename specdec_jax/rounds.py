@@ -18,11 +18,13 @@ from specdec_jax.types import (
     Distribution,
     Draft,
     Drafter,
+    DraftInfo,
     LanguageModel,
     Monitor,
     MonitorState,
     Params,
     RoundContext,
+    RoundInfo,
     StoppingPolicy,
     VerificationResult,
     Verifier,
@@ -83,10 +85,8 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
         if parts.drafter.observer is not None:
             drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
-        accepted = jnp.minimum(verified.result.length - 1, emitted)
-        width = jnp.array(parts.widths, jnp.int32)[choice]
-        phase = recorded_phase(state.monitor, length)
-        measured = (draft, info, accepted, emitted)
+        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
+        measured = _measured(draft, info, verified.result, emitted, width, threshold, phase)
         return state._replace(
             tokens=tokens,
             length=length,
@@ -96,10 +96,8 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
             policy=policy,
             verifier=verified.verifier,
             monitor=verified.monitor,
-            statistics=count_round(state.statistics, context.alive, *measured, phase),
-            record=record_round(
-                state.record, state.statistics.num_rounds, context.alive, *measured, width, threshold, phase
-            ),
+            statistics=count_round(state.statistics, context.alive, measured),
+            record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
         )
 
 
@@ -142,9 +140,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         with jax.named_scope("target_pass"):
             logits, cache = parts.target.apply(params, fed, cache)
         target = distributions(logits[:, : held + 1], state.warp)
-        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(
-            state.verifier, draft, target, target.log_prob, context
-        )
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw_accepted(log_prob_accepted, state.seed, context)
         token = draw_next(next_distribution(accepted), state.seed, context, accepted)
         result = _result(draft.tokens, accepted, token, most)
@@ -204,6 +200,32 @@ def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) 
     emitted = jnp.minimum(jnp.minimum(result.length, first + 1), state.limit - state.length)
     emitted = jnp.where(context.alive, jnp.maximum(emitted, 0), 0)
     return emitted, context.alive & (first < emitted)
+
+
+def _measured(
+    draft: Draft,
+    info: DraftInfo,
+    result: VerificationResult,
+    emitted: Array,
+    width: Array,
+    threshold: Array,
+    phase: Array,
+) -> RoundInfo:
+    """The round as it is counted and recorded."""
+    return RoundInfo(
+        proposed=draft.tokens,
+        drafted=draft.length,
+        accepted=jnp.minimum(result.length - 1, emitted),
+        emitted=emitted,
+        drafter_passes=info.passes,
+        discarded=info.discarded,
+        width=jnp.broadcast_to(width, emitted.shape),
+        entropy=info.entropy,
+        max_prob=info.max_prob,
+        threshold=threshold.astype(jnp.float32),
+        drafter_id=info.drafter_id,
+        phase=phase,
+    )
 
 
 def _append(tokens: Array, length: Array, new: Array, count: Array) -> Array:

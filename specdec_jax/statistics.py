@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.hyperparameters import host
-from specdec_jax.types import Array, DecodeState, Draft, DraftInfo, RoundInfo, Statistics
+from specdec_jax.types import Array, DecodeState, RoundInfo, Statistics
 
 
 def no_counts(batch: int, most: int) -> Statistics:
@@ -19,28 +19,26 @@ def no_counts(batch: int, most: int) -> Statistics:
     return Statistics(one, one, one, one, one, one, one, per_position, per_position, per_position, histogram, one)
 
 
-def count_round(
-    counts: Statistics, alive: Array, draft: Draft, info: DraftInfo, accepted: Array, emitted: Array, phase: Array
-) -> Statistics:
-    """Counts after one round; `accepted` and `emitted` are after the end-of-sequence cut, drafted counts as cost."""
-    most = draft.tokens.shape[1]
+def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
+    """Counts after one more round; tokens accepted and emitted are those after the end-of-sequence cut."""
+    most = now.proposed.shape[1]
     index = jnp.arange(most, dtype=jnp.int32)[None, :]
-    drafted = (index < draft.length[:, None]) & alive[:, None]
+    drafted = (index < now.drafted[:, None]) & alive[:, None]
     one = alive.astype(jnp.int32)
-    histogram = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == accepted[:, None]
+    histogram = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == now.accepted[:, None]
     added = Statistics(
         num_rounds=one,
-        num_drafts=one * (draft.length > 0).astype(jnp.int32),
-        num_draft_tokens=one * draft.length,
-        num_accepted_tokens=one * accepted,
-        num_emitted_tokens=emitted,
-        drafter_passes=one * info.passes,
-        discarded_passes=one * info.discarded,
+        num_drafts=one * (now.drafted > 0).astype(jnp.int32),
+        num_draft_tokens=one * now.drafted,
+        num_accepted_tokens=one * now.accepted,
+        num_emitted_tokens=now.emitted,
+        drafter_passes=one * now.drafter_passes,
+        discarded_passes=one * now.discarded,
         drafted_at=drafted.astype(jnp.int32),
-        evaluated_at=(drafted & (index < emitted[:, None])).astype(jnp.int32),
-        accepted_at=(drafted & (index < accepted[:, None])).astype(jnp.int32),
+        evaluated_at=(drafted & (index < now.emitted[:, None])).astype(jnp.int32),
+        accepted_at=(drafted & (index < now.accepted[:, None])).astype(jnp.int32),
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
-        num_reasoning_tokens=emitted * phase,
+        num_reasoning_tokens=now.emitted * now.phase,
     )
     return jax.tree.map(jnp.add, counts, added)
 
@@ -67,35 +65,10 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
     )
 
 
-def record_round(
-    record: RoundInfo | None,
-    round_index: Array,
-    alive: Array,
-    draft: Draft,
-    info: DraftInfo,
-    accepted: Array,
-    emitted: Array,
-    width: Array,
-    threshold: Array,
-    phase: Array,
-) -> RoundInfo | None:
+def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now: RoundInfo) -> RoundInfo | None:
     """The record with this round written; live rows all stand at the same round, finished ones write nothing."""
     if record is None:
         return None
-    now = RoundInfo(
-        proposed=draft.tokens,
-        drafted=draft.length,
-        accepted=accepted,
-        emitted=emitted,
-        drafter_passes=info.passes,
-        discarded=info.discarded,
-        width=jnp.broadcast_to(width, emitted.shape),
-        entropy=info.entropy,
-        max_prob=info.max_prob,
-        threshold=threshold.astype(jnp.float32),
-        drafter_id=info.drafter_id,
-        phase=phase,
-    )
     index = jnp.max(jnp.where(alive, round_index, 0))
 
     def write(buffer: Array, value: Array) -> Array:

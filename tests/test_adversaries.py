@@ -153,7 +153,8 @@ def verifier(where, fair):
     def init(batch):
         return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
 
-    def verify(state, draft, distributions, log_p, context):
+    def verify(state, draft, distributions, context):
+        log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
 
         def share(token, index):

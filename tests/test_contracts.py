@@ -127,7 +127,7 @@ def test_a_verifiers_lengths_are_a_distribution(name):
     tokens = jnp.argmax(log_q, axis=-1).astype(jnp.int32)
     draft = Draft(tokens, log_q if verifier.needs_log_q else None, jnp.zeros((BATCH, MOST), bool), length)
     state = verifier.init(BATCH)
-    log_prob_accepted, next_distribution, after = verifier.verify(state, draft, target, target.log_prob, context())
+    log_prob_accepted, next_distribution, after = verifier.verify(state, draft, target, context())
     same_shapes(state, after)
     chances = np.exp(np.asarray(log_prob_accepted, np.float64))
     assert chances.shape == (BATCH, MOST + 1) and np.all(chances >= 0)

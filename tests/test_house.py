@@ -15,8 +15,9 @@ import specdec_jax
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "specdec_jax"
 
-# What each file or folder of specdec_jax may import of it, besides itself. Strategies never import one another, and
-# decoding receives them. Above the core the order of the list is the rule: anything may import what stands before it.
+# What each file or folder of specdec_jax may import of it, besides itself; a file of a folder that has an entry of its
+# own goes by that alone. Strategies never import one another, and decoding receives them. Above the core the order of
+# the list is the rule: anything may import what stands before it.
 CORE = {
     "types": set(),
     "compilation_cache": set(),
@@ -26,14 +27,19 @@ CORE = {
     "statistics": {"types", "hyperparameters"},
     "stopping": {"types", "hyperparameters", "sampling", "phase"},
     "verification": {"types", "hyperparameters", "sampling", "phase"},
-    "drafters": {"types", "hyperparameters", "sampling", "phase"},
+    "decoding.draft_loop": {"types", "hyperparameters"},
+    "decoding.cache_feed": {"types"},
+    "drafters": {"types", "hyperparameters", "sampling", "phase", "decoding.draft_loop", "decoding.cache_feed"},
     "monitors": {"types", "hyperparameters", "sampling", "phase"},
     "models": {"types"},
     "loading": {"types", "models"},
     "rounds": {"types", "hyperparameters", "sampling", "phase", "statistics"},
     "requests": {"types", "hyperparameters", "sampling", "statistics", "rounds"},
     "answers": {"types", "sampling"},
-    "decoding": {"types", "hyperparameters", "sampling", "statistics", "rounds", "requests", "answers"},
+    "decoding": {
+        *("types", "hyperparameters", "sampling", "statistics", "rounds", "requests", "answers"),
+        *("decoding.draft_loop", "decoding.cache_feed"),
+    },
 }
 ABOVE = [
     "lossless",
@@ -73,15 +79,20 @@ def imports_of(source: str, package: str) -> list[str]:
     return found
 
 
+def place_of(parts: tuple[str, ...] | list[str]) -> str:
+    """The entry of the order that a dotted name below specdec_jax goes by: its file's, or its folder's."""
+    return own if (own := ".".join(parts[:2])) in CORE else parts[0]
+
+
 def broken_arrows(relative: Path, source: str) -> list[str]:
     """What a file of specdec_jax imports and must not."""
-    name = relative.parts[0].removesuffix(".py")
+    name = place_of(relative.with_suffix("").parts)
     package = ".".join(["specdec_jax", *relative.parts[:-1]])
     wrong = []
     for module in imports_of(source, package):
         top, *rest = module.split(".")
         if top == "specdec_jax":  # a name of the package itself, such as generate, is an import of all it stands on
-            wrong += [module] if rest and rest[0] not in {*allowed(name), name, "__version__"} else []
+            wrong += [module] if rest and place_of(rest) not in {*allowed(name), name, "__version__"} else []
         elif top in ("configs", "experiments", "tests") or top not in EXTERNAL.get(name, {top}):
             wrong.append(module)
     return wrong
@@ -94,7 +105,7 @@ SOURCES = sorted(
 
 @pytest.mark.parametrize("relative", SOURCES, ids=str)
 def test_imports_point_downwards(relative):
-    name = relative.parts[0].removesuffix(".py")
+    name = place_of(relative.with_suffix("").parts)
     assert name in CORE or name in ABOVE, f"{name} has no place in the order of imports yet; give it one in this test"
     assert broken_arrows(relative, (PACKAGE / relative).read_text(encoding="utf-8")) == []
 
@@ -107,9 +118,13 @@ def test_imports_point_downwards(relative):
         ("stopping/new.py", "from specdec_jax import decoding"),
         ("stopping/new.py", "from specdec_jax import generate"),
         ("models/new.py", "import specdec_jax.sampling"),
-        ("decoding.py", "def f():\n    from specdec_jax.stopping import static"),
+        ("drafters/new.py", "from specdec_jax.decoding import build_decoder"),
+        ("drafters/new.py", "from specdec_jax.decoding.decoder import build_decoder"),
+        ("decoding/draft_loop.py", "from specdec_jax.decoding.decoder import Decoder"),
+        ("decoding/draft_loop.py", "from specdec_jax.rounds import Parts"),
+        ("decoding/decoder.py", "def f():\n    from specdec_jax.stopping import static"),
         ("analysis/new.py", "from experiments.table import cells"),
-        ("types.py", "import flax"),
+        ("types/values.py", "import flax"),
     ],
 )
 def test_a_wrong_import_is_seen(file, line):
@@ -119,6 +134,16 @@ def test_a_wrong_import_is_seen(file, line):
 def test_a_right_import_is_not_held_against_a_file():
     source = "import jax\nfrom specdec_jax.sampling import warp\nfrom ._defaults import no_update\n"
     assert broken_arrows(Path("stopping/new.py"), source) == []
+    assert broken_arrows(Path("drafters/new.py"), "from specdec_jax.decoding import draft_loop") == []
+
+
+def test_drafters_do_not_bring_in_the_decoder():
+    """They import a file of its folder, and a folder's `__init__` is run before its files."""
+    modules = "[name for name in sys.modules if name.startswith('specdec_jax')]"
+    code = f"import sys, specdec_jax.drafters; print(*{modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "specdec_jax.decoding.draft_loop" in found
+    assert not {"specdec_jax.decoding.decoder", "specdec_jax.rounds", "specdec_jax.requests"} & set(found)
 
 
 def committed_files() -> list[Path]:

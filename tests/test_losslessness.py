@@ -134,9 +134,9 @@ def test_a_residual_without_the_clamp_fails(monkeypatch):
 
 
 def at_another_temperature(verifier, temperature=1.25):
-    def verify(state, draft, distributions, log_p, context):
+    def verify(state, draft, distributions, context):
         return verifier.verify(
-            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, log_p, context
+            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, context
         )
 
     return verifier.replace(verify=verify)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from lossy_oracles import tables
 
-from specdec_jax import decoding, lossless
+from specdec_jax import lossless
 from specdec_jax.choices import choose
-from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding import LossyVerification, build_decoder, decoder
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.sampling import distributions, make_warp
@@ -117,7 +117,7 @@ def verified(verifier, hyperparameters, draft, target, warp):
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
     log_prob_accepted, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
-            verifier.verify(state, draft, target, target.log_prob, context)
+            verifier.verify(state, draft, target, context)
         )
     )(verifier.init(rows, **hyperparameters))
     return np.asarray(log_prob_accepted), np.asarray(next_distribution)
@@ -266,18 +266,18 @@ def decoder_of(verifier):
 
 
 def test_lossy_says_so_once(monkeypatch):
-    monkeypatch.setattr(decoding, "_said", set())
-    with pytest.warns(decoding.LossyVerification) as found:
+    monkeypatch.setattr(decoder, "_said", set())
+    with pytest.warns(LossyVerification) as found:
         decoder_of(lenience())
         decoder_of(lenience())
         decoder_of(rejection())
         decoder_of(typical())
     assert [str(one.message).split()[0] for one in found] == ["lenience", "typical"]
-    assert issubclass(decoding.LossyVerification, UserWarning) and found[0].filename == __file__
+    assert issubclass(LossyVerification, UserWarning) and found[0].filename == __file__
 
 
 def test_a_command_says_it_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(decoding, "_said", set())
+    monkeypatch.setattr(decoder, "_said", set())
     with warned_in_a_line():
         decoder_of(easd())
     said = capsys.readouterr().err

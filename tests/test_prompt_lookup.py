@@ -7,7 +7,7 @@ import pytest
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters._walk import right_or_wrong
+from specdec_jax.drafters._lookup import right_or_wrong
 from specdec_jax.drafters.nothing import nothing
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
 from specdec_jax.generation import build_pair, generate

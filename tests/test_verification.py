@@ -53,9 +53,7 @@ def verified(verifier, draft, target):
 
     @jax.jit
     def verify(draft, target):
-        log_prob_accepted, next_distribution, _ = verifier.verify(
-            verifier.init(rows), draft, target, target.log_prob, context(rows)
-        )
+        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, context(rows))
         return log_prob_accepted, jnp.stack(
             [next_distribution(jnp.full(rows, k, jnp.int32)) for k in range(K + 1)], axis=1
         )
@@ -127,7 +125,7 @@ def test_sun_et_al_s_example():
         for drafts in np.ndindex(2, 2):
             log_q = jnp.tile(jnp.asarray(np.log(q), jnp.float32), (1, 2, 1))
             draft = Draft(jnp.array([drafts], jnp.int32), log_q, jnp.zeros((1, 2), bool), jnp.array([2], jnp.int32))
-            log_prob_accepted, *_ = verifier.verify((), draft, target, target.log_prob, context(1))
+            log_prob_accepted, *_ = verifier.verify((), draft, target, context(1))
             total += q[list(drafts)].prod() * float((np.exp(log_prob_accepted) @ np.arange(3))[0])
         expected[name] = total
     np.testing.assert_allclose([expected["rejection"], expected["block"]], [10 / 9, 11 / 9], rtol=1e-5)
@@ -140,7 +138,7 @@ def test_without_drafts_the_next_token_is_the_targets(name):
     target = distributions(jnp.asarray(np.log(prob)[:, None], jnp.float32), warp)
     empty = jnp.zeros((1, 0), jnp.int32)
     draft = Draft(empty, None, empty.astype(bool), jnp.zeros(1, jnp.int32))
-    log_prob_accepted, next_distribution, _ = FACTORIES[name]().verify((), draft, target, target.log_prob, context(1))
+    log_prob_accepted, next_distribution, _ = FACTORIES[name]().verify((), draft, target, context(1))
     np.testing.assert_array_equal(np.exp(log_prob_accepted), [[1.0]])
     expected = [[0, 0, 1]] if name == "greedy" else prob
     np.testing.assert_allclose(next_distribution(jnp.zeros(1, jnp.int32)), expected, rtol=1e-5)

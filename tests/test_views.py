@@ -124,9 +124,10 @@ def generous():
     """Accepts more than it may."""
     fair = rejection()
 
-    def verify(state, draft, distributions, log_p, context):
-        log_prob_accepted, next_distribution, state = fair.verify(state, draft, distributions, log_p + 0.3, context)
-        honest = lambda accepted: fair.verify(state, draft, distributions, log_p, context)[1](accepted)  # noqa: E731
+    def verify(state, draft, distributions, context):
+        kinder = distributions._replace(log_prob=distributions.log_prob + 0.3)
+        log_prob_accepted, next_distribution, state = fair.verify(state, draft, kinder, context)
+        honest = lambda accepted: fair.verify(state, draft, distributions, context)[1](accepted)  # noqa: E731
         return log_prob_accepted, honest, state
 
     return fair.replace(verify=verify)

@@ -8,6 +8,7 @@ import numpy as np
 
 from specdec_jax.analysis.trace import FEATURES, Trace
 from specdec_jax.analysis.unrecorded import Unrecorded
+from specdec_jax.decoding import draft_loop
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.sampling import policy_seeds
 from specdec_jax.types import (
@@ -102,27 +103,24 @@ def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, count
     Rows do not wait for each other at the ends of rounds: a row with short drafts would wait for the longest.
     """
     context = _context(texts, rows, most)
-    begins, begun = policy.begin(rows.policy, context)
-    state = select_rows(rows.fresh & ~rows.done, begun, rows.policy)
-    going = ~rows.done & (~rows.fresh | (begins & (context.budget > 0)))
+    begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
+    going = begins | ~(rows.done | rows.fresh)
     distribution, hit = _distribution(texts, rows)
-    token = unrecorded("which token was drawn")
-    wants, after = policy.check(state, distribution, rows.drafted, context)
-    state = select_rows(going, after, state)
-    drawn = going & wants
-    drafted = rows.drafted + drawn.astype(jnp.int32)
-    goes_on, after = policy.proceed(state, distribution, token, drafted, context)
-    state = select_rows(drawn, after, state)
+    step = draft_loop.step(policy, state, context, going, rows.drafted, distribution, _unrecorded_token)
     rows = rows._replace(
-        drafted=drafted,
-        accepted=rows.accepted + (drawn & hit).astype(jnp.int32),
+        drafted=step.drafted,
+        accepted=rows.accepted + (step.drawn & hit).astype(jnp.int32),
         passes=rows.passes + going.astype(jnp.int32),
         fresh=jnp.zeros_like(going),
-        diverged=rows.diverged | (drawn & ~hit),
-        policy=state,
+        diverged=rows.diverged | (step.drawn & ~hit),
+        policy=step.policy,
     )
-    ends = ~rows.done & ~(drawn & goes_on & (drafted < context.budget))
-    return _end(policy, texts, most, rows, counts, ends)
+    return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going)
+
+
+def _unrecorded_token() -> Array:
+    """A trace holds the drawn token's probability, and nothing else of it."""
+    return unrecorded("which token was drawn")
 
 
 def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:

@@ -1,20 +1,20 @@
-"""A small language model as drafter: the draft loop, one `lax.while_loop` over drafter passes for the whole batch.
+"""A small language model as drafter: the draft loop over its cache and its passes.
 
-The loop runs while any row goes on; rows that stopped are masked. It is not a `vmap` of a one-row loop, which copies
-the whole cache each step (measured 165 against 26 ms a round). Each pass feeds a row's last two tokens: the pass that
-writes the second-last entry is then the same one that follows a fully accepted round, whose last draft was never fed,
-and on CPUs a bf16 matrix product of a single row takes a path ten times slower than of two.
+Each pass feeds a row's last two tokens: the pass that writes the second-last entry is then the same one that follows a
+fully accepted round, whose last draft was never fed, and on CPUs a bf16 matrix product of a single row takes a path ten
+times slower than of two.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.hyperparameters import select_rows
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.cache_feed import feed, window
+from specdec_jax.decoding.draft_loop import Next, Source, check_length
 from specdec_jax.sampling import distribution, draw
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -40,19 +40,11 @@ class ModelDrafterState(NamedTuple):
     valid: Array  # [B] int32, entries of the cache that hold the row's own tokens
 
 
-class _Loop(NamedTuple):
-    """The carry. `pass_index` counts passes of the batch; a row that is still going has drafted as many tokens."""
+class _Memory(NamedTuple):
+    """What the draft loop carries for a model."""
 
-    pass_index: Array  # [] int32
-    going: Array  # [B] bool
     cache: Cache
-    policy: PolicyState
-    tokens: Array  # [B, S] int32, the text with the draft appended
-    drafted: Array  # [B] int32
-    passes: Array  # [B] int32
-    log_q: Array | None  # [B, K, V]
-    entropy: Array  # [B, K] float32
-    max_prob: Array  # [B, K] float32
+    last: Array  # [B, FED] int32, the text's last tokens, the draft appended; a shorter text stands at the left
 
 
 @strategy
@@ -65,8 +57,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
     Raises:
         ValueError: max_draft_length or catch_up below its least value.
     """
-    if max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {max_draft_length}")
+    check_length(max_draft_length)
     if catch_up < FED:
         raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
 
@@ -83,95 +74,61 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, ModelDrafterState, PolicyState]:
-        begins, begun = policy.begin(policy_state, context)
-        loop = _start(language_model, params, state.cache, tokens, context, max_draft_length, keep_log_q)
-        loop = loop._replace(
-            going=context.alive & (context.budget > 0) & begins,
-            policy=select_rows(context.alive, begun, policy_state),
-        )
-
-        def body(loop: _Loop) -> _Loop:
-            return _draft_one(language_model, policy, params, context, uniform, loop)
-
-        loop = lax.while_loop(lambda loop: jnp.any(loop.going), body, loop)
-        offset = jnp.arange(max_draft_length, dtype=jnp.int32)[None, :]
-        drafts = jnp.take_along_axis(loop.tokens, context.length[:, None] + offset, axis=1)
-        draft = Draft(drafts, loop.log_q, jnp.zeros(drafts.shape, bool), loop.drafted)
-        info = DraftInfo(loop.passes, loop.passes - loop.drafted, loop.entropy, loop.max_prob, 0 * loop.drafted)
-        fed = jnp.where(loop.passes > 0, context.length + loop.passes - 1, state.valid)
-        return draft, info, ModelDrafterState(loop.cache, jnp.maximum(state.valid, fed)), loop.policy
+        source = model_source(language_model, params, state.cache, tokens, context)
+        log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
+        end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
+        draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
+        info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
+        fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
+        return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy
 
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
-        return _catch_up(language_model, params, state, tokens, length, catch_up)
+        """Roll back to what still holds and feed what is missing up to the last two tokens, which a pass feeds."""
+        valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
+        wanted = jnp.maximum(length - FED, 0)
+        return ModelDrafterState(*feed(language_model, params, state.cache, tokens, valid, wanted, catch_up))
 
     return Drafter(init, propose, commit, max_draft_length, language_model)
 
 
-def _start(
-    language_model: LanguageModel,
-    params: Params,
-    cache: Cache,
-    tokens: Array,
-    context: RoundContext,
-    most: int,
-    keep_log_q: bool,
-) -> _Loop:
-    batch = tokens.shape[0]
-    vocab = language_model.spec.vocab_size
+def model_source(
+    language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, context: RoundContext
+) -> Source:
+    """The next distributions of a model after each row's `tokens` [B, S]: a pass of the last two tokens for each."""
+    reduced = language_model.reduced
+    apply = language_model.apply if reduced is None else reduced.apply
+
+    def following(memory: _Memory, drafted: Array) -> tuple[Next, _Memory]:
+        end = context.length + drafted  # [B], tokens known; rows that stopped feed their own last tokens again
+        with jax.named_scope("draft_pass"):
+            start = jnp.maximum(end - FED, 0)
+            logits, cache = apply(params, memory.last, language_model.with_length(memory.cache, start))
+            here = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] reduced
+            # Without the barrier XLA's CPU code fuses the logits into each of the distribution's sums, and makes them
+            # anew for every one: a drafter pass then takes a twentieth longer (docs/performance.md).
+            here = lax.optimization_barrier(here)
+        with jax.named_scope("draft_distribution"):
+            own = distribution(here, context.warp)
+
+        def draw_own(uniform: Callable[[], Array]) -> Array:
+            token = _draw(own.log_prob, own.top_token, context, uniform)
+            return token if reduced is None else reduced.tokens(params)[token]
+
+        whole = own if reduced is None else _of_all_tokens(reduced, params, own)
+        return Next(whole, draw_own), _Memory(cache, memory.last)
+
+    def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
+        longer = _with_token(memory.last, token, context.length + drafted)
+        return memory._replace(last=jnp.where(drawn[:, None], longer, memory.last))
+
+    last = window(tokens, jnp.maximum(context.length - FED, 0), FED)
+    return Source(_Memory(cache, last), following, keep)
+
+
+def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, most: int) -> Array:
+    """[B, K, V] of the logits' type, every probability zero."""
     dtype = jax.eval_shape(language_model.apply, params, tokens[:, :FED], cache)[0].dtype
-    zeros = jnp.zeros((batch,), jnp.int32)
-    unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
-    log_q = jnp.full((batch, most, vocab), -jnp.inf, dtype) if keep_log_q else None
-    return _Loop(jnp.int32(0), context.alive, cache, (), tokens, zeros, zeros, log_q, unknown, unknown)
-
-
-def _draft_one(
-    language_model: LanguageModel,
-    policy: StoppingPolicy,
-    params: Params,
-    context: RoundContext,
-    uniform: Callable[[Array], Array],
-    loop: _Loop,
-) -> _Loop:
-    """One drafter pass for every row still going: distribution, check, draw, proceed."""
-    step, reduced = loop.pass_index, language_model.reduced
-    end = context.length + loop.drafted  # [B], tokens known; rows that stopped feed their own last tokens again
-    with jax.named_scope("draft_pass"):
-        start = jnp.maximum(end - FED, 0)
-        cache = language_model.with_length(loop.cache, start)
-        apply = language_model.apply if reduced is None else reduced.apply
-        logits, cache = apply(params, _window(loop.tokens, start, FED), cache)
-        last = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] if reduced
-        # fused into each of the distribution's sums, XLA's CPU code makes them anew
-        last = lax.optimization_barrier(last)
-    with jax.named_scope("draft_distribution"):
-        own_distribution = distribution(last, context.warp)
-        next_distribution = own_distribution if reduced is None else _of_all_tokens(reduced, params, own_distribution)
-    with jax.named_scope("draft_stop"):
-        wants, checked_policy = policy.check(loop.policy, next_distribution, loop.drafted, context)
-        checked_policy = select_rows(loop.going, checked_policy, loop.policy)
-        drawn = loop.going & wants
-    token = _draw_draft(own_distribution.log_prob, own_distribution.top_token, context, partial(uniform, step))
-    token = token if reduced is None else reduced.tokens(params)[token]
-    tokens = _put(loop.tokens, end, token, drawn)
-    drafted = loop.drafted + drawn.astype(jnp.int32)
-    with jax.named_scope("draft_stop"):
-        goes_on, next_policy = policy.proceed(checked_policy, next_distribution, token, drafted, context)
-        next_policy = select_rows(drawn, next_policy, checked_policy)
-    keep = lambda buffer, value: lax.dynamic_update_slice_in_dim(buffer, value[:, None], step, axis=1)  # noqa: E731
-    seen = lambda buffer, value: keep(buffer, jnp.where(loop.going, value.astype(jnp.float32), jnp.nan))  # noqa: E731
-    return _Loop(
-        pass_index=step + 1,
-        going=drawn & goes_on & (drafted < context.budget),
-        cache=cache,
-        policy=next_policy,
-        tokens=tokens,
-        drafted=drafted,
-        passes=loop.passes + loop.going.astype(jnp.int32),
-        log_q=None if loop.log_q is None else keep(loop.log_q, next_distribution.log_prob),
-        entropy=seen(loop.entropy, next_distribution.entropy),
-        max_prob=seen(loop.max_prob, next_distribution.max_prob),
-    )
+    return jnp.full((tokens.shape[0], most, language_model.spec.vocab_size), -jnp.inf, dtype)
 
 
 def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
@@ -184,43 +141,18 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> D
     )
 
 
-def _draw_draft(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
+def _draw(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
     is_sampled = context.warp.temperature > 0
 
     def sampled() -> Array:
         return jnp.where(is_sampled, draw(jnp.exp(log_prob), uniform()), top_token)
 
-    with jax.named_scope("draft_draw"):
-        return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
+    return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
 
 
-def _catch_up(
-    language_model: LanguageModel, params: Params, state: ModelDrafterState, tokens: Array, length: Array, chunk: int
-) -> ModelDrafterState:
-    """Roll back to what still holds and feed what is missing up to the last two tokens, `chunk` tokens a pass."""
-    chunk = min(chunk, tokens.shape[1])
-    wanted = jnp.maximum(length - FED, 0)
-
-    def feed(state: ModelDrafterState) -> ModelDrafterState:
-        # Starting early enough to end inside the cache feeds some tokens again, to the same values: a start that runs
-        # over the end would be clamped silently and overwrite good entries.
-        start = jnp.minimum(state.valid, tokens.shape[1] - chunk)
-        cache = language_model.with_length(state.cache, start)
-        _, cache = language_model.apply(params, _window(tokens, start, chunk), cache)
-        return ModelDrafterState(cache, jnp.maximum(state.valid, jnp.minimum(start + chunk, wanted)))
-
-    state = state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
-    return lax.while_loop(lambda state: jnp.any(state.valid < wanted), feed, state)
-
-
-def _window(tokens: Array, start: Array, size: int) -> Array:
-    """tokens[b, start[b] : start[b] + size] for every row."""
-    offset = jnp.arange(size, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1)
-
-
-def _put(tokens: Array, index: Array, token: Array, chosen: Array) -> Array:
-    """tokens with tokens[b, index[b]] = token[b] where chosen[b]."""
-    slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    return jnp.where((slot == index[:, None]) & chosen[:, None], token[:, None], tokens)
+def _with_token(last: Array, token: Array, length: Array) -> Array:
+    """The last tokens [B, FED] of a text of `length` [B] with one more; a full window moves on."""
+    moved = jnp.concatenate([last[:, 1:], token[:, None]], axis=1)
+    here = jnp.arange(FED, dtype=jnp.int32)[None, :] == length[:, None]
+    return jnp.where((length < FED)[:, None], jnp.where(here, token[:, None], last), moved)

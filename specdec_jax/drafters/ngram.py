@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.draft_loop import check_length
 from specdec_jax.drafters import _table
+from specdec_jax.drafters._lookup import draft_by_lookup
 from specdec_jax.drafters._table import NgramTable
-from specdec_jax.drafters._walk import check_length, walk
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -104,14 +105,14 @@ def ngram(
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, NgramState, PolicyState]:
-        del params, uniform, keep_log_q
+        del params, keep_log_q
 
-        def look(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
+        def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
             return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
 
         recent = _recent(tokens, context.length, order - 1)
-        draft, info, learnt = walk(
-            policy, policy_state, context, max_draft_length, vocab_size, recent, look, _with_token
+        draft, info, learnt = draft_by_lookup(
+            policy, policy_state, context, uniform, max_draft_length, vocab_size, retrieve, recent, _with_token
         )
         return draft, info, state, learnt
 

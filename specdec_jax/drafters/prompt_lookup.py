@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specdec_jax.decoding.draft_loop import check_length
+from specdec_jax.drafters._lookup import draft_by_lookup
 from specdec_jax.drafters._stateless import no_commit, no_state
-from specdec_jax.drafters._walk import check_length, walk
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
 
 class _Copy(NamedTuple):
-    """What the walk reads; it never changes."""
+    """What is proposed, token by token."""
 
     tokens: Array  # [B, K] int32, the whole copy
     matched: Array  # [B] int32, tokens of the match; 0: there is none
@@ -63,15 +64,20 @@ def prompt_lookup(
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
-        del params, uniform, keep_log_q
+        del params, keep_log_q
         start, matched = find(tokens, context.length, longest, shortest)
         copy = _Copy(_copied(tokens, start, context.length, max_draft_length), matched)
-        draft, info, learnt = walk(
-            policy, policy_state, context, max_draft_length, vocab_size, copy, look, lambda memory, token: memory
+
+        def retrieve(memory: tuple[()], drafted: Array) -> tuple[Array, Array, Array]:
+            del memory
+            return copied_token(copy, drafted)
+
+        draft, info, learnt = draft_by_lookup(
+            policy, policy_state, context, uniform, max_draft_length, vocab_size, retrieve
         )
         return draft, info, state, learnt
 
-    def look(copy: _Copy, drafted: Array) -> tuple[Array, Array, Array]:
+    def copied_token(copy: _Copy, drafted: Array) -> tuple[Array, Array, Array]:
         index = jnp.minimum(drafted, max_draft_length - 1)
         token = jnp.take_along_axis(copy.tokens, index[:, None], axis=1)[:, 0]
         agreed = (copy.matched + drafted).astype(jnp.float32)

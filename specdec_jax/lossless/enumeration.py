@@ -2,7 +2,7 @@
 
 States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
 it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
-`batch` rows at a time; only the draft loop (drafters/model.py) has a twin here.
+`batch` rows at a time; only the draft loop (decoding/draft_loop.py) has a twin here.
 """
 
 import functools
@@ -308,9 +308,7 @@ def _verification(verifier: Verifier, batch: int, most: int) -> Callable[..., An
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
-        log_prob_accepted, next_distribution, state = verifier.verify(
-            state, draft, distributions, distributions.log_prob, context
-        )
+        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
         weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
         return log_prob_accepted, jnp.stack(weights, axis=1), state
 

@@ -2,7 +2,7 @@
 
 `prove_exactly` sums over every draft, every number of accepted tokens and every next token, round after round with the
 states of policy and verifier carried along, in float64. It calls the policy and the verifier as the decoder does, so it
-proves a user's own file too; only the draft loop (drafters/model.py) has a twin in enumeration.py. All rounds are
+proves a user's own file too; only the draft loop (decoding/draft_loop.py) has a twin in enumeration.py. All rounds are
 summed, so what is compared is the output itself; that keeps drafts short. Long ones: long_drafts.py.
 """
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
-from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
+from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
+from specdec_jax.stopping._thresholded import thresholded
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Distribution, StoppingPolicy
 
 
 class AdaEDLState(NamedTuple):
@@ -69,20 +69,9 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
             entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
         )
 
-    def check(
-        state: AdaEDLState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, AdaEDLState]:
+    def bound(state: AdaEDLState, distribution: Distribution, drafted: Array) -> tuple[Array, AdaEDLState]:
         del drafted
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
-        bound = 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))
-        failed = bound < state.threshold
-        draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
-        return draw, state._replace(failed=failed)
+        return 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)), state
 
-    proceed = proceed_unless_failed if keep_checked_token else always_proceed
-    return StoppingPolicy(init, always_begin, check, proceed, update_threshold, lambda state: state.threshold)
-
-
-def update_threshold(state: AdaEDLState, draft: Draft, result: VerificationResult) -> AdaEDLState:
-    """Algorithm 1 moves lambda."""
-    return state._replace(control=algorithm_1(state.control, draft, result))
+    return thresholded(init, bound, keep_checked_token=keep_checked_token)

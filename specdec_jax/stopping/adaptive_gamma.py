@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
-from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
-from specdec_jax.stopping._defaults import always_begin, always_proceed, proceed_unless_failed
+from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
+from specdec_jax.stopping._thresholded import thresholded
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Distribution, Draft, StoppingPolicy, VerificationResult
 
 FACTOR_RANGE = (1e-3, 10.0)
 
@@ -79,16 +79,14 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
             decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
         )
 
-    def check(
-        state: AdaptiveGammaState, distribution: Distribution, drafted: Array, context: RoundContext
+    def bound(
+        state: AdaptiveGammaState, distribution: Distribution, drafted: Array
     ) -> tuple[Array, AdaptiveGammaState]:
         root = jnp.sqrt(jnp.maximum(distribution.entropy.astype(jnp.float32), 0.0))
-        failed = 1.0 - jnp.sqrt(fitted_factor(state)) * root < state.control.threshold
-        draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
-        return draw, state._replace(failed=failed, root_entropy=remember(state.root_entropy, drafted, root))
+        seen = state._replace(root_entropy=remember(state.root_entropy, drafted, root))
+        return 1.0 - jnp.sqrt(fitted_factor(state)) * root, seen
 
-    proceed = proceed_unless_failed if keep_checked_token else always_proceed
-    return StoppingPolicy(init, always_begin, check, proceed, _update, lambda state: state.control.threshold)
+    return thresholded(init, bound, keep_checked_token=keep_checked_token, learn=_fit)
 
 
 def fitted_factor(state: AdaptiveGammaState) -> Array:
@@ -97,12 +95,11 @@ def fitted_factor(state: AdaptiveGammaState) -> Array:
     return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
 
 
-def _update(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
+def _fit(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
     evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
     rejected = jnp.sum(evaluated & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
     roots = jnp.sum(jnp.where(evaluated, state.root_entropy, 0.0), axis=1)
     return state._replace(
-        control=algorithm_1(state.control, draft, result),
         rejected=state.decay * state.rejected + rejected,
         roots=state.decay * state.roots + roots,
     )

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1, begin_algorithm_1
-from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
+from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
+from specdec_jax.stopping._thresholded import thresholded
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Distribution, StoppingPolicy
 
 
 class MaxConfidenceState(NamedTuple):
@@ -54,23 +54,11 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
     def init_fixed(batch: int, threshold: Any = 0.7) -> MaxConfidenceState:
         return init(batch, threshold)
 
-    def check(
-        state: MaxConfidenceState, distribution: Distribution, drafted: Array, context: RoundContext
+    def confidence(
+        state: MaxConfidenceState, distribution: Distribution, drafted: Array
     ) -> tuple[Array, MaxConfidenceState]:
         del drafted
-        confidence = distribution.raw_max_prob if raw else distribution.max_prob
-        failed = confidence.astype(jnp.float32) < state.control.threshold
-        draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
-        return draw, state._replace(failed=failed)
+        return (distribution.raw_max_prob if raw else distribution.max_prob).astype(jnp.float32), state
 
-    def update(state: MaxConfidenceState, draft: Draft, result: VerificationResult) -> MaxConfidenceState:
-        return state._replace(control=algorithm_1(state.control, draft, result))
-
-    return StoppingPolicy(
-        init if adaptive else init_fixed,
-        always_begin,
-        check,
-        proceed_unless_failed if keep_checked_token else always_proceed,
-        update if adaptive else no_update,
-        lambda state: state.control.threshold,
-    )
+    begun = init if adaptive else init_fixed
+    return thresholded(begun, confidence, keep_checked_token=keep_checked_token, adaptive=adaptive)

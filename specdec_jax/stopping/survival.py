@@ -54,16 +54,10 @@ GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 
 
-class SurvivalState(NamedTuple):
-    survival: Array  # [B] float32, S
-    logit: Array  # [B] float32, of the last distribution, without the offset
-    predicted: Array  # [B, P] float32, chances told before the draws of this round
-    passes: Array  # [B] float32, of this round, in units of drafter_cost
-    offset: Array  # [B] float32, logits
-    precision: Array  # [B] float32, of the offset
-    tokens: Array  # [B] float32, decayed sums: tokens emitted ...
-    time: Array  # [B] float32, ... and their time in passes of plain decoding; R is their ratio
-    greedy: Array  # [B, 8] float32
+class Settings(NamedTuple):
+    """Hyperparameters as the rule reads them: nothing changes them."""
+
+    greedy: Array  # [B, 8] float32, a Prior
     sampled: Array  # [B, 8]
     drafter_cost: Array  # [B] float32, c
     verification: Array  # [B, P+1] float32, V(k)
@@ -72,6 +66,20 @@ class SurvivalState(NamedTuple):
     initial_rate: Array  # [B]
     rate_weight: Array  # [B]
     rate_decay: Array  # [B]
+
+
+class SurvivalState(NamedTuple):
+    """What a round and its verification change; each [B] float32 unless said otherwise."""
+
+    survival: Array  # S, of this round's draft
+    logit: Array  # of the last distribution, without the offset
+    predicted: Array  # [B, P], chances told before the draws of this round
+    passes: Array  # of this round, in units of drafter_cost
+    offset: Array  # logits, learnt
+    precision: Array  # of the offset
+    tokens: Array  # decayed sums: tokens emitted ...
+    time: Array  # ... and their time in passes of plain decoding; R is their ratio
+    settings: Settings
 
 
 @strategy
@@ -110,15 +118,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
         rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
         weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
-        return SurvivalState(
-            survival=one,
-            logit=zero,
-            predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
-            passes=zero,
-            offset=zero,
-            precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
-            tokens=rate * weight,
-            time=weight,
+        settings = Settings(
             greedy=vector_per_row(batch, greedy, "greedy", len(Prior._fields)),
             sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
             drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True),
@@ -128,6 +128,17 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
             initial_rate=rate,
             rate_weight=weight,
             rate_decay=per_row(batch, rate_decay, "rate_decay", low=0.0, high=1.0),
+        )
+        return SurvivalState(
+            survival=one,
+            logit=zero,
+            predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
+            passes=zero,
+            offset=zero,
+            precision=settings.prior_precision,
+            tokens=rate * weight,
+            time=weight,
+            settings=settings,
         )
 
     horizon = positions if look_ahead else 1
@@ -192,7 +203,7 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
 def _prior(state: SurvivalState, context: RoundContext) -> Prior:
     """Each row's weights, by whether it is sampled; fields are [B]."""
     is_sampled = (context.warp.temperature > 0)[:, None]
-    weights = jnp.where(is_sampled, state.sampled, state.greedy)
+    weights = jnp.where(is_sampled, state.settings.sampled, state.settings.greedy)
     return Prior(*(weights[:, index] for index in range(weights.shape[1])))  # type: ignore[arg-type]
 
 
@@ -205,12 +216,13 @@ def _rate(state: SurvivalState) -> Array:
 
     Without that floor a row that drafts at a loss would find time cheap, and go on.
     """
-    return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
+    return jnp.maximum(state.tokens / state.time, 1.0 / state.settings.verification[:, 0]).astype(jnp.float32)
 
 
 def _time_of(state: SurvivalState, drafts: Array) -> Array:
     """V at [B, N] draft lengths."""
-    return jnp.take_along_axis(state.verification, jnp.clip(drafts, 0, state.verification.shape[1] - 1), axis=1)
+    times = state.settings.verification
+    return jnp.take_along_axis(times, jnp.clip(drafts, 0, times.shape[1] - 1), axis=1)
 
 
 def _gain(
@@ -231,31 +243,30 @@ def _gain(
     share = jnp.minimum(later, 0.999)[:, None]
     series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
     wider = _time_of(state, drafted[:, None] + count) - _time_of(state, drafted[:, None])
-    cost = state.drafter_cost * price(context)
+    cost = state.settings.drafter_cost * price(context)
     time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
-    """One step of the filter: the offset moves by what was accepted beyond what was foretold, over its precision."""
+    """One step of the filter: the offset moves by what was accepted beyond what was predicted, over its precision."""
     evaluated, accepted = evaluated_positions(draft, result, positions)
     weight, chance = evaluated.astype(jnp.float32), state.predicted
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
     information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
-    learnt = state.decay * (state.precision - state.prior_precision)
-    precision = state.prior_precision + learnt + information
-    forgotten = (
-        (1.0 - state.decay) * state.prior_precision / precision
-    )  # what was learnt long ago gives way to the prior
+    decay, prior = state.settings.decay, state.settings.prior_precision
+    precision = prior + decay * (state.precision - prior) + information
+    forgotten = (1.0 - decay) * prior / precision  # what was learnt long ago gives way to the prior
     offset = state.offset * (1.0 - forgotten) + excess / precision
     return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
 
 
 def _learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
     """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
-    spent = _time_of(state, draft.length[:, None])[:, 0] + state.drafter_cost * state.passes
-    prior = state.rate_weight * state.initial_rate
-    tokens = prior + state.rate_decay * (state.tokens - prior) + result.length.astype(jnp.float32)
-    time = state.rate_weight + state.rate_decay * (state.time - state.rate_weight) + spent
+    settings = state.settings
+    spent = _time_of(state, draft.length[:, None])[:, 0] + settings.drafter_cost * state.passes
+    prior = settings.rate_weight * settings.initial_rate
+    tokens = prior + settings.rate_decay * (state.tokens - prior) + result.length.astype(jnp.float32)
+    time = settings.rate_weight + settings.rate_decay * (state.time - settings.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

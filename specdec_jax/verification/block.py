@@ -22,9 +22,10 @@ def block() -> Verifier:
     """
 
     def verify(
-        state: tuple[()], draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del distributions, context
+        del context
+        log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         weight = _weights(log_p_token - log_q_token)  # [B, K+1]
         width = log_q.shape[1]

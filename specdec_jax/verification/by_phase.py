@@ -44,11 +44,11 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
         return ByPhaseState(routine.init(batch, **given[0]), reasoning.init(batch, **given[1]))
 
     def verify(
-        state: ByPhaseState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: ByPhaseState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
         is_routine = phase_of(context) == ROUTINE
-        lengths_a, next_a, state_a = routine.verify(state.routine, draft, distributions, log_p, context)
-        lengths_b, next_b, state_b = reasoning.verify(state.reasoning, draft, distributions, log_p, context)
+        lengths_a, next_a, state_a = routine.verify(state.routine, draft, distributions, context)
+        lengths_b, next_b, state_b = reasoning.verify(state.reasoning, draft, distributions, context)
 
         def next_distribution(accepted: Array) -> Array:
             return jnp.where(is_routine[:, None], next_a(accepted), next_b(accepted))

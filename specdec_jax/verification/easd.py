@@ -57,9 +57,10 @@ def easd(top_n: int = 8) -> Verifier:
         )
 
     def verify(
-        state: EASDState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: EASDState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], EASDState]:
         del context
+        log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K]
         high_entropy = entropy(log_q) > jnp.asarray(state.drafter_entropy)[:, None]

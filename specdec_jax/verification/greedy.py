@@ -18,9 +18,9 @@ def greedy() -> Verifier:
     """
 
     def verify(
-        state: tuple[()], draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del log_p, context
+        del context
         choice = distributions.top_token  # [B, K+1]
         width = draft.tokens.shape[1]
         right = (draft.tokens == choice[:, :-1]) & (positions(width)[None, :] < draft.length[:, None])

@@ -36,8 +36,9 @@ def lenience() -> Verifier:
         return LenienceState(per_row(batch, lenience, "lenience", low=0.0, high=1.0, open_low=True))
 
     def verify(
-        state: LenienceState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: LenienceState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], LenienceState]:
+        log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         allowance = jnp.log(state.lenience)[:, None]  # [B, 1], log l <= 0
         sampled = jnp.minimum(0.0, log_p_token - log_q_token - allowance)

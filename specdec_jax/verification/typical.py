@@ -39,9 +39,10 @@ def typical() -> Verifier:
         )
 
     def verify(
-        state: TypicalState, draft: Draft, distributions: Distribution, log_p: Array, context: RoundContext
+        state: TypicalState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], TypicalState]:
         del context
+        log_p = distributions.log_prob
         chance = jnp.exp(jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0])  # [B, K]
         surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-distributions.entropy[:, :-1])
         threshold = jnp.minimum(jnp.asarray(state.epsilon)[:, None], surprise)

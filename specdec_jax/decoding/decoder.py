@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.answers import check_answers
+from specdec_jax.decoding.cache_feed import feed
 from specdec_jax.requests import fresh_state
 from specdec_jax.rounds import ModelParams, Parts, play_round
 from specdec_jax.sampling import distributions, make_warp
@@ -136,7 +137,7 @@ def build_decoder(
         "step": jax.jit(lambda params, state: play_round(parts, params, state), donate_argnums=1),
         "prefill": jax.jit(begin),
         "extend": jax.jit(continue_from, donate_argnums=1),
-        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=4),
+        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
     }
     return _wrap(parts, jitted)
 
@@ -167,7 +168,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
             raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
         batch, length = text.shape
         padded = np.pad(text, ((0, 0), (0, -length % chunk + 1)))
-        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), np.int32(0), chunk)
+        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
     return Decoder(prefill, extend, jitted["step"], run, score, parts, jitted)
@@ -208,7 +209,7 @@ def _check_policy(parts: Parts, state: DecodeState) -> None:
 
 def _warn_if_lossy(verifier: Verifier) -> None:
     """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
-    name = verifier.verify.__qualname__.split(".")[0]
+    name = getattr(verifier.verify, "__qualname__", "this").split(".")[0]
     if not verifier.lossless and name not in _said:
         _said.add(name)
         text = (
@@ -219,23 +220,12 @@ def _warn_if_lossy(verifier: Verifier) -> None:
 
 def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:
     """Feed the target all tokens but the last, from where its cache ends, and let the drafter catch up."""
-    target, slots = parts.target, state.tokens.shape[1]
-    chunk = min(chunk, slots)
-    wanted = jnp.asarray(state.length) - 1
-    known = state.target_cache.length
-
-    def feed(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
-        known, cache = carry
-        start = jnp.minimum(known, slots - chunk)  # never over the end: updates past it are clamped silently
-        offset = jnp.arange(chunk, dtype=jnp.int32)[None, :]
-        window = jnp.take_along_axis(jnp.asarray(state.tokens), start[:, None] + offset, axis=1)
-        _, cache = target.apply(params.target, window, target.with_length(cache, start))
-        return jnp.maximum(known, jnp.minimum(start + chunk, wanted)), cache
-
+    tokens, length = jnp.asarray(state.tokens), jnp.asarray(state.length)
     with jax.named_scope("prefill"):
-        _, cache = lax.while_loop(lambda carry: jnp.any(carry[0] < wanted), feed, (known, state.target_cache))
-    drafter = parts.drafter.commit(params.drafter, state.drafter, jnp.asarray(state.tokens), jnp.asarray(state.length))
-    return state._replace(target_cache=target.with_length(cache, wanted), drafter=drafter)
+        known = state.target_cache.length
+        cache, _ = feed(parts.target, params.target, state.target_cache, tokens, known, length - 1, chunk)
+    drafter = parts.drafter.commit(params.drafter, state.drafter, tokens, length)
+    return state._replace(target_cache=parts.target.with_length(cache, length - 1), drafter=drafter)
 
 
 def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
@@ -250,7 +240,7 @@ def _known(target: LanguageModel, state: DecodeState, same: Array) -> Cache:
     return target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))
 
 
-def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: Array, chunk: int) -> Scores:
+def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:
     """Teacher-forced passes of both models over [B, T] in chunks; only statistics are kept, never [B, T, V]."""
     batch, length = tokens.shape
     steps = (length - 1) // chunk
@@ -265,7 +255,7 @@ def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, zero: A
             return cache, (chosen, seen.entropy)
 
         cache = model.init_cache(weights, batch, length)
-        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32) + zero)
+        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32))
         flat = lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1)  # noqa: E731
         return flat(chosen), flat(entropies)
 

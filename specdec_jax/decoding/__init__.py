@@ -1,0 +1,23 @@
+"""What happens inside the jit: `draft_loop.py` drafts, `cache_feed.py` fills caches, `decoder.py` builds the whole.
+
+Names are imported when first used: drafters stand on the draft loop, and must not bring in the decoder that takes them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_jax.decoding.decoder import Decoder as Decoder
+    from specdec_jax.decoding.decoder import LossyVerification as LossyVerification
+    from specdec_jax.decoding.decoder import Scores as Scores
+    from specdec_jax.decoding.decoder import build_decoder as build_decoder
+    from specdec_jax.decoding.decoder import default_widths as default_widths
+    from specdec_jax.decoding.decoder import no_monitor as no_monitor
+
+__all__ = ["Decoder", "LossyVerification", "Scores", "build_decoder", "default_widths", "no_monitor"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'specdec_jax.decoding' has no attribute {name!r}")
+    return getattr(importlib.import_module("specdec_jax.decoding.decoder"), name)

@@ -1,0 +1,79 @@
+"""Drafts that are looked up, as a source of the draft loop: stopping policies are asked as about a model's drafts.
+
+A looked-up token was chosen, not drawn: its distribution is one-hot, and verification treats it so (`Draft.one_hot`).
+One-hot distributions would tell a stopping policy nothing, so what policies see is how likely the token is right: two
+outcomes, it or something else, `chance` and 1 - `chance`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.draft_loop import Next, Source
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
+
+
+class Retrieve(Protocol):
+    """Gives (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known."""
+
+    def __call__(self, memory: Any, drafted: Array, /) -> tuple[Array, Array, Array]: ...
+
+
+class Remember(Protocol):
+    """The memory once `token` [B] is drafted."""
+
+    def __call__(self, memory: Any, token: Array, /) -> Any: ...
+
+
+def draft_by_lookup(
+    policy: StoppingPolicy,
+    policy_state: PolicyState,
+    context: RoundContext,
+    uniform: Callable[[Array], Array],
+    most: int,
+    vocab_size: int | None,
+    retrieve: Retrieve,
+    memory: Any = (),
+    remember: Remember = lambda memory, token: memory,
+) -> tuple[Draft, DraftInfo, PolicyState]:
+    """One round's draft of at most `most` (K) tokens. It costs no pass of any model, so `info.passes` is 0.
+
+    `uniform` is the round's, and never read: nothing is drawn.
+    """
+    context = context._replace(price=jnp.zeros(context.length.shape, jnp.float32))
+
+    def following(memory: Any, drafted: Array) -> tuple[Next, Any]:
+        token, known, chance = retrieve(memory, drafted)
+        return Next(right_or_wrong(token, chance, vocab_size), lambda uniform: token, known), memory
+
+    def kept(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
+        del drafted
+        return select_rows(drawn, remember(memory, token), memory)
+
+    end = draft_loop.draft(Source(memory, following, kept), policy, policy_state, context, uniform, most)
+    free = jnp.zeros_like(end.length)
+    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length)
+    return draft, DraftInfo(free, free, end.entropy, end.max_prob, free), end.policy
+
+
+def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distribution:
+    """What policies see of a looked-up token: probability `chance` [B] for it, the rest for something else.
+
+    Entropy (nats) and margin are of these two outcomes: how many wrong tokens there are says nothing about how likely
+    the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a distribution with that largest
+    probability has: two outcomes would be ever more certain there, of the wrong one. `log_prob` spreads the rest
+    evenly. Without a vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with
+    wrong numbers.
+    """
+    rest = 1.0 - chance
+    entropy = -jnp.where(chance > 0, chance * jnp.log(chance), 0.0) - jnp.where(rest > 0, rest * jnp.log(rest), 0.0)
+    entropy = jnp.where(chance < 0.5, -jnp.log(chance), entropy)
+    margin = jnp.maximum(chance - rest, 0.0)
+    log_prob: Any = None
+    if vocab_size is not None:
+        hit = jnp.arange(vocab_size, dtype=jnp.int32)[None, :] == token[:, None]
+        log_prob = jnp.log(jnp.where(hit, chance[:, None], rest[:, None] / max(vocab_size - 1, 1)))
+    return Distribution(log_prob, token, entropy, chance, margin, entropy, chance)

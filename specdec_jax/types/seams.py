@@ -1,0 +1,252 @@
+"""The seams: language models, stopping policies, verifiers, drafters and monitors, and the functions they are made of.
+
+Every seam is a record of pure functions; the protocol above it says what each takes and returns. Policies, verifiers,
+drafters and monitors are strategies: values that know how they were made (specdec_jax/strategy.py). Arguments are
+positional, so an implementation may call them what it likes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from specdec_jax.strategy import Strategy
+from specdec_jax.types.values import (
+    Array,
+    Cache,
+    Distribution,
+    Draft,
+    DrafterState,
+    DraftInfo,
+    ModelSpec,
+    MonitorState,
+    Params,
+    PolicyState,
+    RoundContext,
+    VerificationResult,
+    VerifierState,
+)
+
+READ: Any = None  # hyperparameters are read off the signature of `init`
+
+
+class Init(Protocol):
+    """The state of a policy, verifier or monitor before the first round, every leaf [B, ...].
+
+    What else it takes are hyperparameters with defaults, by name; every one is traced.
+    """
+
+    def __call__(self, batch: int, /, *args: Any, **hyperparameters: Any) -> Any: ...
+
+
+class InitCache(Protocol):
+    """An empty cache of `slots` (S) slots for `batch` rows; `source` is what an encoder reads, None without one."""
+
+    def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> Cache: ...
+
+
+class Forward(Protocol):
+    """One pass: tokens [B, T] int32 to (what it gives [B, T, ...] float32, cache).
+
+    Row b's tokens go to slots cache.length[b] ... cache.length[b] + T - 1 and the length grows by T.
+    """
+
+    def __call__(
+        self, params: Params, tokens: Array, cache: Cache, /, positions: Array | None = None, mask: Array | None = None
+    ) -> tuple[Array, Cache]: ...
+
+
+class Head(NamedTuple):
+    """A model's last product apart: logits are hidden states times the kernel."""
+
+    hidden: Forward  # gives hidden states [B, T, D]
+    kernel: Callable[[Params], Array]  # [V, D], of the dtype that the product is taken in
+
+
+class ReducedHead(NamedTuple):
+    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py)."""
+
+    apply: Forward  # gives logits [B, T, N]
+    tokens: Callable[[Params], Array]  # [N] int32, ascending
+    spread: Callable[[Params, Array], Array]  # values [..., N] -> [..., V], -inf for tokens not among them
+
+
+class LanguageModel(NamedTuple):
+    """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
+
+    init_cache: InitCache
+    apply: Forward  # gives logits [B, T, V]
+    with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; rollback is a smaller one
+    spec: ModelSpec
+    head: Head | None = None  # of families that can leave their last product out
+    reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
+
+
+class Begin(Protocol):
+    """Once a round, before the first drafter pass: pay for it? Gives (go_on [B] bool, state)."""
+
+    def __call__(self, state: PolicyState, context: RoundContext, /) -> tuple[Array, PolicyState]: ...
+
+
+class Check(Protocol):
+    """The next position's distribution is known and its token not drawn: draft it? Gives (draw [B] bool, state).
+
+    `drafted` [B] int32 counts the drafts of the round so far.
+    """
+
+    def __call__(
+        self, state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext, /
+    ) -> tuple[Array, PolicyState]: ...
+
+
+class Proceed(Protocol):
+    """The token [B] int32 is drawn and kept: pay for another pass? Gives (go_on [B] bool, state).
+
+    `drafted` [B] int32 counts it already.
+    """
+
+    def __call__(
+        self, state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext, /
+    ) -> tuple[Array, PolicyState]: ...
+
+
+class Update(Protocol):
+    """What the verification teaches; once a round, before the end-of-sequence cut."""
+
+    def __call__(self, state: PolicyState, draft: Draft, result: VerificationResult, /) -> PolicyState: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StoppingPolicy(Strategy):
+    """When to stop drafting. Whether a token is drafted is decided before it is drawn (docs/design.md, invariant 2)."""
+
+    init: Init
+    begin: Begin
+    check: Check
+    proceed: Proceed
+    update: Update
+    threshold: Callable[[PolicyState], Array]  # [B] float32, what a plot of this rule shows (NaN: nothing)
+    needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
+    hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
+
+
+class NextDistribution(Protocol):
+    """Probabilities [B, V] of the token after `accepted` [B] int32 drafts, not necessarily normalised."""
+
+    def __call__(self, accepted: Array, /) -> Array: ...
+
+
+class Verify(Protocol):
+    """Gives (log_prob_accepted [B, K+1], next_distribution, state).
+
+    `distributions` are the target's, with a K+1 axis after B; log_prob_accepted[b, k] = log P(k accepted | draft).
+    """
+
+    def __call__(
+        self, state: VerifierState, draft: Draft, distributions: Distribution, context: RoundContext, /
+    ) -> tuple[Array, NextDistribution, VerifierState]: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verifier(Strategy):
+    """How many drafts survive, and the distribution of the token after them."""
+
+    init: Init
+    verify: Verify
+    lossless: bool  # True: the output distribution is the target's, and a test proves it
+    needs_log_q: bool = True
+    greedy_only: bool = False  # True: temperatures above 0 are refused
+    needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
+    hyperparameters: Mapping[str, Any] = READ
+
+
+class Read(Protocol):
+    """What a drafter wants of the target's distributions, inside the verification branch: a pytree, leaves [B, T, ...].
+
+    T are the positions this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless.
+    """
+
+    def __call__(
+        self, distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext, /
+    ) -> Any: ...
+
+
+class Learn(Protocol):
+    """The drafter's state after it was told what was read [B, K+1, ...]; `tokens` [B, S] int32 as of the draft."""
+
+    def __call__(
+        self, params: Params, state: DrafterState, seen: Any, draft: Draft, tokens: Array, context: RoundContext, /
+    ) -> DrafterState: ...
+
+
+class Observer(NamedTuple):
+    """How a drafter sees the target's distributions: `read` takes a little, `learn` gets it after the commit."""
+
+    read: Read
+    learn: Learn
+
+
+class Propose(Protocol):
+    """One round's draft, with the policy asked along the way; `tokens` are [B, S] int32.
+
+    `uniform(step [])` gives [B] float32 in [0, 1), what draft `step` is drawn with: one read each. Without
+    `keep_log_q` the verifier needs no distributions, and `Draft.log_q` is None.
+    """
+
+    def __call__(
+        self,
+        params: Params,
+        state: DrafterState,
+        tokens: Array,
+        context: RoundContext,
+        uniform: Callable[[Array], Array],
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+        /,
+    ) -> tuple[Draft, DraftInfo, DrafterState, PolicyState]: ...
+
+
+class Commit(Protocol):
+    """The state after a text [B, S] is known to be `valid` [B] int32 tokens long; only those are still what was fed."""
+
+    def __call__(self, params: Params, state: DrafterState, tokens: Array, valid: Array, /) -> DrafterState: ...
+
+
+class InitDrafter(Protocol):
+    """A drafter's state for `batch` rows of `slots` (S) slots."""
+
+    def __call__(self, params: Params, batch: int, slots: int, /) -> DrafterState: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Drafter(Strategy):
+    """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
+
+    init: InitDrafter
+    propose: Propose
+    commit: Commit
+    max_draft_length: int  # K
+    model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
+    observer: Observer | None = None  # None: the target's distributions do not reach the drafter
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
+
+
+class Observe(Protocol):
+    """The monitor's state after a round; logits [B, T, V] are the target's.
+
+    Logits and not distributions, because only those of the emitted tokens matter: what is made of the others would be
+    paid for too.
+    """
+
+    def __call__(
+        self, state: MonitorState, logits: Array, result: VerificationResult, context: RoundContext, /
+    ) -> MonitorState: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Monitor(Strategy):
+    """What policy, drafter and verifier share about the text, observed once a round."""
+
+    init: Init
+    observe: Observe
+    hyperparameters: Mapping[str, Any] = READ

@@ -1,0 +1,149 @@
+"""The draft loop over a scripted source and a scripted policy, against the same round written row by row in Python."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.draft_loop import Next, Source
+from specdec_jax.sampling import make_warp
+from specdec_jax.types import Distribution, RoundContext, StoppingPolicy
+
+ROWS, MOST, VOCAB = 64, 5, 7
+
+
+class Asked(NamedTuple):
+    begun: jax.Array  # [B] int32, times each question was put to the row
+    checked: jax.Array
+    proceeded: jax.Array
+
+
+class Script(NamedTuple):
+    """Answers and facts by row, and by row and drafted tokens."""
+
+    alive: np.ndarray
+    budget: np.ndarray
+    begins: np.ndarray
+    known: np.ndarray  # [B, K + 1]
+    draws: np.ndarray  # [B, K + 1]
+    goes: np.ndarray  # [B, K + 1]
+    uniform: np.ndarray  # [B, K]
+
+
+def script(seed=0):
+    rng = np.random.default_rng(seed)
+    often = lambda *shape: rng.random(shape) < 0.85  # noqa: E731
+    wide = (ROWS, MOST + 1)
+    budget = rng.integers(0, MOST + 1, ROWS).astype(np.int32)
+    uniform = rng.random((ROWS, MOST)).astype(np.float32)
+    return Script(often(ROWS), budget, often(ROWS), often(*wide), often(*wide), often(*wide), uniform)
+
+
+def at(table, drafted):
+    return jnp.take_along_axis(jnp.asarray(table), drafted[:, None], axis=1)[:, 0]
+
+
+def policy_of(told, events):
+    def begin(state, context):
+        return jnp.asarray(told.begins), state._replace(begun=state.begun + 1)
+
+    def check(state, distribution, drafted, context):
+        events.append("check")
+        return at(told.draws, drafted), state._replace(checked=state.checked + 1)
+
+    def proceed(state, distribution, token, drafted, context):
+        events.append("proceed")
+        return at(told.goes, drafted), state._replace(proceeded=state.proceeded + 1)
+
+    return StoppingPolicy(None, begin, check, proceed, None, None)
+
+
+def source_of(told, events):
+    """Its memory is a sum over drafts of token times place, so that a draft too many or at another place shows."""
+
+    def predict(memory, drafted):
+        def draw(uniform):
+            events.append("draw")
+            return (uniform() * 100).astype(jnp.int32)
+
+        number = drafted.astype(jnp.float32)
+        log_prob = jnp.broadcast_to(-number[:, None], (ROWS, VOCAB))
+        seen = Distribution(log_prob, drafted, number + 0.5, number / 10, number, number, number)
+        return Next(seen, draw, at(told.known, drafted)), memory
+
+    def keep(memory, token, drawn, drafted):
+        return memory + jnp.where(drawn, token * (drafted + 1), 0)
+
+    return Source(jnp.zeros(ROWS, jnp.int32), predict, keep)
+
+
+def loop(told, events=None):
+    events = [] if events is None else events
+    zeros = jnp.zeros(ROWS, jnp.int32)
+    alive, budget, seed = jnp.asarray(told.alive), jnp.asarray(told.budget), zeros.astype(jnp.uint32)
+    context = RoundContext(zeros + 3, zeros, budget, alive, seed, make_warp(ROWS), ())
+
+    @jax.jit
+    def run():
+        return draft_loop.draft(
+            source_of(told, events),
+            policy_of(told, events),
+            Asked(zeros, zeros, zeros),
+            context,
+            lambda index: jnp.take(jnp.asarray(told.uniform), index, axis=1),
+            MOST,
+            jnp.zeros((ROWS, MOST, VOCAB), jnp.float32),
+        )
+
+    return jax.tree.map(np.asarray, run())
+
+
+def twin(told, row):
+    """(tokens, asked_for, memory, Asked) of one row."""
+    tokens, asked_for, asked = [], 0, [0, 0, 0]
+    if told.alive[row]:
+        asked[0] = 1
+        going = told.begins[row] and told.budget[row] > 0
+        while going and told.known[row, len(tokens)]:
+            asked_for, asked[1] = asked_for + 1, asked[1] + 1
+            if not told.draws[row, len(tokens)]:
+                break
+            tokens.append(int(told.uniform[row, len(tokens)] * 100))
+            asked[2] += 1
+            going = told.goes[row, len(tokens)] and len(tokens) < told.budget[row]
+    return tokens, asked_for, sum(token * (place + 1) for place, token in enumerate(tokens)), asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_round_is_the_twins(seed):
+    told = script(seed)
+    end = loop(told)
+    lengths = set()
+    for row in range(ROWS):
+        tokens, asked_for, memory, asked = twin(told, row)
+        assert end.tokens[row, : len(tokens)].tolist() == tokens and end.length[row] == len(tokens)
+        assert (end.predictions[row], end.memory[row]) == (asked_for, memory)
+        assert [leaf[row] for leaf in end.policy] == asked, "a row that does not go on keeps its policy's state"
+        np.testing.assert_allclose(end.entropy[row, :asked_for], np.arange(asked_for) + 0.5)
+        np.testing.assert_allclose(end.max_prob[row, :asked_for], np.arange(asked_for) / 10, rtol=1e-6)
+        assert np.isnan(end.entropy[row, asked_for:]).all() and np.isnan(end.max_prob[row, asked_for:]).all()
+        assert (end.log_q[row, : len(tokens)] == -np.arange(len(tokens))[:, None]).all()
+        lengths.add(len(tokens))
+    assert lengths == set(range(MOST + 1)), "every length occurs"
+
+
+def test_a_token_is_drawn_after_the_check_and_before_the_next_pass():
+    events = []
+    loop(script(), events)
+    assert events[:3] == ["check", "draw", "proceed"] and len(events) % 3 == 0
+
+
+def test_no_room_and_no_row_alive_asks_for_nothing():
+    told = script()
+    for nothing in (told._replace(alive=told.alive & False), told._replace(budget=told.budget * 0)):
+        end = loop(nothing)
+        assert not end.length.any() and not end.predictions.any() and not end.memory.any()
+    assert not loop(told._replace(alive=told.alive & False)).policy.begun.any()
