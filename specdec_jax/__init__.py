@@ -1,7 +1,7 @@
 """Adaptive speculative decoding in JAX: AdaEDL and its rivals inside one jitted `lax.while_loop`, proven lossless.
 
     >>> import specdec_jax as sd
-    >>> sd.generate("Why is the sky blue?", max_new_tokens=64).text
+    >>> sd.generate("Why is the sky blue?").text
 
 `load_model` reads weights, `generate` and `stream` decode text, `build_decoder` is for those who want `prefill`, `step`
 and `run`. Policies are in `specdec_jax.stopping`, verifiers in `specdec_jax.verification`.
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from specdec_jax.loading import load_model as load_model
     from specdec_jax.rounds import ModelParams as ModelParams
     from specdec_jax.sampling import make_warp as make_warp
+    from specdec_jax.sampling_params import SamplingParams as SamplingParams
     from specdec_jax.statistics import summarise as summarise
+    from specdec_jax.strategy import strategy as strategy
     from specdec_jax.streaming import Chunk as Chunk
     from specdec_jax.streaming import stream as stream
 
@@ -43,6 +45,8 @@ _HOMES = {
     "load_model": "loading",
     "ModelParams": "rounds",
     "make_warp": "sampling",
+    "SamplingParams": "sampling_params",
+    "strategy": "strategy",
     "summarise": "statistics",
     "Chunk": "streaming",
     "stream": "streaming",

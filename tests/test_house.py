@@ -19,18 +19,28 @@ PACKAGE = ROOT / "specdec_jax"
 # own goes by that alone. Strategies never import one another, and decoding receives them. Above the core the order of
 # the list is the rule: anything may import what stands before it.
 CORE = {
-    "types": set(),
+    "strategy": set(),
+    "sampling_params": set(),
+    "types": {"strategy"},
     "compilation_cache": set(),
     "hyperparameters": {"types"},
     "sampling": {"types", "hyperparameters"},
     "phase": {"types"},
     "statistics": {"types", "hyperparameters"},
-    "stopping": {"types", "hyperparameters", "sampling", "phase"},
-    "verification": {"types", "hyperparameters", "sampling", "phase"},
+    "stopping": {"types", "strategy", "hyperparameters", "sampling", "phase"},
+    "verification": {"types", "strategy", "hyperparameters", "sampling", "phase"},
     "decoding.draft_loop": {"types", "hyperparameters"},
     "decoding.cache_feed": {"types"},
-    "drafters": {"types", "hyperparameters", "sampling", "phase", "decoding.draft_loop", "decoding.cache_feed"},
-    "monitors": {"types", "hyperparameters", "sampling", "phase"},
+    "drafters": {
+        "types",
+        "strategy",
+        "hyperparameters",
+        "sampling",
+        "phase",
+        "decoding.draft_loop",
+        "decoding.cache_feed",
+    },
+    "monitors": {"types", "strategy", "hyperparameters", "sampling", "phase"},
     "models": {"types"},
     "loading": {"types", "models"},
     "rounds": {"types", "hyperparameters", "sampling", "phase", "statistics"},
@@ -57,7 +67,7 @@ ABOVE = [
     "cli",
     "__main__",
 ]
-EXTERNAL = {"types": {"jax", "typing", "collections"}}  # types has no logic, so nothing to import
+EXTERNAL = {"types": {"jax", "typing", "collections", "dataclasses"}}  # types has no logic, so nothing to import
 
 
 def allowed(name: str) -> set[str]:

@@ -1,5 +1,11 @@
 """Draft-stopping policies, one a file; a file's factory has the file's name."""
 
+# What most rules do not decide, for rules of one's own.
+from specdec_jax.stopping._defaults import always_begin as always_begin
+from specdec_jax.stopping._defaults import always_draw as always_draw
+from specdec_jax.stopping._defaults import always_proceed as always_proceed
+from specdec_jax.stopping._defaults import no_update as no_update
+from specdec_jax.stopping._thresholded import thresholded as thresholded
 from specdec_jax.stopping.accepted_length_ema import accepted_length_ema as accepted_length_ema
 from specdec_jax.stopping.adaedl import adaedl as adaedl
 from specdec_jax.stopping.adaptive_gamma import adaptive_gamma as adaptive_gamma
