@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, StoppingPolicy
 
 # AdaEDL's lambda moves by 0.001 a round at the paper's constants; with these it crosses whole toy distributions.
@@ -15,6 +16,7 @@ class RestlessState(NamedTuple):
     active: Array  # [B] bool
 
 
+@strategy
 def restless(most=2):
     """Drafts its last token only after token 0, and sits out the round after one that lacked it.
 

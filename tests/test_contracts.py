@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from specdec_jax import lossless
-from specdec_jax.choices import find_factory, names
+from specdec_jax.choices import TYPES, choose, find_factory, names
 from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.models import llama
+from specdec_jax.pairs import NEED_MODELS
 from specdec_jax.rounds import ModelParams
 from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import static
@@ -102,15 +103,35 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policys_hyperparameters_are_traced_and_checked(name):
     policy = find_factory("policy", name)()
-    hyperparameters = {
-        key: value.default for key, value in inspect.signature(policy.init).parameters.items() if key != "batch"
-    }
-    given = {key: value for key, value in hyperparameters.items() if value is not None}
+    given = {key: value for key, value in policy.hyperparameters.items() if value is not None}
     init = jax.jit(lambda hyperparameters: policy.init(BATCH, **hyperparameters))
     same_shapes(policy.init(BATCH), init(jax.tree.map(jnp.asarray, given)))
     for key in given:
         with pytest.raises(ValueError, match=key):
             policy.init(BATCH, **{key: float("nan")})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in TYPES for name in names(kind)])
+def test_a_strategy_is_a_value(kind, name):
+    """Equal when called alike, changed by hyperparameters and not compiled by them, and written as it is read."""
+    factory = find_factory(kind, name)
+    if name in NEED_MODELS:
+        return
+    value = factory()
+    assert value.call is not None and value.name == name, f"@strategy belongs above {name}()"
+    assert value == factory() and hash(value) == hash(factory()) and value.bare == value
+    assert choose(kind, repr(value)) == value
+    for key, number in value.hyperparameters.items():
+        if isinstance(number, float):
+            changed = factory(**{key: 0.9 * number})
+            assert changed != value and changed.bare == value.bare and changed == value.but(**{key: 0.9 * number})
+            assert changed.hyperparameters == {**value.hyperparameters, key: 0.9 * number}
+            same_values(changed.init(BATCH), value.init(BATCH, **{key: 0.9 * number}))
+            assert choose(kind, repr(changed)) == changed
+
+
+def same_values(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)

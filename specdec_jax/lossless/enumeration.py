@@ -137,7 +137,7 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     """Every draft of a round: the twin of the draft loop, with all draws at once instead of one."""
-    context, rules, tally = context_of(setting, nodes), _rules(setting.policy, setting.batch), setting.tally
+    context, rules, tally = context_of(setting, nodes), _rules(setting.policy.bare, setting.batch), setting.tally
     going, policy = rules.begin(context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
     vocab, count, most = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.most
@@ -212,7 +212,7 @@ def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     )
     state = take(nodes.verifier, branches.node)
     distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
-    log_prob_accepted, weights, state = _verification(setting.verifier, setting.batch, most)(
+    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, most)(
         context, state, draft, distributions
     )
     lengths = drawn_distribution(np.exp(log_prob_accepted))
@@ -230,7 +230,7 @@ def after(
 ) -> Nodes:
     """The rows at the beginning of the next round, of the chosen (branch, accepted, token)."""
     branch, accepted, token = chosen
-    most, rules = setting.most, _rules(setting.policy, setting.batch)
+    most, rules = setting.most, _rules(setting.policy.bare, setting.batch)
     context = take(context_of(setting, nodes), branches.node[branch])
     drafts = branches.text[:, 2:]
     index = np.arange(most + 1)[None, :]
@@ -240,7 +240,7 @@ def after(
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
-        watch = _watch(setting.monitor, setting.batch)
+        watch = _watch(setting.monitor.bare, setting.batch)
         monitor = watch(context, monitor, take(outcomes.distributions, branch), result)
     node = branches.node[branch]
     tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
