@@ -30,6 +30,8 @@ class Beams:
 class Output:
     json: Switch = False
     """Print text, tokens, statistics and times as one line of JSON instead of streaming."""
+    compare: Switch = False
+    """Decode the prompt plainly too, in turns, and say how much faster drafting was."""
     record: Switch = False
     """Put every round into the JSON: drafted, accepted, lambda, entropies."""
     rejected: Switch = True
@@ -55,7 +57,7 @@ class Generate(Drafting):
     cyan is what the target added to drafts that were all accepted. Piped, the text is plain.
 
       python -m specdec_jax generate "Why is the sky blue?"
-      python -m specdec_jax generate "Why is the sky blue?" --policy "static(draft_length=3)"
+      python -m specdec_jax generate "Why is the sky blue?" --policy "adaedl(threshold=0.3)" --compare
       python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
       python -m specdec_jax generate "Name three rivers." --beams 4 --length-penalty 1.0
       echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
@@ -183,7 +185,19 @@ def run_generate(command: Generate) -> int:
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
     save_drawings(command, prompt, policy, chunks)
+    if output.compare and finished:
+        _compare(chunks)
     return 0 if finished else INTERRUPTED
+
+
+def _compare(chunks: Any) -> None:
+    from specdec_jax.chat.comparing import against_plain
+    from specdec_jax.views.interrupts import interrupts_end_here
+    from specdec_jax.views.printing import status
+
+    with interrupts_end_here(), status("Decoding in turns, plainly and with drafts"):
+        sentence = against_plain(chunks.pair, chunks.request)
+    print(sentence, file=sys.stderr)
 
 
 def _run_search(command: Generate, prompt: str) -> int:

@@ -43,7 +43,7 @@ def _optional(wanted: PrimitiveTypeInfo) -> Any:
 class Models:
     target: str = "smollm2"
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
-    drafter: str = "smollm2-drafter"
+    drafter: str = "smollm2-drafter@8192"
     """Given like the target, whose vocabulary it must share; or what needs no model: prompt_lookup(longest=4), ngram, a
     path to your own .py. Several as a,b take turns. NAME@8192 drafts its 8,192 most frequent tokens only. none: plain
     decoding."""
@@ -55,8 +55,9 @@ class Models:
 
 @dataclass(frozen=True)
 class Rules:
-    policy: str = "adaedl"
-    """When to stop drafting: any file of specdec_jax/stopping or a path to your own .py, with its options:
+    policy: str = "survival"
+    """When to stop drafting: survival is the fastest we know, adaedl the paper's; any file of specdec_jax/stopping or a
+    path to your own .py, with its options:
     "adaedl(threshold=0.6, keep_checked_token=True)", "at_least(minimum=2, policy=survival)"."""
     verifier: str = "rejection"
     """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy, saying so:

@@ -18,7 +18,7 @@ from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
 from specdec_jax.rounds import ModelParams
-from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -62,10 +62,10 @@ class Pair(NamedTuple):
 
 def build_pair(
     target: LoadedModel | str = "smollm2",
-    drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter",
+    drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter@8192",
     *,
     drafter_params: Params = None,
-    policy: StoppingPolicy = adaedl(),
+    policy: StoppingPolicy = survival(),
     verifier: Verifier = rejection(),
     monitor: Monitor | None = None,
     max_draft_length: int = 7,

@@ -56,7 +56,7 @@ class Stream(Iterator[Chunk]):
     """
 
     def __init__(self, pair: Pair, request: Request, rounds: int, kept: DecodeState | None = None):
-        self._pair, self._request, self._rounds = pair, request, rounds
+        self.pair, self.request, self._rounds = pair, request, rounds
         self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
         self._begun = start(pair, request) if kept is None else resume(pair, request, kept)
         self._state = self._begun.state
@@ -73,15 +73,15 @@ class Stream(Iterator[Chunk]):
 
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self._pair, self._request, self._state, 0, self._seconds, self._begun)
+        return finish(self.pair, self.request, self._state, 0, self._seconds, self._begun)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The target's."""
-        return self._pair.target.tokenizer
+        return self.pair.target.tokenizer
 
     def _play(self) -> Iterator[Chunk]:
-        text, played = _HeldText(self._pair.target.tokenizer, self._request.stop), 0
+        text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
         ends = set(np.asarray(self._state.stop_ids).tolist())
         while not bool(np.asarray(self._state.done)[0]):
             self._run()
@@ -98,7 +98,7 @@ class Stream(Iterator[Chunk]):
     def _run(self) -> None:
         watch = time.perf_counter()
         with interrupts_held():
-            state = self._pair.decoder.run(self._pair.params, self._state, rounds=self._rounds)
+            state = self.pair.decoder.run(self.pair.params, self._state, rounds=self._rounds)
             self._state = jax.block_until_ready(state)
         self._seconds += time.perf_counter() - watch
 

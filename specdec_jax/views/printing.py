@@ -41,7 +41,7 @@ def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = Tr
     if colours and statistics:
         console.print(legend(rejected))
     if statistics:
-        console.print(Text(summary(chunks.result()), "dim"))
+        console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
     return finished
 
 
@@ -73,8 +73,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def summary(result: Generation) -> str:
-    """One line: tokens, speed, what became of the drafts, compile time, how it ended."""
+def summary(result: Generation, drafter_cost: float | None = None) -> str:
+    """One line: tokens, speed, what became of the drafts, compile time, how it ended.
+
+    With `drafter_cost` (a drafter pass in target passes) also the speed-up over plain decoding that the passes predict.
+    """
     figures, count = result.statistics, len(result.tokens)
     parts = [f"{count} tokens"]
     if result.seconds > 0:
@@ -87,6 +90,11 @@ def summary(result: Generation) -> str:
         ]
     elif figures["drafter_passes"]:
         parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
+    if drafter_cost is not None and figures["num_rounds"]:
+        passes = figures["num_rounds"] + drafter_cost * figures["drafter_passes"]
+        parts.append(
+            f"predicted {figures['num_emitted_tokens'] / passes:.2f} times plain decoding (--compare measures)"
+        )
     if figures.get("num_reasoning_tokens"):  # a record of an earlier version has none
         parts.append(f"{figures['num_reasoning_tokens'] / max(count, 1):.0%} in reasoning phases")
     if result.compile_seconds:

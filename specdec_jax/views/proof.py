@@ -132,7 +132,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def verify(
     *,
-    policy: str = "adaedl",
+    policy: str = "survival",
     verifier: str = "rejection",
     max_draft_length: int | None = None,
     sequences: int = 40_960,
