@@ -12,7 +12,7 @@ from specdec_jax.decoding.draft_loop import Next, Source
 from specdec_jax.sampling import make_warp
 from specdec_jax.types import Distribution, RoundContext, StoppingPolicy
 
-ROWS, MOST, VOCAB = 64, 5, 7
+ROWS, MOST, VOCAB = 128, 5, 7
 
 
 class Asked(NamedTuple):
@@ -35,7 +35,7 @@ class Script(NamedTuple):
 
 def script(seed=0):
     rng = np.random.default_rng(seed)
-    often = lambda *shape: rng.random(shape) < 0.85  # noqa: E731
+    often = lambda *shape: rng.random(shape) < 0.92  # noqa: E731
     wide = (ROWS, MOST + 1)
     budget = rng.integers(0, MOST + 1, ROWS).astype(np.int32)
     uniform = rng.random((ROWS, MOST)).astype(np.float32)
