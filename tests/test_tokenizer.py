@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import tiny_weights as tiny
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
 from specdec_jax.loading.gguf_reader import read_gguf
@@ -84,13 +86,36 @@ def test_stream_waits_for_the_rest_of_a_character(smollm):
 
 def test_stream_gives_up_on_half_a_character_only_at_the_end(smollm):
     decoder, ids = StreamDecoder(smollm), smollm.encode("ok 👍")
-    assert decoder.push(ids[:-1]) == "ok "  # what is certain comes at once
-    assert decoder.flush() == "\ufffd"
+    assert decoder.push(ids[:-1]) == "ok"  # the space is in one token with the first byte of what follows
+    assert decoder.flush() == " \ufffd"
     assert decoder.push(smollm.encode("new")) == "new"
     half = smollm.encode("👍")[:1]
     decoder.flush()
     assert decoder.push(half) == ""
     assert decoder.push(smollm.encode("x")) == "\ufffdx"  # invalid for certain: what follows shows it
+
+
+def with_byte_fallback() -> Tokenizer:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581the", "b"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    spaces = decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
+    return Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pieces"),
+    [
+        (["\u2581the", "<0xC3>", "<0xA9>", "\u2581the"], ["the", "", "\u00e9", " the"]),
+        (["<0x41>", "<0xFF>", "b", "b"], ["A", "", "\ufffdb", "b"]),  # bytes that were A are no text behind FF
+    ],
+)
+def test_stream_survives_bytes_that_change_those_before(tokens, pieces):
+    tokenizer = with_byte_fallback()
+    decoder = StreamDecoder(tokenizer)
+    assert [decoder.push([tokenizer.vocabulary()[token]]) for token in tokens] == pieces
+    assert decoder.flush() == ""
 
 
 def test_unset_end_of_sequence_falls_back_to_the_tokenizers(smollm):
