@@ -1,6 +1,8 @@
 """SmolLM2's tokenizer, rebuilt from GGUF metadata, against references made without it; streaming; chat templates."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ def test_reference_is_varied():
 @pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
 def test_encodes_as_the_reference(smollm, row):
     assert smollm.encode(row["text"]) == row["ids"]
+    assert smollm.fast.encode(row["text"], add_special_tokens=False) == row["ids"]
 
 
 @pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
@@ -218,6 +221,33 @@ def test_templates_may_use_what_transformers_offers(template, text):
 def test_templates_that_fail_or_reach_out_are_errors(template):
     with pytest.raises(ValueError, match="chat template refuses"):
         with_template(template).chat(MESSAGES)
+
+
+def test_a_template_that_fails_in_its_own_way_is_an_error_too():
+    for template in ("{{ 1 // 0 }}", "{{ messages[0]['none'].strip() }}", "{{ messages[9].content }}"):
+        with pytest.raises(ValueError, match="chat template refuses these messages"):
+            with_template(template).chat(MESSAGES)
+    with pytest.raises(ValueError, match="chat template refuses these messages"):
+        with_template("{{ messages }}").chat([])
+
+
+LAZY = """
+import os, sys
+from specdec_jax.loading import builtin
+from specdec_jax.loading.gguf_reader import read_gguf
+from specdec_jax.loading.gguf_tokenizer import tokenizer_from_gguf
+
+tokenizer, before = tokenizer_from_gguf(read_gguf(builtin.drafter_file())), dict(os.environ)
+assert tokenizer.decode(tokenizer.encode("hello")) == "hello" and "transformers" not in sys.modules
+assert "hello" in tokenizer.chat([{"role": "user", "content": "hello"}]) and "transformers" in sys.modules
+assert dict(os.environ) == before
+"""
+
+
+def test_transformers_is_imported_for_chats_alone_and_quietly():
+    environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", LAZY], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_a_template():
