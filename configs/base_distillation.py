@@ -77,8 +77,6 @@ class DistillConfig:
     """Of the answers."""
     dtype: str = "bfloat16"
     """Of matrix products: bfloat16 or float32. Master weights are float32."""
-    split_mib: int | None = None
-    """Cut exported files into parts of so many MiB."""
     seed: int = 0
     """Of everything."""
     out: str | None = None
