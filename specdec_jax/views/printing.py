@@ -87,7 +87,7 @@ def summary(result: Generation) -> str:
         ]
     elif figures["drafter_passes"]:
         parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
-    if figures.get("num_reasoning_tokens"):  # a record of an earlier version has none
+    if figures["num_reasoning_tokens"]:
         parts.append(f"{figures['num_reasoning_tokens'] / max(count, 1):.0%} in reasoning phases")
     if result.compile_seconds:
         parts.append(f"compiled in {result.compile_seconds:.1f} s")
