@@ -32,8 +32,8 @@ class DistillConfig:
     tokens: int = 2_000_000
     """Written at least."""
     texts: str = "runs/texts"
-    """A folder of .jsonl files (`experiments.gather_texts` makes one): documents.jsonl, and a file for each
-    further pool of the openings. Without it, documents are the descriptions of installed packages."""
+    """A folder of .jsonl files, a `text` in every line: documents.jsonl, and a file for each further pool of the
+    openings (german.jsonl). Without it, documents are the descriptions of installed packages."""
     prompts: tuple[str, ...] = ()
     """JSONL files of whole prompts to answer as well; one in three requests is then one of them."""
     held_out: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
@@ -77,8 +77,6 @@ class DistillConfig:
     """Of the answers."""
     dtype: str = "bfloat16"
     """Of matrix products: bfloat16 or float32. Master weights are float32."""
-    split_mib: int | None = None
-    """Cut exported files into parts of so many MiB."""
     seed: int = 0
     """Of everything."""
     out: str | None = None

@@ -1,7 +1,7 @@
 """How good a drafter for SmolLM2-135M-Instruct do two CPU cores make in an afternoon?
 
-Command:   python -m experiments.gather_texts ... (see there; without it, descriptions of installed packages serve)
-           python -m experiments.distill configs/distill_smollm2.py
+Command:   python -m experiments.distill configs/distill_smollm2.py
+           (with the texts that docs/distillation.md names in runs/texts; without, descriptions of packages serve)
 Hardware:  2 x86 cores, 8 GB of memory; a GPU if there is one
 Time:      about 75 minutes of writing, 30 of training and 5 of judging, on an idle machine
 Expected:  held-out acceptance 0.61; greedy agreement 0.59 along greedy answers to Spec-Bench, 0.49 along those at 0.7

@@ -56,7 +56,6 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
             target.tokenizer,
             card=card,
             formats=(form,),
-            split_mib=config.split_mib,
             overwrite=True,
         )
     console.print(Whole(table))

@@ -80,8 +80,6 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
             continue
         told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_hyperparameters")
         rule = _rule(method, calibration, entry.temperature, told)
-        if rule.policy.needs_phases and traces[near].raw_target_entropy is None:
-            continue
         trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
         predicted, acceptance = _predict(trace, rule, method, config, costs)
         fields = (entry.method, entry.temperature, near, same, entry.speedup_total, entry.draft_acceptance_rate)

@@ -88,7 +88,6 @@ def compare(config: Policies, console: Console) -> None:
     folder = RunFolder.create("policies", config, config.out)
     entries = {entry.name: entry for entry in chosen} | {name: name for name in LIMITS}
     wanted = [(t, name) for t in traces for name in entries if not (name == CLAIRVOYANT and t == 0)]
-    wanted = [(t, name) for t, name in wanted if _can(traces[t], entries[name], console)]
     for temperature, name in missing(folder, ("temperature", "rule"), wanted):
         with console.status(f"{name}, {at_temperature(temperature)}"):
             found = measure(traces[temperature], entries[name], costs, config)
@@ -99,16 +98,6 @@ def compare(config: Policies, console: Console) -> None:
             points(rows), "speed-up over plain decoding, setting chosen on other prompts", RULE_COLOURS
         ).savefig(path)
     publish(folder, "\n\n".join(report(rows, temperature) for temperature in traces) + "\n", console)
-
-
-def _can(trace: Trace, entry: Rule | str, console: Console) -> bool:
-    """Whether a trace can tell what the rule reads; says so if not."""
-    if isinstance(entry, str) or not entry.policy.needs_phases:
-        return True
-    can = trace.raw_target_entropy is not None
-    if not can:
-        console.print(f"{entry.name} is left out: a sampled trace of an earlier version tells no phases.")
-    return can
 
 
 def measure(trace: Trace, entry: Rule | str, costs: CostModel, config: Policies) -> dict[str, Any]:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from specdec_jax.analysis.acceptance import best_draft_length, by_task, expected_speedup, expected_tokens
+from specdec_jax.analysis.acceptance import (
+    best_draft_length,
+    by_task,
+    expected_speedup,
+    expected_tokens,
+    mean_of_tasks,
+)
+from specdec_jax.analysis.statistics import RESAMPLES
 from specdec_jax.distillation.judging import Judgement
 
 TASKS = ["qa", "math", "qa", "math", "qa"]
@@ -40,6 +47,20 @@ def test_intervals_cover_what_was_drawn_from_and_the_mean_of_tasks_is_narrower()
         wide = max(figures[task].agreement.high - figures[task].agreement.low for task in truth)
         assert high - low < wide
     assert 0.85 <= covered / runs < 1
+
+
+def test_the_interval_of_the_mean_resamples_within_each_task():
+    """The figures of published model cards: the same draws, made by hand."""
+    rng = np.random.default_rng(3)
+    values, positions = rng.random(12), rng.integers(1, 99, 12)
+    groups = [np.arange(12) < 5, np.arange(12) >= 5]
+    rng, means = np.random.default_rng(7), []
+    for group in groups:
+        drawn = rng.integers(0, group.sum(), (RESAMPLES, group.sum()))
+        size = positions[group][drawn]
+        means.append((values[group][drawn] * size).sum(1) / size.sum(1))
+    expected = np.quantile(np.mean(means, axis=0), (0.05, 0.95))
+    assert mean_of_tasks(values, positions, groups, level=0.9, seed=7)[1:] == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_a_single_text_has_no_interval():

@@ -310,14 +310,14 @@ def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
     browser.open(file)
     browser.value("document.querySelector('.token').focus()")
     for _ in range(3):
-        browser.key("ArrowRight", 39)
+        browser.key("ArrowRight")
     assert browser.value("document.activeElement.textContent") == "d"
     tip = browser.value(TIP)
     assert "reasoning" in tip and "3.000 nats" in tip
-    browser.key("Enter", 13)
+    browser.key("Enter")
     assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
     assert browser.value("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
-    browser.key("Escape", 27)
+    browser.key("Escape")
     assert browser.value(TIP) == "" and browser.errors == []
 
 

@@ -1,8 +1,6 @@
-"""An export loads with the same logits, in parts or whole; damaged parts are named; cards say what is given."""
+"""An export loads with the same logits; cards say what is given."""
 
-import hashlib
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +8,10 @@ import numpy as np
 import pytest
 import tiny_weights as tiny
 
-from experiments import parts
-from specdec_jax.distillation import exporting
-from specdec_jax.distillation.exporting import export, join_folder, join_parts, model_card, split_file
+from specdec_jax.distillation.exporting import export, model_card
 from specdec_jax.loading import load_model
 
 CARD = "# A card\n"
-KIB = 2**-10  # in MiB
 TOKENS = np.random.default_rng(5).integers(0, tiny.CONFIG["vocab_size"], (2, 12))
 
 
@@ -54,24 +49,6 @@ def test_an_export_gives_the_logits_of_its_dtype(tmp_path, folder, trained, dtyp
     np.testing.assert_array_equal(weights, trained.params["embedding"].astype(dtype).astype(jnp.float32))
 
 
-def test_an_export_in_parts_is_joined_to_the_same(tmp_path, trained):
-    export_model(tmp_path / "whole", trained)
-    export_model(tmp_path / "cut", trained, split_mib=16 * KIB)
-    files = [file for file in (tmp_path / "cut").rglob("*") if file.is_file()]
-    assert max(file.stat().st_size for file in files if not file.name.endswith(".parts.json")) == 16 * 2**10
-    assert not (tmp_path / "cut" / "hf" / "model.safetensors").exists()
-    with pytest.raises(FileNotFoundError, match="model.safetensors"):
-        load_model(tmp_path / "cut" / "hf")
-    joined = join_folder(tmp_path / "cut")
-    assert tmp_path / "cut" / "hf" / "model.safetensors" in joined
-    assert any("orbax" in file.parts for file in joined)
-    whole = (tmp_path / "whole" / "hf" / "model.safetensors").read_bytes()
-    assert (tmp_path / "cut" / "hf" / "model.safetensors").read_bytes() == whole
-    expected = logits(load_model(tmp_path / "whole" / "hf"))
-    for name in ("hf", "orbax"):
-        np.testing.assert_array_equal(logits(load_model(tmp_path / "cut" / name)), expected)
-
-
 @pytest.mark.parametrize("name", ["hf", "orbax"])
 def test_one_format_alone_is_the_folder_itself(tmp_path, folder, name):
     export_model(tmp_path / "out", load_model(folder), formats=(name,))
@@ -94,7 +71,6 @@ def test_an_export_replaces_only_when_asked(tmp_path, trained):
         ({"formats": ("hf", "orbx")}, "unknown export format 'orbx'; did you mean 'orbax'"),
         ({"formats": ()}, "export needs a format"),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
-        ({"split_mib": 0}, "size of a part must be positive, got 0"),
         ({"dtype": "float16"}, "parameter norm/scale is not finite in float16"),
     ],
 )
@@ -113,104 +89,6 @@ def test_transformers_reads_the_export(tmp_path, trained):
     with torch.no_grad():
         found = theirs(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(found, logits(trained), atol=1e-3)
-
-
-@pytest.mark.parametrize("size", [0, 1, 1024, 1025, 5000])
-def test_parts_make_the_file_again(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(exporting, "BLOCK", 300)  # several blocks a part, and not a whole number of them
-    content = np.random.default_rng(size).bytes(size)
-    (tmp_path / "target.gguf").write_bytes(content)
-    parts = split_file(tmp_path / "target.gguf", KIB, folder=tmp_path / "parts")
-    assert [part.name for part in parts] == [f"target.gguf.part{i:03}" for i in range(max(1, -(-size // 1024)))]
-    assert b"".join(part.read_bytes() for part in parts) == content
-    assert all(part.stat().st_size <= 1024 for part in parts)
-    index = json.loads((tmp_path / "parts" / "target.gguf.parts.json").read_text())
-    assert (index["size"], index["sha256"]) == (size, hashlib.sha256(content).hexdigest())
-    joined = join_parts(tmp_path / "parts" / "target.gguf.parts.json")
-    assert joined == tmp_path / "parts" / "target.gguf" and joined.read_bytes() == content
-    assert join_parts(tmp_path / "parts" / "target.gguf.parts.json") == joined  # there and right: nothing to do
-
-
-@pytest.fixture
-def cut(tmp_path):
-    (tmp_path / "x.bin").write_bytes(bytes(range(250)) * 12)
-    split_file(tmp_path / "x.bin", KIB)
-    (tmp_path / "x.bin").unlink()
-    return tmp_path
-
-
-def edit_index(folder: Path, change) -> None:
-    index = json.loads((folder / "x.bin.parts.json").read_text())
-    change(index)
-    (folder / "x.bin.parts.json").write_text(json.dumps(index))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[17] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("harm", "match"),
-    [
-        (lambda f: (f / "x.bin.part001").unlink(), "x.bin.part001 is missing"),
-        (lambda f: flip(f / "x.bin.part002"), "x.bin.part002 is damaged"),
-        (lambda f: (f / "x.bin.part000").write_bytes(b"short"), "x.bin.part000 is damaged: its 5 bytes"),
-        (lambda f: (f / "x.bin.part000").open("ab").write(b"more"), "x.bin.part000 is damaged: its 1028 bytes"),
-        (lambda f: edit_index(f, lambda i: i.update(sha256="0" * 64)), "parts.json is damaged: its parts are right"),
-        (lambda f: edit_index(f, lambda i: i["parts"].pop()), "parts.json is damaged: its parts are right"),
-        (lambda f: edit_index(f, lambda i: i["parts"][0].pop("size")), "parts.json is damaged: KeyError"),
-        (lambda f: edit_index(f, lambda i: i.update(file="../x.bin")), "'../x.bin' is no file's name"),
-        (lambda f: edit_index(f, lambda i: i["parts"][0].update(file="/etc/hostname")), "hostname' is no file's name"),
-        (lambda f: edit_index(f, lambda i: i.update(format=9)), "format 9; format 1 is served"),
-        (lambda f: (f / "x.bin.parts.json").write_text("[]"), "parts.json is damaged"),
-    ],
-)
-def test_what_is_missing_or_damaged_is_named_and_nothing_appears(cut, harm, match):
-    harm(cut)
-    names = sorted(path.name for path in cut.iterdir())
-    with pytest.raises(ValueError, match=match):
-        join_parts(cut / "x.bin.parts.json")
-    assert sorted(path.name for path in cut.iterdir()) == names
-
-
-def test_another_file_of_the_name_is_not_replaced(cut):
-    (cut / "x.bin").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="x.bin exists and is not what x.bin.parts.json lists"):
-        join_parts(cut / "x.bin.parts.json")
-    assert (cut / "x.bin").read_bytes() == b"mine"
-
-
-def test_a_second_cut_leaves_no_part_of_the_first(cut):
-    (cut / "x.bin").write_bytes(b"a" * 1500)
-    assert len(list(cut.glob("*.part0*"))) == 3
-    split_file(cut / "x.bin", KIB)
-    assert len(list(cut.glob("*.part0*"))) == 2
-    assert join_parts(cut / "x.bin.parts.json").read_bytes() == b"a" * 1500
-
-
-def test_a_cut_that_fails_leaves_no_parts(tmp_path, monkeypatch):
-    (tmp_path / "x.bin").write_bytes(b"a" * 5000)
-    copy, calls = exporting._copy, []
-
-    def full(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise OSError(28, "No space left on device")
-        return copy(*arguments)
-
-    monkeypatch.setattr(exporting, "_copy", full)
-    with pytest.raises(OSError, match=r"cannot write .*x.bin.part002: .*No space left"):
-        split_file(tmp_path / "x.bin", KIB)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
-
-
-def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such file to cut"):
-        split_file(tmp_path / "none", 1)
-    with pytest.raises(FileNotFoundError, match="no such list of parts"):
-        join_parts(tmp_path / "none.parts.json")
 
 
 def test_a_card_says_what_is_given():
@@ -260,14 +138,3 @@ def test_a_card_refuses_what_it_cannot_say(fields, match):
 
 def test_a_card_takes_a_table_that_is_written_already():
     assert model_card({"name": "x", "figures": "| a |\n| --- |"}).endswith("## Figures\n\n| a |\n| --- |\n")
-
-
-def test_the_command_cuts_and_joins(tmp_path, capsys):
-    source = tmp_path / "weights.bin"
-    source.write_bytes(bytes(range(256)) * 9000)
-    assert parts.main(["split", str(source), "--mib", "1", "--out", str(tmp_path / "away")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    assert parts.main(["join", str(tmp_path / "away")]) == 0
-    assert (tmp_path / "away" / "weights.bin").read_bytes() == source.read_bytes()
-    for wrong, said in ((["split", str(tmp_path / "none")], "none"), (["join", str(tmp_path / "empty")], "no list")):
-        assert parts.main(wrong) == 2 and said in capsys.readouterr().err

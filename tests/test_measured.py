@@ -189,12 +189,6 @@ def test_block_verification_of_sampled_texts_is_left_out(ran, tmp_path):
     assert list(found(warm, traces)) == METHODS[1:]
 
 
-def test_phases_that_a_trace_cannot_tell_are_left_out(ran):
-    run, traces = ran
-    blind = {0.0: traces[0.0]._replace(raw_target_entropy=None)}
-    assert list(found(run, blind)) == METHODS[:-1]
-
-
 def test_the_rounds_are_not_trivial(ran):
     run, _ = ran
     rates = {name: round(live(run, name)[0], 6) for name in METHODS}

@@ -91,16 +91,6 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         rule("adaedle")
 
 
-def test_a_rule_that_reads_phases_is_left_out_where_a_trace_tells_none(tmp_path, capsys):
-    for temperature, trace in made_up_traces().items():
-        save_trace(tmp_path / f"trace-{temperature:g}.npz", trace._replace(raw_target_entropy=None))
-    command = [str(tmp_path), "--rules", "phase-length", "--max-draft-length", "4", "--out", str(tmp_path / "out")]
-    assert policies.main(command) == 0
-    found = {(row["temperature"], row["rule"]) for row in rows_of(tmp_path / "out")}
-    assert (0.0, "phase-length") in found and (1.0, "static") in found and (1.0, "phase-length") not in found
-    assert "phase-length is left out" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_learnt_prior_is_written_for_the_policy(tmp_path):
     out = tmp_path / "run"
     assert tune_survival.main(["--smoke", "--out", str(out)]) == 0

@@ -1,10 +1,14 @@
 """SmolLM2's tokenizer, rebuilt from GGUF metadata, against references made without it; streaming; chat templates."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tiny_weights as tiny
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
 from specdec_jax.loading.gguf_reader import read_gguf
@@ -43,6 +47,7 @@ def test_reference_is_varied():
 @pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
 def test_encodes_as_the_reference(smollm, row):
     assert smollm.encode(row["text"]) == row["ids"]
+    assert smollm.fast.encode(row["text"], add_special_tokens=False) == row["ids"]
 
 
 @pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
@@ -84,13 +89,36 @@ def test_stream_waits_for_the_rest_of_a_character(smollm):
 
 def test_stream_gives_up_on_half_a_character_only_at_the_end(smollm):
     decoder, ids = StreamDecoder(smollm), smollm.encode("ok 👍")
-    assert decoder.push(ids[:-1]) == "ok "  # what is certain comes at once
-    assert decoder.flush() == "\ufffd"
+    assert decoder.push(ids[:-1]) == "ok"  # the space is in one token with the first byte of what follows
+    assert decoder.flush() == " \ufffd"
     assert decoder.push(smollm.encode("new")) == "new"
     half = smollm.encode("👍")[:1]
     decoder.flush()
     assert decoder.push(half) == ""
     assert decoder.push(smollm.encode("x")) == "\ufffdx"  # invalid for certain: what follows shows it
+
+
+def with_byte_fallback() -> Tokenizer:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581the", "b"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    spaces = decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
+    return Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pieces"),
+    [
+        (["\u2581the", "<0xC3>", "<0xA9>", "\u2581the"], ["the", "", "\u00e9", " the"]),
+        (["<0x41>", "<0xFF>", "b", "b"], ["A", "", "\ufffdb", "b"]),  # bytes that were A are no text behind FF
+    ],
+)
+def test_stream_survives_bytes_that_change_those_before(tokens, pieces):
+    tokenizer = with_byte_fallback()
+    decoder = StreamDecoder(tokenizer)
+    assert [decoder.push([tokenizer.vocabulary()[token]]) for token in tokens] == pieces
+    assert decoder.flush() == ""
 
 
 def test_unset_end_of_sequence_falls_back_to_the_tokenizers(smollm):
@@ -193,6 +221,33 @@ def test_templates_may_use_what_transformers_offers(template, text):
 def test_templates_that_fail_or_reach_out_are_errors(template):
     with pytest.raises(ValueError, match="chat template refuses"):
         with_template(template).chat(MESSAGES)
+
+
+def test_a_template_that_fails_in_its_own_way_is_an_error_too():
+    for template in ("{{ 1 // 0 }}", "{{ messages[0]['none'].strip() }}", "{{ messages[9].content }}"):
+        with pytest.raises(ValueError, match="chat template refuses these messages"):
+            with_template(template).chat(MESSAGES)
+    with pytest.raises(ValueError, match="chat template refuses these messages"):
+        with_template("{{ messages }}").chat([])
+
+
+LAZY = """
+import os, sys
+from specdec_jax.loading import builtin
+from specdec_jax.loading.gguf_reader import read_gguf
+from specdec_jax.loading.gguf_tokenizer import tokenizer_from_gguf
+
+tokenizer, before = tokenizer_from_gguf(read_gguf(builtin.drafter_file())), dict(os.environ)
+assert tokenizer.decode(tokenizer.encode("hello")) == "hello" and "transformers" not in sys.modules
+assert "hello" in tokenizer.chat([{"role": "user", "content": "hello"}]) and "transformers" in sys.modules
+assert dict(os.environ) == before
+"""
+
+
+def test_transformers_is_imported_for_chats_alone_and_quietly():
+    environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", LAZY], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_a_template():

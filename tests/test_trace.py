@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.analysis.cost_model import between, cost_model, load_cost_model, save_cost_model
-from specdec_jax.analysis.phase_path import percentile_thresholds, phase_path, running_entropy
+from specdec_jax.analysis.phase_path import running_entropy
 from specdec_jax.analysis.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
 from specdec_jax.analysis.tracing import trace_texts
 
@@ -72,25 +72,10 @@ def test_joining_what_was_selected_gives_the_whole():
         join([trace, trace._replace(tails=trace.tails[:, :2])])
 
 
-def test_a_trace_without_raw_entropies_is_read_and_says_what_it_cannot_do(tmp_path):
-    """As they were written before there was the field."""
-    sampled = some_trace()._replace(raw_target_entropy=None)
-    greedy = sampled._replace(temperature=np.zeros(TEXTS, np.float32))
-    for name, trace in (("sampled", sampled), ("greedy", greedy)):
-        save_trace(tmp_path / f"{name}.npz", trace)
-        with np.load(tmp_path / f"{name}.npz") as file:
-            assert "raw_target_entropy" not in file.files
-    sampled, greedy = (load_trace(tmp_path / f"{name}.npz") for name in ("sampled", "greedy"))
-    np.testing.assert_array_equal(greedy.raw_target_entropy, greedy.target_entropy)
-    assert sampled.raw_target_entropy is None and select(sampled, [0]).raw_target_entropy is None
-    assert join([sampled, some_trace()]).raw_target_entropy is None
-    for ask in (phase_path, running_entropy, percentile_thresholds):
-        with pytest.raises(ValueError, match=r"no raw entropies.*record it again"):
-            ask(sampled)
-    warm = some_trace()._replace(target_entropy=sampled.target_entropy + 5)
-    np.testing.assert_array_equal(
-        running_entropy(sampled, raw_entropy=False), running_entropy(some_trace(), raw_entropy=False)
-    )
+def test_phases_are_of_the_raw_entropies_unless_told_otherwise():
+    trace = some_trace()
+    warm = trace._replace(target_entropy=trace.target_entropy + 5)
+    np.testing.assert_array_equal(running_entropy(warm), running_entropy(trace))
     assert np.nanmin(running_entropy(warm, raw_entropy=False)) > 5 > np.nanmax(running_entropy(warm))
 
 

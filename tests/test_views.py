@@ -91,6 +91,7 @@ def generation(**changes):
         "mean_acceptance_length": 2.25,
         "drafter_passes": 12,
         "discarded_passes": 2,
+        "num_reasoning_tokens": 0,
     }
     fields = {"text": "x", "tokens": [1] * 20, "prompt_tokens": [1], "finish_reason": "length", "seconds": 2.0}
     fields |= {"statistics": figures | changes.pop("statistics", {}), "prefill_seconds": 0.0, "compile_seconds": 0.0}
@@ -105,6 +106,7 @@ def test_the_line_of_statistics():
     nothing = summary(generation(statistics={"num_draft_tokens": 0}, finish_reason="stop", compile_seconds=3.21))
     assert "nothing drafted" in nothing and "lower threshold" in nothing
     assert nothing.endswith("compiled in 3.2 s, ended]")
+    assert "25% in reasoning phases" in summary(generation(statistics={"num_reasoning_tokens": 5}))
     without = {"num_draft_tokens": 0, "drafter_passes": 0}
     assert summary(generation(statistics=without, seconds=0.0)) == "[20 tokens, reached max-new-tokens]"
 

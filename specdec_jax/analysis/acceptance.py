@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.analysis.statistics import RESAMPLES, Interval, ratio_of_totals
+from specdec_jax.analysis.statistics import Interval, bootstrap, ratio_of_totals
 from specdec_jax.distillation.judging import Judgement
 
 MACRO = "macro"  # the mean of the tasks, each counting the same
@@ -62,17 +62,13 @@ def mean_of_tasks(
 
     The interval resamples texts within each task: which tasks there are is not chance.
     """
-    rng, estimates, resampled = np.random.default_rng(seed), [], np.zeros(RESAMPLES)
-    for group in groups:
-        value, size = values[group], positions[group].astype(np.float64)
-        estimates.append(np.sum(value * size) / np.sum(size))
-        drawn = rng.integers(0, len(size), (RESAMPLES, len(size)))
-        resampled += np.sum((value * size)[drawn], axis=1) / np.sum(size[drawn], axis=1) / len(groups)
-    estimate = float(np.mean(estimates))
-    if min(group.sum() for group in groups) < 2:
-        return Interval(estimate, float("nan"), float("nan"))
-    low, high = np.quantile(resampled, (0.5 - level / 2, 0.5 + level / 2))
-    return Interval(estimate, float(low), float(high))
+    weight = positions.astype(np.float64)
+
+    def mean(*texts: np.ndarray, axis: int = -1) -> Any:
+        of_tasks = [np.sum((values * weight)[i], axis=axis) / np.sum(weight[i], axis=axis) for i in texts]
+        return np.mean(of_tasks, axis=0)
+
+    return bootstrap(tuple(map(np.flatnonzero, groups)), mean, level, seed, paired=False)
 
 
 def expected_tokens(acceptance: Any, draft_length: Any) -> Any:

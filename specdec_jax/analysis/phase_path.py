@@ -2,7 +2,7 @@
 
 A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
 target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the distribution
-as sampled. Sampled traces of earlier versions have only the latter.
+as sampled.
 """
 
 from typing import Any
@@ -20,19 +20,8 @@ ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibr
 
 
 def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
-    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end.
-
-    Raises:
-        ValueError: the raw one is asked for and the trace has none.
-    """
-    if not raw_entropy:
-        return trace.target_entropy
-    if trace.raw_target_entropy is None:
-        raise ValueError(
-            "this sampled trace keeps no raw entropies of the target, which phases are told from: it was recorded by "
-            "an earlier version; record it again, into another folder (python -m experiments.record)"
-        )
-    return trace.raw_target_entropy
+    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end."""
+    return trace.raw_target_entropy if raw_entropy else trace.target_entropy
 
 
 def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:

@@ -4,8 +4,8 @@ Prompts are what is resampled: rounds and tokens of one prompt depend on each ot
 far too narrow.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -48,7 +48,7 @@ def spread(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int 
 def mean_interval(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Interval:
     """Mean and its bootstrap interval at confidence `level`. Raises as `spread` does."""
     numbers = _checked("values", values)
-    return _bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis), level, seed)
+    return bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis), level, seed)
 
 
 def ratio_of_totals(
@@ -63,7 +63,7 @@ def ratio_of_totals(
         ValueError: as `spread`, or lengths that differ, or a denominator that is not positive.
     """
     top, bottom = _paired(numerator, denominator)
-    return _bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis), level, seed)
+    return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis), level, seed)
 
 
 def total_speedup(
@@ -83,20 +83,31 @@ def total_speedup(
     def ratio(n: np.ndarray, s: np.ndarray, bn: np.ndarray, bs: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.sum(n, axis=axis) * np.sum(bs, axis=axis) / (np.sum(s, axis=axis) * np.sum(bn, axis=axis))
 
-    return _bootstrap((tokens, seconds, baseline_tokens, baseline_seconds), ratio, level, seed)
+    return bootstrap((tokens, seconds, baseline_tokens, baseline_seconds), ratio, level, seed)
 
 
-def _bootstrap(samples: tuple[np.ndarray, ...], statistic, level: float, seed: int) -> Interval:
-    """Percentile bootstrap over prompts: BCa is undefined where a resample does not vary, as ties here often do not."""
+def bootstrap(
+    samples: tuple[np.ndarray, ...],
+    statistic: Callable[..., Any],
+    level: float = 0.95,
+    seed: int = 0,
+    *,
+    paired: bool = True,
+) -> Interval:
+    """Percentile bootstrap over prompts: BCa is undefined where a resample does not vary, as ties here often do not.
+
+    `statistic(*samples, axis)` works along an axis. Entry i of every sample belongs to prompt i; not `paired`, samples
+    are groups of prompts, each resampled by itself. Raises ValueError for a level outside (0, 1).
+    """
     if not 0 < level < 1:
         raise ValueError(f"level must lie in (0, 1), got {level}")
     estimate = float(statistic(*samples))
-    if len(samples[0]) < 2:
+    if min(map(len, samples)) < 2:
         return Interval(estimate, float("nan"), float("nan"))
     result = stats.bootstrap(
         samples,
         statistic,
-        paired=len(samples) > 1,
+        paired=paired and len(samples) > 1,
         vectorized=True,
         n_resamples=RESAMPLES,
         confidence_level=level,

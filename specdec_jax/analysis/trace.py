@@ -41,10 +41,9 @@ class Trace(NamedTuple):
     cross_entropy: np.ndarray
     # [N, T+1] float32, nats, of the drafter's distribution against the target's raw one; NaN beyond
     target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's distribution as sampled; NaN beyond
+    raw_target_entropy: np.ndarray
+    # [N, T+1] float32, nats, of the target's distribution at temperature 1 without truncation; NaN beyond the end
     about: dict[str, Any]  # models, warp, seed, versions; `ids` and `tasks` name the texts
-    raw_target_entropy: np.ndarray | None = None
-    # [N, T+1] float32, nats, of the target's distribution at temperature 1 without truncation; NaN beyond the end. None
-    # in a sampled trace that was recorded before there was this field
 
     @property
     def num_texts(self) -> int:
@@ -62,7 +61,6 @@ class Trace(NamedTuple):
 
 
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
-OPTIONAL = {"raw_target_entropy"}
 
 
 def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
@@ -74,7 +72,7 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
     chosen = np.asarray(texts, np.int64)
     if chosen.size == 0:
         raise ValueError("a trace needs at least one text, and none is selected")
-    fields: dict[str, Any] = {name: _each(getattr(trace, name), chosen) for name in PER_TEXT}
+    fields: dict[str, Any] = {name: getattr(trace, name)[chosen] for name in PER_TEXT}
     about = dict(trace.about)
     for key in ("ids", "tasks"):
         if key in about:
@@ -82,14 +80,8 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
     return trace._replace(**fields, about=about)
 
 
-def _each(values: np.ndarray | None, chosen: np.ndarray) -> np.ndarray | None:
-    return None if values is None else values[chosen]
-
-
 def join(traces: Sequence[Trace]) -> Trace:
     """Traces of the same run, one text after the other. `about` is the first one's, with all ids and tasks.
-
-    What one of them lacks, all together lack.
 
     Raises:
         ValueError: none, or lengths that differ.
@@ -97,7 +89,7 @@ def join(traces: Sequence[Trace]) -> Trace:
     if len({(trace.path.shape[1:], trace.tails.shape[1:]) for trace in traces}) != 1:
         raise ValueError("only traces of one number of tokens and one tail length can be joined")
     before = np.cumsum([0, *(len(trace.tails) for trace in traces[:-1])])
-    fields: dict[str, Any] = {name: _together([getattr(trace, name) for trace in traces]) for name in PER_TEXT}
+    fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PER_TEXT}
     shifted = [trace.tail_of + np.int32(offset) for trace, offset in zip(traces, before, strict=True)]
     fields["tail_of"] = np.concatenate(shifted)
     about = dict(traces[0].about)
@@ -107,18 +99,13 @@ def join(traces: Sequence[Trace]) -> Trace:
     return Trace(**fields, tails=np.concatenate([trace.tails for trace in traces]), about=about)
 
 
-def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
-
-
 def save_trace(path: str | Path, trace: Trace) -> None:
     """Writes a compressed .npz, complete or not at all.
 
     Raises:
         OSError: it cannot be written; the message names the file.
     """
-    arrays = {name: value for name, value in trace._asdict().items() if name != "about" and value is not None}
+    arrays = {name: value for name, value in trace._asdict().items() if name != "about"}
     manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, manifest=np.array(json.dumps(manifest)), **arrays)
@@ -126,9 +113,6 @@ def save_trace(path: str | Path, trace: Trace) -> None:
 
 def load_trace(path: str | Path) -> Trace:
     """Reads what `save_trace` wrote, and checks it.
-
-    A file without the target's raw entropy, as they were once written, is read too. At temperature 0 the distribution
-    as sampled has that entropy; a sampled trace then has none, and no phases can be told from it.
 
     Raises:
         FileNotFoundError: no such file.
@@ -145,12 +129,10 @@ def load_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is not a trace: {error}") from None
     if manifest.get("format") != FORMAT or tuple(manifest.get("features", ())) != FEATURES:
         raise ValueError(f"{path} is a trace of format {manifest.get('format')}, this version reads {FORMAT}")
-    missing = set(Trace._fields) - {"about"} - OPTIONAL - set(found)
+    missing = set(Trace._fields) - {"about"} - set(found)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    if "raw_target_entropy" not in found and not np.any(found["temperature"] > 0):
-        found["raw_target_entropy"] = found["target_entropy"]
-    fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
+    fields: dict[str, Any] = {name: found[name] for name in Trace._fields if name != "about"}
     trace = Trace(**fields, about=manifest["about"])
     problem = check(trace)
     if problem:
@@ -171,10 +153,8 @@ def check(trace: Trace) -> str:
         "prompt_length": (texts,),
         "seed": (texts,),
         "temperature": (texts,),
+        "raw_target_entropy": (texts, positions),
     }
-    raw = trace.raw_target_entropy
-    if raw is not None:
-        expected["raw_target_entropy"] = (texts, positions)
     for name, shape in expected.items():
         if getattr(trace, name).shape != shape:
             return f"{name} has shape {getattr(trace, name).shape}, expected {shape}"
@@ -190,6 +170,6 @@ def check(trace: Trace) -> str:
         return "a rejected position has no tail"
     if not np.all(np.isfinite(trace.path[..., :5][within])) or not np.all(np.isfinite(trace.tails[..., :5])):
         return "a statistic of the distributions is not a number"
-    if raw is not None and not np.all(np.isfinite(raw[within])):
+    if not np.all(np.isfinite(trace.raw_target_entropy[within])):
         return "a raw entropy of the target is not a number"
     return ""

@@ -5,12 +5,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows: no lock, and no promise
-    fcntl = None
+from filelock import FileLock, Timeout
 
 LOCK = ".lock"
+HOLDER = ".lock.pid"  # not in the lock itself: some systems and versions of filelock empty or hide a locked file
 
 
 @contextlib.contextmanager
@@ -21,15 +19,14 @@ def locked(folder: str | Path) -> Iterator[None]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a+", encoding="utf-8") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise BlockingIOError(f"{folder} is in use by another process (pid {holder})") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    lock, holder = FileLock(folder / LOCK), folder / HOLDER
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        pid = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
+        raise BlockingIOError(f"{folder} is in use by another process (pid {pid or 'unknown'})") from None
+    try:
+        holder.write_text(str(os.getpid()), encoding="utf-8")
         yield
+    finally:
+        lock.release()

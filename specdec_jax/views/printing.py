@@ -92,10 +92,9 @@ def summary(result: Generation, drafter_cost: float | None = None) -> str:
         parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
     if drafter_cost is not None and figures["num_rounds"]:
         passes = figures["num_rounds"] + drafter_cost * figures["drafter_passes"]
-        parts.append(
-            f"predicted {figures['num_emitted_tokens'] / passes:.2f} times plain decoding (--compare measures)"
-        )
-    if figures.get("num_reasoning_tokens"):  # a record of an earlier version has none
+        speedup = figures["num_emitted_tokens"] / passes
+        parts.append(f"predicted {speedup:.2f} times plain decoding (--compare measures)")
+    if figures["num_reasoning_tokens"]:
         parts.append(f"{figures['num_reasoning_tokens'] / max(count, 1):.0%} in reasoning phases")
     if result.compile_seconds:
         parts.append(f"compiled in {result.compile_seconds:.1f} s")
