@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.choices import search_beside
-from specdec_jax.options import OPTIONAL
-from specdec_jax.pairs import check_drafter
+from specdec_jax.app.options import OPTIONAL
 from specdec_jax.strategy import Strategy, nearest
+from specdec_jax.text.pair import check_drafter
+from specdec_jax.text.strategies import search_beside
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 

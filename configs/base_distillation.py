@@ -11,7 +11,7 @@ import tyro
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.conversations import Pool, Temperatures
 from specdec_jax.distillation.initial import Shape
-from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.losses import forward_kl
 from specdec_jax.distillation.training import Schedule
 from specdec_jax.strategy import nearest
@@ -62,7 +62,7 @@ class DistillConfig:
     """Rows and weights of a batch."""
     loss: tyro.conf.Suppress[tyro.conf.Fixed[Callable[..., Any]]] = forward_kl
     """Set in the file."""
-    rhythm: Rhythm = Rhythm()  # noqa: RUF009 - frozen
+    intervals: Intervals = Intervals()  # noqa: RUF009 - frozen
     """How often training writes."""
     chunk: int = 256
     """Positions of the loss at once."""
@@ -123,7 +123,7 @@ def small(config: DistillConfig) -> DistillConfig:
         cycle=("short",),
         packing=dataclasses.replace(config.packing, slots=(192,), tokens=768),
         schedule=dataclasses.replace(config.schedule, steps=10, warmup=1, accumulate=1),
-        rhythm=dataclasses.replace(config.rhythm, save_every=5, log_every=5),
+        intervals=dataclasses.replace(config.intervals, save_every=5, log_every=5),
         chunk=256,
         validation=1,
         judge=(f"{judged[0] if judged[2].isdigit() else config.judge[0]}:6",) if config.judge else (),

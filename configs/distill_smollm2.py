@@ -10,7 +10,7 @@ Expected:  held-out acceptance 0.61; greedy agreement 0.59 along greedy answers 
 from configs.base_distillation import DistillConfig
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.initial import Shape
-from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.training import Schedule
 
 config = DistillConfig(
@@ -20,6 +20,6 @@ config = DistillConfig(
     shape=Shape(layers=4, width=224, heads=4, kv_heads=2, head_dim=64, hidden=768, init="induction", rope_theta=1e8),
     packing=Packing(slots=(448, 896), tokens=3584, candidates=8192, sampled=1024),
     schedule=Schedule(steps=2600, rate=1.5e-3, warmup=100),
-    rhythm=Rhythm(save_every=200, log_every=20),
+    intervals=Intervals(save_every=200, log_every=20),
     seed=11,
 )

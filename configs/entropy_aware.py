@@ -15,7 +15,7 @@ lookup taking turns; the methods after it leave one ingredient out, put nano in,
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.analysis.cost_model import load_cost_model
+from specdec_jax.replay.cost_model import load_cost_model
 from specdec_jax.stopping import phase_length, static, survival
 from specdec_jax.types import StoppingPolicy
 

@@ -12,7 +12,7 @@ told what `python -m experiments.step_cost` measured on this machine (configs/co
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.analysis.cost_model import load_cost_model
+from specdec_jax.replay.cost_model import load_cost_model
 from specdec_jax.stopping import adaedl, cumulative_confidence, max_confidence, static, survival
 
 LONGEST = 7

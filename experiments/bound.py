@@ -27,12 +27,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import studies
-from experiments.plots import COLOURS, INK
-from experiments.trace_runs import ALL, Row, Run, Source, TraceFiles, fill, finish, open_run
-from experiments.trace_tables import NONE, about_traces, legend_below, number, panels, sections, share, times
-from specdec_jax.analysis.statistics import Interval, ratio_of_totals
-from specdec_jax.analysis.trace import FEATURES
+from experiments.lib import studies
+from experiments.lib.plots import COLOURS, INK
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, fill, finish, open_run
+from experiments.lib.trace_tables import NONE, about_traces, legend_below, number, panels, sections, share, times
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.replay.trace import FEATURES
 
 WHAT = "bound"
 EDGES = (0.0, 0.05, 0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))  # nats

@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments import calibrate_report
-from experiments.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
-from experiments.calibrate_report import carry_over
-from experiments.prompts import load_prompts
+from experiments.lib import calibrate_report
+from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
+from experiments.lib.calibrate_report import carry_over
+from experiments.lib.prompts import load_prompts
+from experiments.lib.run_folder import RunFolder, package_versions
+from experiments.lib.studies import publish, run
+from experiments.lib.traced import costs_or_default
 from experiments.record import Record, record
-from experiments.run_folder import RunFolder, package_versions
-from experiments.studies import publish, run
-from experiments.traced import costs_or_default
-from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.trace import Trace, join, load_trace
-from specdec_jax.calibrated import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
-from specdec_jax.generation import build_pair, encode
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import deviations
-from specdec_jax.sampling import make_warp
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.replay.trace import Trace, join, load_trace
+from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
+from specdec_jax.text.generation import build_pair, encode
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
 LENIENCES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)

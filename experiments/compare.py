@@ -21,21 +21,21 @@ import numpy as np
 from rich.console import Console
 
 from configs.base import CompareConfig, Method, load_config
-from experiments.commands import config_words, exit_codes
-from experiments.plots import save_speedups
-from experiments.prompts import Prompt, load_prompts
-from experiments.run_folder import RunFolder
-from experiments.summary import summarise
-from experiments.table import markdown_table, rich_table
-from specdec_jax.analysis.agreement import compare_outputs
-from specdec_jax.analysis.repetition import repeated_share
+from experiments.lib.commands import config_words, exit_codes
+from experiments.lib.plots import save_speedups
+from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.summary import summarise
+from experiments.lib.table import markdown_table, rich_table
+from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
-from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import load_model
-from specdec_jax.requests import slots_for
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.views.interrupts import interrupts_end_here
-from specdec_jax.views.live import progress, show_live
+from specdec_jax.metrics.agreement import compare_outputs
+from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.text.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
 

@@ -24,11 +24,10 @@ from rich.console import Console
 
 from configs.base import load_config
 from configs.base_distillation import DistillConfig, VariantsConfig
-from experiments.commands import config_words, exit_codes
-from experiments.distill_train import initial_state
-from experiments.distill_write import bar
-from experiments.terminal import Whole
-from specdec_jax.analysis.acceptance import MACRO, by_task
+from experiments.lib.commands import config_words, exit_codes
+from experiments.lib.distill_train import initial_state
+from experiments.lib.distill_write import bar
+from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import BatchOrder, Corpus
 from specdec_jax.distillation.judging import judge
@@ -38,6 +37,7 @@ from specdec_jax.distillation.training import build_step, judged_params
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.metrics.acceptance import MACRO, by_task
 from specdec_jax.models import llama
 
 RESULTS = "results.jsonl"

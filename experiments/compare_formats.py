@@ -16,15 +16,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.commands import exit_codes, told
-from experiments.distill_judge import task_of
-from experiments.prompts import read_prompts
-from experiments.terminal import Whole
-from specdec_jax.analysis.acceptance import MACRO, by_task
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.distill_judge import task_of
+from experiments.lib.prompts import read_prompts
+from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers, judge
-from specdec_jax.generation import encode
 from specdec_jax.loading import load_model, save_gguf
+from specdec_jax.metrics.acceptance import MACRO, by_task
+from specdec_jax.text.generation import encode
 
 
 @dataclass(frozen=True)

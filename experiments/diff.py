@@ -22,9 +22,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.commands import exit_codes, told
-from experiments.run_folder import read_rows
-from experiments.run_matching import MISSING, Matched, flatten, identify, match, read_manifest
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.run_folder import read_rows
+from experiments.lib.run_matching import MISSING, Matched, flatten, identify, match, read_manifest
 
 NO_SETUP = ("started", "command", "compile_seconds", "config.out")  # differ between any two runs
 WIDEST = 60  # characters of a value or a row's name in a table

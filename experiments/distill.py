@@ -7,7 +7,7 @@ Time:      the config says, three minutes with --smoke; every stage goes on wher
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
-Stages run in this order, and one alone with --stage. --rhythm.minutes ends a call of training after so long.
+Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
 """
 
 import sys
@@ -18,8 +18,8 @@ from rich.console import Console
 
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
-from experiments import distill_judge, distill_train, distill_write
-from experiments.commands import config_words, exit_codes
+from experiments.lib import distill_judge, distill_train, distill_write
+from experiments.lib.commands import config_words, exit_codes
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model

@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 
 from configs.base import load_config
-from experiments.commands import exit_codes, told
-from experiments.distill_train import initial_state
-from experiments.distill_write import DOCUMENTS, read_requests
-from experiments.run_folder import RunFolder
-from experiments.terminal import Whole
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.distill_train import initial_state
+from experiments.lib.distill_write import DOCUMENTS, read_requests
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import Whole
 from specdec_jax.distillation.batches import BatchOrder, Corpus
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller

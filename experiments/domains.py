@@ -26,11 +26,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments import studies
-from experiments.prompts import HALVES, read_prompts
-from experiments.run_folder import RunFolder
-from experiments.studies import COMPARED, STATIC, as_row, cell, chosen_rules
-from experiments.traced import (
+from experiments.lib import studies
+from experiments.lib.prompts import HALVES, read_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.studies import COMPARED, STATIC, as_row, cell, chosen_rules
+from experiments.lib.traced import (
     MOST_REPEATED,
     Judged,
     costs_or_default,
@@ -39,9 +39,9 @@ from experiments.traced import (
     replay_rule,
     texts_by_task,
 )
-from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.replay import Replay, oracle
-from specdec_jax.analysis.trace import Trace, select
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.replay.replay import Replay, oracle
+from specdec_jax.replay.trace import Trace, select
 
 KEYS = ("temperature", "task", "rule")
 ALL, ORACLE = "all", "oracle"
@@ -56,7 +56,7 @@ class Domains:
     splits: str = "configs/prompts"
     """Folder of the JSONL files that say which half a prompt belongs to."""
     rules: tuple[str, ...] = COMPARED
-    """Names in experiments/rules.py; the best static length is always among them."""
+    """Names in experiments/lib/rules.py; the best static length is always among them."""
     tuning: Literal["task", "all"] = "task"
     """Settings are chosen for each task, or one for all."""
     without_repeats: bool = False

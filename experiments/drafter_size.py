@@ -26,17 +26,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 
-from experiments import studies
-from experiments.rules import rule
-from experiments.run_folder import RunFolder
-from experiments.smoke import made_up_traces
-from experiments.studies import as_judged, as_row, cell, chosen_rules, judged
-from experiments.traced import costs_or_default, load_traces, replay_rule
-from specdec_jax.analysis.acceptance import expected_speedup, expected_tokens
-from specdec_jax.analysis.cost_model import CostModel, load_cost_model
-from specdec_jax.analysis.replay import oracle
-from specdec_jax.analysis.statistics import Interval, ratio_of_totals
-from specdec_jax.analysis.trace import Trace
+from experiments.lib import studies
+from experiments.lib.rules import rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import made_up_traces
+from experiments.lib.studies import as_judged, as_row, cell, chosen_rules, judged
+from experiments.lib.traced import costs_or_default, load_traces, replay_rule
+from specdec_jax.metrics.acceptance import expected_speedup, expected_tokens
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.replay.cost_model import CostModel, load_cost_model
+from specdec_jax.replay.replay import oracle
+from specdec_jax.replay.trace import Trace
 
 KEYS = ("drafter", "temperature", "rule")
 ORACLE = "oracle"
@@ -52,7 +52,7 @@ class DrafterSize:
     groups: tuple[str, ...] = ()
     """NAME:TRACES:COSTS each; COSTS is a cost_model.json or a number c."""
     rules: tuple[str, ...] = RULES
-    """Names in experiments/rules.py; the best static length is always among them."""
+    """Names in experiments/lib/rules.py; the best static length is always among them."""
     costs: str | None = None
     """cost_model.json whose target passes groups with a number c have; none: two x86 cores."""
     max_draft_length: int = 16

@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 
-from experiments import studies
-from experiments.plots import COLOURS
-from experiments.rules import THRESHOLDS, rule
-from experiments.smoke import made_up_trace
-from experiments.trace_runs import (
+from experiments.lib import studies
+from experiments.lib.plots import COLOURS
+from experiments.lib.rules import THRESHOLDS, rule
+from experiments.lib.smoke import made_up_trace
+from experiments.lib.trace_runs import (
     ALL,
     Row,
     Run,
@@ -43,7 +43,7 @@ from experiments.trace_runs import (
     replayed,
     speedup,
 )
-from experiments.trace_tables import about, band, legend_below, panels, percent_more, sections, setting, times
+from experiments.lib.trace_tables import about, band, legend_below, panels, percent_more, sections, setting, times
 
 FITTED, PUBLISHED = "fitted", 0.2
 LAMBDA = 0.7

@@ -29,18 +29,18 @@ from rich.console import Console
 from scipy import stats
 from tyro.conf import Positional
 
-from experiments import studies
-from experiments.distill_write import bar
-from experiments.run_folder import RunFolder
-from experiments.tiny_gpt2 import Size, bpe, corpus, language_model, train
-from experiments.traced import load_traces
-from specdec_jax.analysis.trace import FEATURES, Trace, load_trace, save_trace
-from specdec_jax.analysis.tracing import trace_texts
+from experiments.lib import studies
+from experiments.lib.distill_write import bar
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.tiny_gpt2 import Size, bpe, corpus, language_model, train
+from experiments.lib.traced import load_traces
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters.nothing import nothing
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.replay.trace import FEATURES, Trace, load_trace, save_trace
+from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static
 from specdec_jax.types import Params
 from specdec_jax.verification import rejection
@@ -180,7 +180,7 @@ def _trained(
 
 def _answers(models: Any, params: Any, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
     """What the target writes, decoded plainly."""
-    decoder = build_decoder(models[TARGET_NAME], nothing(), static(), rejection(), verification_widths=(1,))
+    decoder = build_decoder(models[TARGET_NAME], no_drafter(), static(), rejection(), verification_widths=(1,))
     weights = ModelParams(params[TARGET_NAME])
     warp = make_warp(len(prompts), temperature)
     state = decoder.prefill(weights, prompts, max_new_tokens=ANSWER, seed=1, warp=warp, stop_ids=())

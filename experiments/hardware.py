@@ -27,15 +27,15 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments import studies
-from experiments.measured import Point, measured_points, points_picture, points_table
-from experiments.rules import Rule
-from experiments.run_folder import RunFolder
-from experiments.studies import COMPARED, as_judged, as_row, cell, chosen_rules, judged, missing
-from experiments.traced import costs_or_default
-from specdec_jax.analysis.cost_model import CostModel, flat
-from specdec_jax.analysis.replay import Replay, oracle
-from specdec_jax.analysis.trace import Trace
+from experiments.lib import studies
+from experiments.lib.measured import Point, measured_points, points_picture, points_table
+from experiments.lib.rules import Rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.studies import COMPARED, as_judged, as_row, cell, chosen_rules, judged, missing
+from experiments.lib.traced import costs_or_default
+from specdec_jax.replay.cost_model import CostModel, flat
+from specdec_jax.replay.replay import Replay, oracle
+from specdec_jax.replay.trace import Trace
 
 KINDS = ("flat", "measured")
 ORACLE = "oracle"
@@ -52,7 +52,7 @@ class Hardware:
     ratios: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
     """c, a drafter step over a pass of plain decoding."""
     rules: tuple[str, ...] = COMPARED
-    """Names in experiments/rules.py; the best static length is always among them."""
+    """Names in experiments/lib/rules.py; the best static length is always among them."""
     costs: str | None = None
     """cost_model.json of the machine whose widths count; none: two x86 cores."""
     measured: tuple[str, ...] = ()

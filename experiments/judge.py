@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from experiments.distill_judge import report, step_cost, task_of
-from experiments.distill_write import bar
-from experiments.prompts import load_prompts
-from experiments.run_folder import TABLE, RunFolder
-from experiments.studies import run
-from experiments.terminal import Whole
-from specdec_jax.analysis.acceptance import TaskFigures, by_task
+from experiments.lib.distill_judge import report, step_cost, task_of
+from experiments.lib.distill_write import bar
+from experiments.lib.prompts import load_prompts
+from experiments.lib.run_folder import TABLE, RunFolder
+from experiments.lib.studies import run
+from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers, judge
-from specdec_jax.generation import encode
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.metrics.acceptance import TaskFigures, by_task
+from specdec_jax.text.generation import encode
 
 
 @dataclass(frozen=True)

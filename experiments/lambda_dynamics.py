@@ -22,10 +22,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import studies
-from experiments.plots import COLOURS
-from experiments.rules import THRESHOLDS, Rule, rule
-from experiments.trace_runs import (
+from experiments.lib import studies
+from experiments.lib.plots import COLOURS
+from experiments.lib.rules import THRESHOLDS, Rule, rule
+from experiments.lib.trace_runs import (
     ALL,
     Row,
     Run,
@@ -44,7 +44,7 @@ from experiments.trace_runs import (
     speedup,
     total,
 )
-from experiments.trace_tables import about, legend_below, panels, percent_more, sections, setting, times
+from experiments.lib.trace_tables import about, legend_below, panels, percent_more, sections, setting, times
 from specdec_jax.stopping.update_every import update_every
 
 LAMBDAS = (0.0, *THRESHOLDS)

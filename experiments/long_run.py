@@ -11,7 +11,7 @@ Output:    runs/long_run-<time>/ with manifest.json, results.jsonl (a line a tem
            course), table.md and course.png; a stopped run goes on where it was with the same --out
 
 By default the texts of a trace are replayed one after the other, in an order drawn by --seed and as often as the tokens
-need, and the rule's state is carried from text to text (specdec_jax.analysis.long_replay says what is exact): a
+need, and the rule's state is carried from text to text (specdec_jax.replay.long says what is exact): a
 session of many requests, at the price of seconds. `--live` decodes one text of that length instead, all starts in one
 batch. The target's context ends long before, so whenever a window is full the last half of it is processed again as
 the prompt of the next, and the rule's state is carried over; drafts are cut at the end of a window.
@@ -27,14 +27,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments import studies
-from experiments.long_live import Live, live_run
-from experiments.plots import INK
-from experiments.rules import Rule, rule
-from experiments.run_folder import RunFolder
-from experiments.traced import costs_or_default
-from specdec_jax.analysis.long_replay import LongRun, at_positions, forgotten, long_replay
-from specdec_jax.analysis.trace import Trace
+from experiments.lib import studies
+from experiments.lib.long_live import Live, live_run
+from experiments.lib.plots import INK
+from experiments.lib.rules import Rule, rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.traced import costs_or_default
+from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
+from specdec_jax.replay.trace import Trace
 
 KEYS = ("temperature", "rule", "start")
 COURSE = 50  # points of a stored course
@@ -51,7 +51,7 @@ class LongRunStudy:
     starts: tuple[float, ...] = (0.05, 0.3, 0.5, 0.7, 0.9)
     """Values of lambda to begin with."""
     rules: tuple[str, ...] = ("adaedl", "adaedl-keep")
-    """Rules with a threshold, of experiments/rules.py."""
+    """Rules with a threshold, of experiments/lib/rules.py."""
     within: float = 0.01
     """Starts are forgotten when all lambdas stay this near to each other."""
     max_draft_length: int = 16

@@ -28,20 +28,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from experiments import studies
-from experiments.lossy_report import picture, report
-from experiments.prompts import Prompt, load_prompts
-from experiments.run_folder import RunFolder
-from experiments.smoke import tiny_pair
-from experiments.traced import costs_or_default
-from specdec_jax.choices import choose
+from experiments.lib import studies
+from experiments.lib.lossy_report import picture, report
+from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import tiny_pair
+from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
-from specdec_jax.requests import slots_for
-from specdec_jax.sampling import make_warp
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.text.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
 
 PLAIN, REJECTION = "plain", "rejection"

@@ -27,10 +27,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import studies
-from experiments.rules import rule
-from experiments.smoke import made_up_trace
-from experiments.trace_runs import (
+from experiments.lib import studies
+from experiments.lib.rules import rule
+from experiments.lib.smoke import made_up_trace
+from experiments.lib.trace_runs import (
     Row,
     Run,
     Source,
@@ -45,7 +45,7 @@ from experiments.trace_runs import (
     open_run,
     speedup,
 )
-from experiments.trace_tables import (
+from experiments.lib.trace_tables import (
     NONE,
     about,
     legend_below,
@@ -57,7 +57,7 @@ from experiments.trace_tables import (
     share,
     times,
 )
-from experiments.traced import replay_rule
+from experiments.lib.traced import replay_rule
 
 LENGTHS = (3, 7, 16)
 METHODS = ("static", "max-confidence", "adaedl")

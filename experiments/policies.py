@@ -21,10 +21,10 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from experiments.dots import dots_figure
-from experiments.rules import RULES, Rule
-from experiments.run_folder import RunFolder
-from experiments.studies import (
+from experiments.lib.dots import dots_figure
+from experiments.lib.rules import RULES, Rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.studies import (
     RULE_COLOURS,
     STATIC,
     at_temperature,
@@ -35,8 +35,8 @@ from experiments.studies import (
     table,
     traces_of,
 )
-from experiments.trace_runs import of_texts
-from experiments.traced import (
+from experiments.lib.trace_runs import of_texts
+from experiments.lib.traced import (
     MOST_REPEATED,
     chosen_on_other_half,
     costs_or_default,
@@ -45,12 +45,12 @@ from experiments.traced import (
     replay_rule,
     texts_by_task,
 )
-from specdec_jax.analysis.clairvoyant import knows_the_overlap
-from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.replay import oracle
-from specdec_jax.analysis.trace import Trace
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.replay.oracle_acceptance import oracle_acceptance
+from specdec_jax.replay.replay import oracle
+from specdec_jax.replay.trace import Trace
 
-ORACLE, CLAIRVOYANT = "oracle", "knows the overlap"
+ORACLE, CLAIRVOYANT = "oracle", "oracle acceptance"
 LIMITS = (CLAIRVOYANT, ORACLE)
 HEAD = ("rule", "publ.", "chosen", "over static (95 %)", "room", "rank", "acc.", "tokens", "wasted")
 
@@ -62,7 +62,7 @@ class Policies:
     traces: tyro.conf.Positional[tuple[str, ...]] = ()
     """Traces, one a temperature, or folders of them."""
     rules: tuple[str, ...] = ()
-    """Names of experiments/rules.py; none: all. The static length is always there."""
+    """Names of experiments/lib/rules.py; none: all. The static length is always there."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
     max_draft_length: int = 16
@@ -106,7 +106,7 @@ def measure(trace: Trace, entry: Rule | str, costs: CostModel, config: Policies)
     if isinstance(entry, Rule):
         found = replay_rule(trace, entry, costs, longest, settings)
     else:
-        found = oracle(trace, longest) if entry == ORACLE else knows_the_overlap(trace, costs, longest)
+        found = oracle(trace, longest) if entry == ORACLE else oracle_acceptance(trace, costs, longest)
     kept = {key: np.zeros(trace.num_texts) for key in ("seconds", "rounds", "drafted", "accepted", "passes")}
     picked = {}
     for task, texts in texts_by_task(trace).items():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.commands import exit_codes, told
+from experiments.lib.commands import exit_codes, told
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model

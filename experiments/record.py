@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.commands import exit_codes, told
-from experiments.distill_judge import task_of
-from experiments.distill_write import bar
-from experiments.prompts import Prompt, load_prompts
-from experiments.run_folder import RunFolder, package_versions
-from specdec_jax.analysis.trace import Trace, join, load_trace, save_trace, select
-from specdec_jax.analysis.tracing import trace_texts
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.distill_judge import task_of
+from experiments.lib.distill_write import bar
+from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers
-from specdec_jax.generation import encode
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
+from specdec_jax.replay.tracing import trace_texts
+from specdec_jax.text.generation import encode
 
 PARTS = "parts"
 

@@ -9,10 +9,10 @@ Expected:  the built-in pair, greedy, published settings: adaedl 1.02, adaedl-ke
 Output:    runs/replay-<time>/ with manifest.json, results.jsonl (a line a trace, task, rule and setting), table.md and
            replay.png; a stopped run goes on where it was with the same --out
 
-A rule is a name in experiments/rules.py at its published setting, a file of specdec_jax/stopping, or a path to a .py
+A rule is a name in lib/rules.py at its published setting, a file of specdec_jax/stopping, or a path to a .py
 file. --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT; all combinations are replayed, for every rule
 that has a hyperparameter of that name. A --set that names what a factory takes is a static option of that rule
-(policy=svip). What is exact in a replay and what is not: specdec_jax/analysis/replay.py. The best static length and the
+(policy=svip). What is exact in a replay and what is not: specdec_jax/replay/replay.py. The best static length and the
 oracle (nothing drafted that is rejected) are known in hindsight only: they are where the head-room begins and ends.
 """
 
@@ -27,10 +27,10 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import studies
-from experiments.rule_choice import chosen_rules, entry_settings
-from experiments.rules import rule
-from experiments.trace_runs import (
+from experiments.lib import studies
+from experiments.lib.rule_choice import chosen_rules, entry_settings
+from experiments.lib.rules import rule
+from experiments.lib.trace_runs import (
     ALL,
     COUNTS,
     Row,
@@ -51,8 +51,8 @@ from experiments.trace_runs import (
     speedup,
     total,
 )
-from experiments.trace_tables import NONE, about, legend_below, palette, panels, sections, share, times
-from specdec_jax.analysis.replay import oracle, replay
+from experiments.lib.trace_tables import NONE, about, legend_below, palette, panels, sections, share, times
+from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.stopping import adaedl
 
 ORACLE, BEST_STATIC = "oracle", "best static"
@@ -64,7 +64,7 @@ class ReplayOptions(TraceOptions):
     """Replay stopping rules over traces."""
 
     rules: tuple[str, ...] = ("static-3", "static-7", "adaedl", "adaedl-keep", "max-confidence", "svip")
-    """Names in experiments/rules.py, files of specdec_jax/stopping, or paths to .py files."""
+    """Names in experiments/lib/rules.py, files of specdec_jax/stopping, or paths to .py files."""
     settings: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
     time: bool = False
@@ -192,7 +192,7 @@ def tasks_table(source: Source, rows: Sequence[Row], names: Sequence[str]) -> st
 
 
 def picture(run: Run, rows: Sequence[Row], rules: Sequence[str]) -> Figure:
-    """What is bought at what price: tokens against drafter passes, by target pass. A rule's settings are a line."""
+    """What is bought at what cost: tokens against drafter passes, by target pass. A rule's settings are a line."""
     figure, grid = panels([title for _, title in sections(run)], 4.0, sharey=True)
     colours = palette(rules)
     for axes, source in zip(grid[0], run.sources, strict=True):

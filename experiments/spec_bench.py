@@ -27,8 +27,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.commands import exit_codes, told
-from experiments.run_folder import MANIFEST, read_rows
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.run_folder import MANIFEST, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 

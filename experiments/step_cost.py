@@ -8,7 +8,7 @@ Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
            passes.png; a finished folder is only reported again
 
-cost_model.json is what experiments on traces take as `--costs` (specdec_jax.analysis.cost_model.load_cost_model), and
+cost_model.json is what experiments on traces take as `--costs` (specdec_jax.replay.cost_model.load_cost_model), and
 configs/costs/cpu.json, which they take unless told otherwise, is a copy of one. It holds the drafter step of the greedy
 program, the first dtype's target pass by width, and the pass of plain decoding. Decoders never verify in a width under
 2 (`decoding.default_widths`), plain ones neither, so narrower passes are in costs.json alone.
@@ -29,17 +29,17 @@ import jax
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.commands import exit_codes, told
-from experiments.plots import COLOURS, INK
-from experiments.run_folder import MANIFEST, RunFolder
-from experiments.smoke import tiny_pair
-from experiments.step_checks import Check, measure_check
-from experiments.terminal import Whole
-from specdec_jax.analysis.cost_model import CostModel, cost_model, save_cost_model
-from specdec_jax.analysis.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.plots import COLOURS, INK
+from experiments.lib.run_folder import MANIFEST, RunFolder
+from experiments.lib.smoke import tiny_pair
+from experiments.lib.step_checks import Check, measure_check
+from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
+from specdec_jax.replay.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.stopping import static
 
 COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import studies
-from experiments.rules import rule
-from experiments.trace_runs import (
+from experiments.lib import studies
+from experiments.lib.rules import rule
+from experiments.lib.trace_runs import (
     ALL,
     Row,
     Run,
@@ -42,8 +42,18 @@ from experiments.trace_runs import (
     total,
     wasted,
 )
-from experiments.trace_tables import about, legend_below, palette, panels, percent_more, sections, setting, share, times
-from specdec_jax.analysis.statistics import Interval
+from experiments.lib.trace_tables import (
+    about,
+    legend_below,
+    palette,
+    panels,
+    percent_more,
+    sections,
+    setting,
+    share,
+    times,
+)
+from specdec_jax.metrics.intervals import Interval
 
 ENTROPY, CONFIDENCE = ("adaedl", "adaedl-keep", "svip"), ("max-confidence", "max-confidence-keep")
 RULES = ("static", *ENTROPY, *CONFIDENCE)

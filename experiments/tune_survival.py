@@ -6,7 +6,7 @@ Time:      10 seconds a temperature on 2 cores for 84 texts
 Output:    runs/tune_survival-<time>/ with manifest.json, results.jsonl, prior.json and table.md
 
 Of the greedy trace, and of all sampled ones together, a prior is fitted by likelihood
-(specdec_jax/analysis/calibration.py). With --judge it is judged on those traces; without, each half of the texts judges
+(specdec_jax/metrics/prior.py). With --judge it is judged on those traces; without, each half of the texts judges
 the other's. prior.json has the hyperparameters for `survival`:
 `survival(greedy=[...], sampled=[...])`.
 """
@@ -20,14 +20,14 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from experiments.rules import rule
-from experiments.run_folder import RunFolder
-from experiments.studies import publish, run, traces_of
-from experiments.traced import costs_or_default, faster, load_traces
-from specdec_jax.analysis.calibration import fit_prior
-from specdec_jax.analysis.cost_model import CostModel
-from specdec_jax.analysis.replay import replay
-from specdec_jax.analysis.trace import Trace, select
+from experiments.lib.rules import rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.studies import publish, run, traces_of
+from experiments.lib.traced import costs_or_default, faster, load_traces
+from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import Trace, select
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
 
 

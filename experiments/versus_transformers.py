@@ -21,13 +21,13 @@ from pathlib import Path
 
 import jax
 
-from experiments.commands import told
-from experiments.run_folder import RunFolder
-from specdec_jax.analysis.step_cost import summary
+from experiments.lib.commands import told
+from experiments.lib.run_folder import RunFolder
 from specdec_jax.compilation_cache import enable
-from specdec_jax.generation import Pair, Request, build_pair, play, prepare
 from specdec_jax.loading import save_hf_folder
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.replay.step_cost import summary
+from specdec_jax.text.generation import Pair, Request, build_pair, play, prepare
+from specdec_jax.text.sampling_params import SamplingParams
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 TORCH_SIDE = """

@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     from specdec_jax import drafters as drafters
     from specdec_jax import stopping as stopping
     from specdec_jax import verification as verification
-    from specdec_jax.beams import Hypothesis as Hypothesis
-    from specdec_jax.beams import beam_search as beam_search
     from specdec_jax.decoding import LossyVerification as LossyVerification
     from specdec_jax.decoding import build_decoder as build_decoder
-    from specdec_jax.generation import Generation as Generation
-    from specdec_jax.generation import build_pair as build_pair
-    from specdec_jax.generation import generate as generate
+    from specdec_jax.decoding.rounds import ModelParams as ModelParams
+    from specdec_jax.decoding.sampling import make_warp as make_warp
+    from specdec_jax.decoding.statistics import summarise as summarise
     from specdec_jax.loading import load_model as load_model
-    from specdec_jax.rounds import ModelParams as ModelParams
-    from specdec_jax.sampling import make_warp as make_warp
-    from specdec_jax.sampling_params import SamplingParams as SamplingParams
-    from specdec_jax.statistics import summarise as summarise
     from specdec_jax.strategy import strategy as strategy
-    from specdec_jax.streaming import Chunk as Chunk
-    from specdec_jax.streaming import stream as stream
+    from specdec_jax.text.beam_search import Hypothesis as Hypothesis
+    from specdec_jax.text.beam_search import beam_search as beam_search
+    from specdec_jax.text.generation import Generation as Generation
+    from specdec_jax.text.generation import build_pair as build_pair
+    from specdec_jax.text.generation import generate as generate
+    from specdec_jax.text.sampling_params import SamplingParams as SamplingParams
+    from specdec_jax.text.streaming import Chunk as Chunk
+    from specdec_jax.text.streaming import stream as stream
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Hypothesis": "beams",
-    "beam_search": "beams",
+    "Hypothesis": "text.beam_search",
+    "beam_search": "text.beam_search",
     "build_decoder": "decoding",
     "LossyVerification": "decoding",
-    "Generation": "generation",
-    "build_pair": "generation",
-    "generate": "generation",
+    "Generation": "text.generation",
+    "build_pair": "text.generation",
+    "generate": "text.generation",
     "load_model": "loading",
-    "ModelParams": "rounds",
-    "make_warp": "sampling",
-    "SamplingParams": "sampling_params",
+    "ModelParams": "decoding.rounds",
+    "make_warp": "decoding.sampling",
+    "SamplingParams": "text.sampling_params",
     "strategy": "strategy",
-    "summarise": "statistics",
-    "Chunk": "streaming",
-    "stream": "streaming",
+    "summarise": "decoding.statistics",
+    "Chunk": "text.streaming",
+    "stream": "text.streaming",
 }
 
 _FOLDERS = ("drafters", "stopping", "verification")

@@ -2,7 +2,7 @@
 
 import sys
 
-from specdec_jax.cli import main
+from specdec_jax.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,9 +4,9 @@ import pytest
 from chat_models import write_chat_pair
 from rich.console import Console
 
-from specdec_jax.chat.session import Session
-from specdec_jax.chat.settings import Settings
-from specdec_jax.generation import play, prepare
+from specdec_jax.app.chat.session import Session
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.text.generation import play, prepare
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 

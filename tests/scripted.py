@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_weights import CONFIG, write_tokenizer
 
-from specdec_jax.generation import Pair, build_pair
+from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.models.adapters import from_logits_function
-from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping import static
+from specdec_jax.text.generation import Pair, build_pair
 from specdec_jax.types import ModelSpec
 
 PROMPT = "x"  # one token: the script begins at slot 1

@@ -9,8 +9,8 @@ import numpy as np
 import oracles
 from jax import lax
 
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
 
 K, VOCAB = 7, 30

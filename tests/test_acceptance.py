@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from specdec_jax.analysis.acceptance import (
+from specdec_jax.distillation.judging import Judgement
+from specdec_jax.metrics.acceptance import (
     best_draft_length,
     by_task,
     expected_speedup,
     expected_tokens,
     mean_of_tasks,
 )
-from specdec_jax.analysis.statistics import RESAMPLES
-from specdec_jax.distillation.judging import Judgement
+from specdec_jax.metrics.intervals import RESAMPLES
 
 TASKS = ["qa", "math", "qa", "math", "qa"]
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import cli, lossless
+from specdec_jax import lossless
+from specdec_jax.app import cli
+from specdec_jax.decoding.sampling import DRAFT, draw, policy_uniforms, uniforms
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.sampling import DRAFT, draw, policy_uniforms, uniforms
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
@@ -113,7 +114,7 @@ def sampled(rule):
 @pytest.mark.parametrize("place", [*OF_THE_ROW, "next row"])  # one row of thousands is what `alone` is for
 def test_a_rule_that_knew_the_uniforms_would_be_seen(place, monkeypatch):
     """With the hole opened again the sampled test rejects the cheat wherever it hides; closed, it is honest."""
-    monkeypatch.setattr("specdec_jax.rounds.policy_seeds", lambda seed: seed)
+    monkeypatch.setattr("specdec_jax.decoding.rounds.policy_seeds", lambda seed: seed)
     report = sampled(policy(PLACES[place], improbable))
     assert not report.lossless and min(report.p_value, report.least) < 1e-6
     assert report.drafted[-1] > 500

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import cli
-from specdec_jax.choices import choose
+from specdec_jax.app import cli
 from specdec_jax.lossless import toy_decoder
 from specdec_jax.stopping import adaedl, static
+from specdec_jax.text.strategies import choose
 from specdec_jax.verification import rejection
 
 ONE = jnp.array(True)

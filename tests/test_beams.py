@@ -12,11 +12,11 @@ from tiny_pair import write_pair
 from tiny_weights import CONFIG
 
 import specdec_jax
-from specdec_jax.beams import Hypothesis, _checked, _program, beam_search
-from specdec_jax.generation import build_pair, encode, generate
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models.adapters import from_logits_function
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
+from specdec_jax.text.generation import build_pair, encode, generate
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 ROOM = 32  # slots

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from tiny_pair import write_pair
 
-from specdec_jax import cli
-from specdec_jax.beams import Hypothesis, beam_search
+from specdec_jax.app import cli
+from specdec_jax.app.views.searching import print_beams, table
 from specdec_jax.loading import load_model
-from specdec_jax.views.searching import print_beams, table
+from specdec_jax.text.beam_search import Hypothesis, beam_search
 
 SHORT = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]
 SEARCH = ["--beams", "3", *SHORT]

@@ -7,20 +7,20 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments.calibrate import main
-from experiments.calibrate_hyperparameters import phase_hyperparameters, positions_of
-from experiments.smoke import made_up_traces
-from specdec_jax.analysis.separation import acceptance_curve, fitted_entropy_factor, separate, youden
-from specdec_jax.calibrated import (
+from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of
+from experiments.lib.smoke import made_up_traces
+from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate, youden
+from specdec_jax.stopping import phase_length
+from specdec_jax.text.calibration import (
     ANY_STATIC_OPTIONS,
     calibration_of,
     fingerprint,
     hyperparameters_for,
     read_calibration,
 )
-from specdec_jax.choices import build
-from specdec_jax.generation import build_pair, generate, prepare
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.stopping import phase_length
+from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.strategies import build
 from specdec_jax.verification import easd
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from specdec_jax.calibrated import ANY_STATIC_OPTIONS, Calibration, hyperparameters_for, read_calibration
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import (
     adaedl,
@@ -17,6 +16,7 @@ from specdec_jax.stopping import (
     update_every,
 )
 from specdec_jax.strategy import strategy
+from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, Calibration, hyperparameters_for, read_calibration
 from specdec_jax.verification import by_phase, easd, lenience
 
 

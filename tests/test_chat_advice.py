@@ -3,10 +3,10 @@
 import pytest
 from chat_sessions import ask, shown
 
-from specdec_jax.chat import commands
-from specdec_jax.chat.completion import complete
-from specdec_jax.chat.settings import Settings
-from specdec_jax.chat.suggest import suggest
+from specdec_jax.app.chat import commands
+from specdec_jax.app.chat.completion import complete
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.chat.suggest import suggest
 
 
 def figures(rate, mean=3.0, passes=30):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chat_sessions import SAMPLED, ask, shown
 
-from specdec_jax.chat import commands
+from specdec_jax.app.chat import commands
 from specdec_jax.stopping import static
 
 

@@ -8,7 +8,7 @@ import pytest
 from chat_models import change_json, write_chat_pair
 from chat_sessions import SAMPLED, ask, fresh, settings
 
-from specdec_jax.chat.session import Session
+from specdec_jax.app.chat.session import Session
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])

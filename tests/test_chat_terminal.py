@@ -10,10 +10,10 @@ import pexpect
 import pytest
 from chat_models import write_chat_pair
 
-from specdec_jax import cli
-from specdec_jax.chat.terminal import open_history
-from specdec_jax.streaming import Piece
-from specdec_jax.views.terminal import Wrapping
+from specdec_jax.app import cli
+from specdec_jax.app.chat.terminal import open_history
+from specdec_jax.app.views.terminal import Wrapping
+from specdec_jax.text.streaming import Piece
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from specdec_jax.choices import choose, names
 from specdec_jax.stopping import adaedl, at_least, bandit, policy_bandit, static, survival, update_every
+from specdec_jax.text.strategies import choose, names
 from specdec_jax.types import StoppingPolicy
 
 RULE = """

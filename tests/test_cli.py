@@ -19,12 +19,12 @@ from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 from tiny_weights import CONFIG, weights, write_folder
 
-from specdec_jax import cli
-from specdec_jax.generation import build_pair, generate
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.streaming import stream
-from specdec_jax.views.interrupts import interrupts_end_here
-from specdec_jax.views.printing import print_json, print_stream
+from specdec_jax.app import cli
+from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.printing import print_json, print_stream
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import stream
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 STATIC = ["--policy", "static(draft_length=1)"]

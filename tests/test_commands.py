@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import compare
-from experiments.commands import config_words, exit_codes, told
+from experiments.lib.commands import config_words, exit_codes, told
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,12 +7,12 @@ from tiny_pair import write_pair
 
 from experiments import compare
 from experiments.compare import equality_summary, main
-from specdec_jax.generation import build_pair, generate
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
 
 CONFIG = """
 from configs.base import CompareConfig, Method
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.stopping import static
 
 config = CompareConfig(

@@ -10,11 +10,11 @@ import pytest
 
 from specdec_jax.compilation_cache import kept
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import slots_for
 from specdec_jax.drafters import model
 from specdec_jax.models import llama
-from specdec_jax.requests import slots_for
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.verification import block, rejection
 

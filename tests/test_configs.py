@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.base import CompareConfig, Method, config_hash, describe, load_config, override, rebuild
-from experiments.prompts import read_prompts
+from experiments.lib.prompts import read_prompts
 from specdec_jax.stopping import adaedl, at_least, policy_bandit, static, survival
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from specdec_jax import lossless
-from specdec_jax.choices import TYPES, choose, find_factory, names
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.models import llama
-from specdec_jax.pairs import NEED_MODELS
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.stopping import static
+from specdec_jax.text.pair import NEED_MODELS
+from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, VerificationResult, Verifier
 from specdec_jax.verification import rejection
 

@@ -8,13 +8,13 @@ import oracles
 import pytest
 from rules import FAST, counting
 
-from specdec_jax import sampling
-from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters import model, nothing
+from specdec_jax.decoding import build_decoder, sampling
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.statistics import summarise
+from specdec_jax.drafters import model
+from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
-from specdec_jax.statistics import summarise
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
@@ -282,7 +282,7 @@ def test_a_shorter_length_runs_in_a_narrower_width():
 
 def test_without_a_drafter_decoding_is_plain():
     small, pair = table_model(5), toy_pair(5, 0)
-    decoder = build_decoder(small, nothing(), static(), rejection(), prefill_chunk=4)
+    decoder = build_decoder(small, no_drafter(), static(), rejection(), prefill_chunk=4)
     state = decoder.prefill(ModelParams(pair.target), RAGGED, max_new_tokens=NEW, slots=64)
     state = decoder.run(ModelParams(pair.target), state)
     for row, prompt in enumerate(RAGGED):

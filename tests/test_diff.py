@@ -7,8 +7,8 @@ import pytest
 
 from configs.base import CompareConfig, Method
 from experiments.diff import main, relative_change, setup_changes
-from experiments.run_folder import RunFolder
-from experiments.run_matching import MISSING, flatten, identify, match
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.run_matching import MISSING, flatten, identify, match
 from specdec_jax.stopping import adaedl
 
 PLAIN = Method("plain", policy=None)

@@ -13,7 +13,8 @@ import pytest
 import tiny_weights
 
 from configs.base_distillation import VariantsConfig
-from experiments import compare_distillation, distill, distill_judge
+from experiments import compare_distillation, distill
+from experiments.lib import distill_judge
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
@@ -23,7 +24,7 @@ from configs.base_distillation import DistillConfig
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.conversations import Pool
 from specdec_jax.distillation.initial import Shape
-from specdec_jax.distillation.loop import Rhythm
+from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.training import Schedule
 
 config = DistillConfig(
@@ -32,7 +33,7 @@ config = DistillConfig(
     short=Pool(4, 48, 64), long=Pool(2, 64, 64), cycle=("short", "short", "long"), labels=4,
     shape=Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48),
     packing=Packing(slots=(48, 96), tokens=192, candidates=64, sampled=16), chunk=48, validation=1,
-    schedule=Schedule(steps=12, warmup=2), rhythm=Rhythm(save_every=2, log_every=3), dtype="float32", seed=5,
+    schedule=Schedule(steps=12, warmup=2), intervals=Intervals(save_every=2, log_every=3), dtype="float32", seed=5,
 )
 """
 

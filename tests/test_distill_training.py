@@ -122,7 +122,7 @@ def test_texts_of_a_row_do_not_see_each_other(target):
         np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-4)
 
 
-def trained(folder, shard, steps, rhythm=None, stop_at=None, ema=0.9):
+def trained(folder, shard, steps, intervals=None, stop_at=None, ema=0.9):
     """A run of the loop on the shard, cut after `stop_at` steps as a process that ends would."""
     schedule = training.Schedule(steps=steps, rate=3e-3, warmup=2, ema=ema, accumulate=2)
     config = initial.drafter_config(SHAPE, TARGET)
@@ -135,8 +135,8 @@ def trained(folder, shard, steps, rhythm=None, stop_at=None, ema=0.9):
             raise KeyboardInterrupt
         return step(state, batch)
 
-    rhythm = rhythm or loop.Rhythm(save_every=3, log_every=2)
-    return loop.train(folder, state, cut, order, steps, rhythm)
+    intervals = intervals or loop.Intervals(save_every=3, log_every=2)
+    return loop.train(folder, state, cut, order, steps, intervals)
 
 
 def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, shard):
@@ -177,7 +177,13 @@ def test_a_drafter_learns_a_target_it_can_hold(tmp_path, shard):
     step = training.build_step(config, schedule, forward_kl, dtype=jnp.float32, chunk=64)
     seen = []
     loop.train(
-        tmp_path, state, step, order, 400, loop.Rhythm(log_every=50), lambda _, means: seen.append(means["acceptance"])
+        tmp_path,
+        state,
+        step,
+        order,
+        400,
+        loop.Intervals(log_every=50),
+        lambda _, means: seen.append(means["acceptance"]),
     )
     assert seen[0] < 0.85 and seen[-1] > 0.95
 
@@ -266,7 +272,7 @@ def test_shards_come_back_and_damage_is_named(tmp_path, shard):
         (lambda: initial.Shape(layers=0), "layers"),
         (lambda: initial.Shape(init="magic"), "magic"),
         (lambda: initial.Shape(layers=1, init="induction"), "two layers"),
-        (lambda: loop.Rhythm(log_every=0), "log_every"),
+        (lambda: loop.Intervals(log_every=0), "log_every"),
         (lambda: Corpus([], VOCAB), "no conversations"),
     ],
 )

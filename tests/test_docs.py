@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tiny_weights import write_tokenizer
 
-from specdec_jax import cli, models
-from specdec_jax.choices import choose
+from specdec_jax import models
+from specdec_jax.app import cli
 from specdec_jax.lossless import prove_exactly
+from specdec_jax.text.strategies import choose
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.draft_loop import Next, Source
-from specdec_jax.sampling import make_warp
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.types import Distribution, RoundContext, StoppingPolicy
 
 ROWS, MOST, VOCAB = 128, 5, 7

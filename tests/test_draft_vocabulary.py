@@ -9,21 +9,21 @@ import pytest
 from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
 
 from specdec_jax import lossless
-from specdec_jax.calibrated import calibration_of
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax, with_draft_vocabulary
 from specdec_jax.loading.builtin import drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
-from specdec_jax.pairs import _relative_size
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
-from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import adaedl, survival
+from specdec_jax.text.calibration import calibration_of
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.pair import _relative_size
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Head
 from specdec_jax.verification import block, rejection
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from tiny_pair import write_pair
 
-from specdec_jax import cli
-from specdec_jax.calibrated import fingerprint
-from specdec_jax.choices import choose
+from specdec_jax.app import cli
+from specdec_jax.app.views.saving import entropy_factor
 from specdec_jax.loading import load_model
-from specdec_jax.views.saving import entropy_factor
+from specdec_jax.text.calibration import fingerprint
+from specdec_jax.text.strategies import choose
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 

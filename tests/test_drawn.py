@@ -14,18 +14,18 @@ from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 from tiny_pair import write_pair
 
-from specdec_jax.generation import Generation, build_pair, generate
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.statistics import no_counts, summarise
+from specdec_jax.app.views.charting import nice
+from specdec_jax.app.views.coloured import block, render
+from specdec_jax.app.views.page import page, save_page
+from specdec_jax.app.views.picture import figure, save_picture
+from specdec_jax.app.views.printing import plain
+from specdec_jax.app.views.tokens import bound, phases_of
+from specdec_jax.app.views.tokens import tokens_of as told
+from specdec_jax.app.views.writable import check_file
+from specdec_jax.decoding.statistics import no_counts, summarise
 from specdec_jax.stopping import adaedl
-from specdec_jax.views.charting import nice
-from specdec_jax.views.coloured import block, render
-from specdec_jax.views.page import page, save_page
-from specdec_jax.views.picture import figure, save_picture
-from specdec_jax.views.printing import plain
-from specdec_jax.views.tokens import bound, phases_of
-from specdec_jax.views.tokens import tokens_of as told
-from specdec_jax.views.writable import check_file
+from specdec_jax.text.generation import Generation, build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parent.parent
 NAN = math.nan

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import domains, drafter_size, gpt2_pairs, hardware, long_run, measured, step_cost, tiny_gpt2
-from experiments.long_live import Live, live_run
-from experiments.run_folder import read_rows
-from experiments.smoke import made_up_trace, made_up_traces
-from specdec_jax.analysis.cost_model import between, flat, load_cost_model
-from specdec_jax.analysis.long_replay import LongRun, at_positions, forgotten, long_replay
-from specdec_jax.analysis.replay import replay
-from specdec_jax.analysis.step_cost import Cost
-from specdec_jax.analysis.trace import check, select
+from experiments import domains, drafter_size, gpt2_pairs, hardware, long_run, step_cost
+from experiments.lib import measured, tiny_gpt2
+from experiments.lib.long_live import Live, live_run
+from experiments.lib.run_folder import read_rows
+from experiments.lib.smoke import made_up_trace, made_up_traces
 from specdec_jax.decoding import default_widths
+from specdec_jax.replay.cost_model import between, flat, load_cost_model
+from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.step_cost import Cost
+from specdec_jax.replay.trace import check, select
 from specdec_jax.stopping import adaedl
 
 LONGEST = 16

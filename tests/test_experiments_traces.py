@@ -8,11 +8,12 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import Seen
 
-from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, replay, temperature, traced
-from experiments.smoke import made_up_trace
-from experiments.traced import costs_or_default
-from specdec_jax.analysis.cost_model import cost_model
-from specdec_jax.analysis.trace import FEATURES, save_trace
+from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, replay, temperature
+from experiments.lib import traced
+from experiments.lib.smoke import made_up_trace
+from experiments.lib.traced import costs_or_default
+from specdec_jax.replay.cost_model import cost_model
+from specdec_jax.replay.trace import FEATURES, save_trace
 
 COMMANDS = {
     "replay": (replay, "replay.png", ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),

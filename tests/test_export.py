@@ -10,10 +10,10 @@ import pytest
 from jax import export
 
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
 from specdec_jax.models import llama
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl
 from specdec_jax.verification import block
 

@@ -9,12 +9,12 @@ import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 
-from specdec_jax import generation
-from specdec_jax.analysis.agreement import compare_outputs
-from specdec_jax.generation import build_pair, encode, generate, play, prepare
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.stopping import adaedl, static
-from specdec_jax.streaming import stream
+from specdec_jax.text import generation
+from specdec_jax.text.generation import build_pair, encode, generate, play, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import stream
 
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
 CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16

@@ -18,55 +18,31 @@ PACKAGE = ROOT / "specdec_jax"
 # What each file or folder of specdec_jax may import of it, besides itself; a file of a folder that has an entry of its
 # own goes by that alone. Strategies never import one another, and decoding receives them. Above the core the order of
 # the list is the rule: anything may import what stands before it.
+BASE = {"types", "strategy", "hyperparameters"}
+READS = {*BASE, "decoding.sampling", "decoding.phase"}
 CORE = {
     "strategy": set(),
-    "sampling_params": set(),
     "types": {"strategy"},
-    "compilation_cache": set(),
     "hyperparameters": {"types"},
-    "sampling": {"types", "hyperparameters"},
-    "phase": {"types"},
-    "statistics": {"types", "hyperparameters"},
-    "stopping": {"types", "strategy", "hyperparameters", "sampling", "phase"},
-    "verification": {"types", "strategy", "hyperparameters", "sampling", "phase"},
+    "compilation_cache": set(),
+    "decoding.sampling": {"types", "hyperparameters"},
+    "decoding.phase": {"types"},
+    "decoding.statistics": {"types", "hyperparameters"},
     "decoding.draft_loop": {"types", "hyperparameters"},
     "decoding.cache_feed": {"types"},
-    "drafters": {
-        "types",
-        "strategy",
-        "hyperparameters",
-        "sampling",
-        "phase",
-        "decoding.draft_loop",
-        "decoding.cache_feed",
-    },
-    "monitors": {"types", "strategy", "hyperparameters", "sampling", "phase"},
+    "stopping": READS,
+    "verification": READS,
+    "monitors": READS,
+    "drafters": {*READS, "decoding.draft_loop", "decoding.cache_feed"},
     "models": {"types"},
     "loading": {"types", "models"},
-    "rounds": {"types", "hyperparameters", "sampling", "phase", "statistics"},
-    "requests": {"types", "hyperparameters", "sampling", "statistics", "rounds"},
-    "answers": {"types", "sampling"},
-    "decoding": {
-        *("types", "hyperparameters", "sampling", "statistics", "rounds", "requests", "answers"),
-        *("decoding.draft_loop", "decoding.cache_feed"),
+    "decoding.rounds": {"types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"},
+    "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
+        *READS,
+        *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds"),
     },
 }
-ABOVE = [
-    "lossless",
-    "options",
-    "choices",
-    "pairs",
-    "calibrated",
-    "generation",
-    "beams",
-    "streaming",
-    "distillation",
-    "analysis",
-    "views",
-    "chat",
-    "cli",
-    "__main__",
-]
+ABOVE = ["lossless", "text", "distillation", "replay", "metrics", "app", "__main__"]
 EXTERNAL = {"types": {"jax", "typing", "collections", "dataclasses"}}  # types has no logic, so nothing to import
 
 
@@ -127,13 +103,13 @@ def test_imports_point_downwards(relative):
         ("stopping/new.py", "from ..verification.greedy import greedy"),
         ("stopping/new.py", "from specdec_jax import decoding"),
         ("stopping/new.py", "from specdec_jax import generate"),
-        ("models/new.py", "import specdec_jax.sampling"),
+        ("models/new.py", "import specdec_jax.decoding.sampling"),
         ("drafters/new.py", "from specdec_jax.decoding import build_decoder"),
         ("drafters/new.py", "from specdec_jax.decoding.decoder import build_decoder"),
         ("decoding/draft_loop.py", "from specdec_jax.decoding.decoder import Decoder"),
-        ("decoding/draft_loop.py", "from specdec_jax.rounds import Parts"),
+        ("decoding/draft_loop.py", "from specdec_jax.decoding.rounds import Parts"),
         ("decoding/decoder.py", "def f():\n    from specdec_jax.stopping import static"),
-        ("analysis/new.py", "from experiments.table import cells"),
+        ("analysis/new.py", "from experiments.lib.table import cells"),
         ("types/values.py", "import flax"),
     ],
 )
@@ -142,7 +118,7 @@ def test_a_wrong_import_is_seen(file, line):
 
 
 def test_a_right_import_is_not_held_against_a_file():
-    source = "import jax\nfrom specdec_jax.sampling import warp\nfrom ._defaults import no_update\n"
+    source = "import jax\nfrom specdec_jax.decoding.sampling import warp\nfrom ._defaults import no_update\n"
     assert broken_arrows(Path("stopping/new.py"), source) == []
     assert broken_arrows(Path("drafters/new.py"), "from specdec_jax.decoding import draft_loop") == []
 
@@ -153,7 +129,9 @@ def test_drafters_do_not_bring_in_the_decoder():
     code = f"import sys, specdec_jax.drafters; print(*{modules})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "specdec_jax.decoding.draft_loop" in found
-    assert not {"specdec_jax.decoding.decoder", "specdec_jax.rounds", "specdec_jax.requests"} & set(found)
+    assert not {"specdec_jax.decoding.decoder", "specdec_jax.decoding.rounds", "specdec_jax.decoding.state"} & set(
+        found
+    )
 
 
 def committed_files() -> list[Path]:

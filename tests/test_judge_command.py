@@ -8,8 +8,8 @@ from tiny_pair import write_pair
 from experiments import judge
 from specdec_jax.distillation.judging import answers
 from specdec_jax.distillation.judging import judge as judge_texts
-from specdec_jax.generation import encode
 from specdec_jax.loading import load_model
+from specdec_jax.text.generation import encode
 
 
 def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):

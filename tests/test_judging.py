@@ -9,10 +9,10 @@ from tiny_pair import write_pair
 from tiny_weights import CONFIG
 
 from specdec_jax.distillation.judging import answers, judge
-from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 VOCAB = CONFIG["vocab_size"]

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from specdec_jax import models
 from specdec_jax.loading import builtin, check_same_vocabulary, load_model, restore_orbax, save_hf_folder, save_orbax
 from specdec_jax.loading.families import config_class, family
-from specdec_jax.loading.gguf_reader import dequantise, read_gguf
+from specdec_jax.loading.gguf.reader import dequantise, read_gguf
 from specdec_jax.loading.new_folder import new_folder
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

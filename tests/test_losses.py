@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import sampling
+from specdec_jax.decoding import sampling
 from specdec_jax.distillation.losses import (
     coarse_distributions,
     forward_kl,

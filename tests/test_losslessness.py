@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from rules import FAST, restless
 
-from specdec_jax import lossless, sampling
-from specdec_jax.choices import choose
-from specdec_jax.decoding import build_decoder
+from specdec_jax import lossless
+from specdec_jax.decoding import build_decoder, sampling
+from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model
 from specdec_jax.lossless import enumeration, toys
-from specdec_jax.rounds import ModelParams
 from specdec_jax.stopping import (
     adaedl,
     adaptive_gamma,
@@ -25,6 +24,7 @@ from specdec_jax.stopping import (
     policy_bandit,
     static,
 )
+from specdec_jax.text.strategies import choose
 from specdec_jax.verification import block, greedy, rejection
 
 POLICIES = {
@@ -178,7 +178,7 @@ def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
     def by_position(seed, emitted, position, role):
         return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
 
-    monkeypatch.setattr("specdec_jax.rounds.uniforms", by_position)
+    monkeypatch.setattr("specdec_jax.decoding.rounds.uniforms", by_position)
     report = sampled(*SAMPLED[name])
     assert report.statistic > 2 * report.degrees and report.p_value < 1e-12 and not report.lossless
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments import lossy
-from experiments.lossy_report import equal_share, label, lines
-from experiments.run_folder import read_rows
-from experiments.traced import costs_or_default
+from experiments.lib.lossy_report import equal_share, label, lines
+from experiments.lib.run_folder import read_rows
+from experiments.lib.traced import costs_or_default
 
 CHOSEN = ("lenience:lenience=0.5", "lenience:lenience=0.1", "easd:top_n=3,target_entropy=0.1", "by_phase:lenience=0.5")
 COMMAND = ["--smoke", "--variants", *CHOSEN, "--repeats", "2"]

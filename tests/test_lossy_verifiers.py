@@ -8,15 +8,15 @@ import pytest
 from lossy_oracles import tables
 
 from specdec_jax import lossless
-from specdec_jax.choices import choose
+from specdec_jax.app.views.warned import warned_in_a_line
 from specdec_jax.decoding import LossyVerification, build_decoder, decoder
+from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.sampling import distributions, make_warp
 from specdec_jax.stopping import static
+from specdec_jax.text.strategies import choose
 from specdec_jax.types import Draft, RoundContext, Verifier
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
-from specdec_jax.views.warned import warned_in_a_line
 
 DRAFTS, TOKENS = 2, 3
 UNCERTAIN = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}

@@ -6,13 +6,13 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import compare, record
-from experiments.measured import measured_points
-from experiments.run_folder import read_rows
-from specdec_jax.analysis.cost_model import flat
-from specdec_jax.analysis.trace import load_trace
-from specdec_jax.calibrated import fingerprint
+from experiments.lib.measured import measured_points
+from experiments.lib.run_folder import read_rows
 from specdec_jax.loading import load_model
 from specdec_jax.loading.builtin import drafter_file
+from specdec_jax.replay.cost_model import flat
+from specdec_jax.replay.trace import load_trace
+from specdec_jax.text.calibration import fingerprint
 
 LONGEST = 5
 COSTS = flat(0.1, LONGEST)

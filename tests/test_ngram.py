@@ -8,13 +8,13 @@ from test_prompt_lookup import context_of
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.statistics import summarise
 from specdec_jax.drafters import _table
 from specdec_jax.drafters.ngram import ngram, table_of
-from specdec_jax.drafters.nothing import nothing
+from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
-from specdec_jax.statistics import summarise
 from specdec_jax.stopping import accepted_length_ema, static
 from specdec_jax.types import Draft
 from specdec_jax.verification import block, greedy, rejection
@@ -233,7 +233,7 @@ def test_greedy_output_is_plain_decodings_and_only_it_is_counted():
     """To the last slot, with fills; afterwards every n-gram of the text is in the table exactly once."""
     prompts, slots = [[0, 1], [3, 2, 5, 4, 3, 2], [1]], 6 + 30 + 5
     decoder, state = decoded(ngram(4, 3, slots=256, fill=2), prompts, greedy(), slots)
-    plain = decoded(nothing(), prompts, slots=slots)[1]
+    plain = decoded(no_drafter(), prompts, slots=slots)[1]
     for row, prompt in enumerate(prompts):
         text = state.tokens[row, : len(prompt) + 30].tolist()
         assert text == plain.tokens[row, : len(prompt) + 30].tolist()

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from specdec_jax.calibrated import calibration_of, hyperparameters_for
-from specdec_jax.generation import build_pair, generate, prepare
 from specdec_jax.loading import load_model
-from specdec_jax.pairs import _relative_size
-from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import at_least, static, survival
+from specdec_jax.text.calibration import calibration_of, hyperparameters_for
+from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.pair import _relative_size
+from specdec_jax.text.sampling_params import SamplingParams
 
 TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'

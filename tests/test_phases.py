@@ -9,14 +9,14 @@ from tiny_pair import write_pair
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.generation import build_pair
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.monitors import phases
 from specdec_jax.monitors.phases import observe_token
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, phase_length, static
+from specdec_jax.text.generation import build_pair
 from specdec_jax.types import RoundContext, VerificationResult
 from specdec_jax.verification import rejection
 

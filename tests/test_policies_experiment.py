@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from experiments import policies, tune_survival
-from experiments.rules import RULES, rule
-from experiments.smoke import made_up_trace, made_up_traces
-from experiments.studies import table
-from experiments.terminal import Whole
-from experiments.traced import costs_or_default, texts_by_task
-from specdec_jax.analysis.replay import oracle, replay
-from specdec_jax.analysis.trace import save_trace
+from experiments.lib.rules import RULES, rule
+from experiments.lib.smoke import made_up_trace, made_up_traces
+from experiments.lib.studies import table
+from experiments.lib.terminal import Whole
+from experiments.lib.traced import costs_or_default, texts_by_task
+from specdec_jax.replay.replay import oracle, replay
+from specdec_jax.replay.trace import save_trace
 from specdec_jax.stopping import static
 
 RULE_NAMES = ("adaedl", "survival")
@@ -70,7 +70,7 @@ def test_the_table_has_the_speedups_and_the_headroom(folder):
 
 
 def test_every_policy_has_a_place_in_the_comparison():
-    from specdec_jax.choices import names
+    from specdec_jax.text.strategies import names
 
     wrappers = {"at_least", "update_every"}
     assert {entry.policy.__name__ for entry in RULES} == set(names("policy")) - wrappers

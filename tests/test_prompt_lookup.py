@@ -7,16 +7,16 @@ import pytest
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.statistics import recorded_rounds, summarise
 from specdec_jax.drafters._lookup import right_or_wrong
-from specdec_jax.drafters.nothing import nothing
+from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
-from specdec_jax.generation import build_pair, generate
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.statistics import recorded_rounds, summarise
 from specdec_jax.stopping import adaedl, draft_and_verify, static
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import RoundContext
 from specdec_jax.verification import block, greedy, rejection
 
@@ -154,7 +154,7 @@ def test_greedy_output_is_plain_decodings_to_the_last_slot():
     prompts = [[0, 1], [3, 2, 5, 4, 3, 2], [1]]
     needed = 6 + 30 + 5
     state = greedy_texts(prompt_lookup(4), prompts, greedy(), slots=needed)
-    plain = greedy_texts(nothing(), prompts, rejection(), slots=needed)
+    plain = greedy_texts(no_drafter(), prompts, rejection(), slots=needed)
     for row, prompt in enumerate(prompts):
         end = len(prompt) + 30
         assert state.tokens[row, :end].tolist() == plain.tokens[row, :end].tolist()

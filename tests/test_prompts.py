@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from experiments.datasets_by_name import DATASETS, as_entries
-from experiments.prompts import HALVES, Prompt, load_prompts, read_prompts
+from experiments.lib.datasets_by_name import DATASETS, as_entries
+from experiments.lib.prompts import HALVES, Prompt, load_prompts, read_prompts
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs" / "prompts"

@@ -7,12 +7,12 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import record
-from specdec_jax.analysis.replay import replay
-from specdec_jax.analysis.trace import load_trace
-from specdec_jax.generation import build_pair, generate
 from specdec_jax.loading import load_model
-from specdec_jax.sampling_params import SamplingParams
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import load_trace
 from specdec_jax.stopping import adaedl
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
 
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 

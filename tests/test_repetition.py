@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.analysis.repetition import repeated_mask, repeated_share
+from specdec_jax.metrics.repetition import repeated_mask, repeated_share
 
 
 def slow_mask(tokens, n):

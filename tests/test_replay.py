@@ -5,20 +5,20 @@ import numpy as np
 import pytest
 from rules import FAST
 
-from specdec_jax.analysis.cost_model import cost_model, flat
-from specdec_jax.analysis.long_replay import long_replay
-from specdec_jax.analysis.phase_path import phase_path
-from specdec_jax.analysis.replay import Replay, oracle, replay
-from specdec_jax.analysis.tracing import trace_texts
-from specdec_jax.choices import find_factory, names
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.drafters.nothing import nothing
+from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless import toys
 from specdec_jax.monitors import phases
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
+from specdec_jax.replay.cost_model import cost_model, flat
+from specdec_jax.replay.long import long_replay
+from specdec_jax.replay.phase_path import phase_path
+from specdec_jax.replay.replay import Replay, oracle, replay
+from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static, survival
+from specdec_jax.text.strategies import find_factory, names
 from specdec_jax.verification import rejection
 
 MOST, VOCAB, LIMIT = 6, 12, 60
@@ -28,7 +28,7 @@ PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR))
 
 
 def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
-    decoder = build_decoder(TABLE, nothing(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
+    decoder = build_decoder(TABLE, no_drafter(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
     rows = len(prompts)
     state = decoder.prefill(
         PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + 1000, warp=make_warp(rows, **warp),
@@ -306,7 +306,7 @@ def test_a_rule_that_reads_more_than_a_trace_holds_is_refused(what, greedy_trace
 
 def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsys):
     from experiments import replay as command
-    from specdec_jax.analysis.trace import save_trace
+    from specdec_jax.replay.trace import save_trace
 
     save_trace(tmp_path / "greedy.npz", greedy_trace)
     (tmp_path / "collision.py").write_text(

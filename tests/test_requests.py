@@ -9,12 +9,13 @@ import pytest
 import tiny_llama
 
 from specdec_jax.decoding import build_decoder, default_widths
-from specdec_jax.drafters import model, nothing
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import STOP_IDS
+from specdec_jax.drafters import model
+from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.drafters.model import ModelDrafterState
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.requests import STOP_IDS
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
@@ -110,7 +111,7 @@ def test_greedy_is_plain_decoding(policy, verifier):
 
 def test_greedy_without_a_drafter_or_as_a_single_row_is_plain_decoding():
     tiny, params = pair()
-    alone = build_decoder(tiny, nothing(), static(), rejection(), prefill_chunk=16)
+    alone = build_decoder(tiny, no_drafter(), static(), rejection(), prefill_chunk=16)
     state = alone.prefill(ModelParams(params.target), PROMPTS, max_new_tokens=NEW, slots=SLOTS)
     assert texts(alone.run(ModelParams(params.target), state)) == plain()
     for row, prompt in enumerate(PROMPTS):
@@ -259,7 +260,7 @@ def test_a_score_is_what_both_models_say(length):
 
 def test_a_score_without_a_drafter_leaves_its_part_open():
     small = table_model(5)
-    decoder = build_decoder(small, nothing(), static(), rejection())
+    decoder = build_decoder(small, no_drafter(), static(), rejection())
     scores = decoder.score(ModelParams(toy_pair(5).target), [[1, 2, 3]])
     assert np.isfinite(scores.log_p).all() and np.isnan(scores.log_q).all()
     with pytest.raises(ValueError, match=r"\(1, 1\)"):

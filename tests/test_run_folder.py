@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from configs.base import CompareConfig, Method, config_hash
-from experiments import run_folder
-from experiments.run_folder import RunFolder, read_rows
+from experiments.lib import run_folder
+from experiments.lib.run_folder import RunFolder, read_rows
 
 CONFIG = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))
 

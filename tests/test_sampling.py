@@ -6,8 +6,8 @@ import numpy as np
 import oracles
 import pytest
 
-from specdec_jax import sampling
-from specdec_jax.sampling import make_warp
+from specdec_jax.decoding import sampling
+from specdec_jax.decoding.sampling import make_warp
 
 ROWS, VOCAB = 1000, 200
 

@@ -10,12 +10,14 @@ from rules import counting
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters import model, ngram, nothing, prompt_lookup, several
-from specdec_jax.drafters.several import SeveralState, _learnt
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model, ngram, prompt_lookup
+from specdec_jax.drafters import multi_drafter as multi_drafter
+from specdec_jax.drafters import no_drafter as no_drafter
+from specdec_jax.drafters.multi_drafter import MultiDrafterState, _learnt
 from specdec_jax.lossless.toys import table_model, toy_pair, toy_phases
 from specdec_jax.monitors import phases
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.types import Draft, Drafter, DraftInfo, StoppingPolicy
 from specdec_jax.verification import block, rejection
@@ -32,7 +34,7 @@ def table(most=MOST):
     return model(table_model(VOCAB), most, catch_up=4)
 
 
-TWO = several([table(), table()], drift=0.15, prior=8.0)
+TWO = multi_drafter([table(), table()], drift=0.15, prior=8.0)
 
 
 @functools.cache
@@ -67,7 +69,7 @@ def rounds_of(state, row):
 )
 def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
-    joined = several([table() for _ in range(drafters)], prior=0.0, drift=0.0)
+    joined = multi_drafter([table() for _ in range(drafters)], prior=0.0, drift=0.0)
     rule, verification = adaedl(), verifier()
     alone, among = (
         decode(drafter, weights, policy=rule, verifier=verification)
@@ -118,7 +120,7 @@ def test_who_drafts_is_chosen_by_phase():
     even = (np.arange(VOCAB) % 2 == 0)[None, :, None]
     wrong = np.where(GOOD.min(axis=-1, keepdims=True) < GOOD, 0.0, 9.0).astype(np.float32)
     halves = np.where(even, GOOD, wrong), np.where(even, wrong, GOOD)
-    joined = several([table(), table()], decay=0.5, drift=0.05, prior=3.0)
+    joined = multi_drafter([table(), table()], decay=0.5, drift=0.05, prior=3.0)
     state = decode(joined, halves, monitor=toy_phases(), policy_hyperparameters={"draft_length": 1})
     for row in range(2):
         rounds = rounds_of(state, row) - 1
@@ -144,7 +146,7 @@ def test_a_drafter_nobody_chose_does_not_run():
 
         return drafter.replace(propose=propose, commit=commit)
 
-    joined = several([table(), counted(table())], drift=0.0, prior=4.0)
+    joined = multi_drafter([table(), counted(table())], drift=0.0, prior=4.0)
     state = decode(joined, (GOOD, BAD), prompts=((0, 1),))
     jax.effects_barrier()
     by_other = int(np.sum(state.record.drafter_id[0, : rounds_of(state, 0)] == 1))
@@ -155,7 +157,7 @@ def test_a_drafter_nobody_chose_does_not_run():
 
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():
     """The last token of a text is the target's own; a drafter that sits out is not told of it."""
-    joined = several([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
+    joined = multi_drafter([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
     state = decode(
         joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
     )
@@ -193,7 +195,7 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
     return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), propose, keep, most)
 
 
-def asking_prices():
+def asking_costs():
     """A policy that stops where a pass is dearer than its number, and says at its end what each row was told."""
 
     def init(batch, dearest=1.0):
@@ -201,21 +203,21 @@ def asking_prices():
         return zeros + dearest, zeros - 1.0
 
     def begin(state, context):
-        return jnp.full(context.length.shape, True), (state[0], context.price)
+        return jnp.full(context.length.shape, True), (state[0], context.relative_drafter_cost)
 
     def check(state, distribution, drafted, context):
-        return context.price <= state[0], state
+        return context.relative_drafter_cost <= state[0], state
 
     def proceed(state, distribution, token, drafted, context):
-        return context.price <= state[0], state
+        return context.relative_drafter_cost <= state[0], state
 
     return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
 def test_rules_are_told_who_drafts_at_what_price():
     """In passes of the first model: a lookup is free, and a drafter twice as dear costs two."""
-    joined = several([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
-    state = decode(joined, (None, BAD, GOOD), policy=asking_prices())
+    joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
+    state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
     rounds = rounds_of(state, 0)
     who, told, drafted = (getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted"))
     assert set(who.tolist()) == {0, 1, 2}
@@ -224,14 +226,14 @@ def test_rules_are_told_who_drafts_at_what_price():
 
 
 def test_a_lookup_alone_is_free_too():
-    state = decode(prompt_lookup(MOST), None, policy=asking_prices(), policy_hyperparameters={"dearest": 0.0})
+    state = decode(prompt_lookup(MOST), None, policy=asking_costs(), policy_hyperparameters={"dearest": 0.0})
     rounds = rounds_of(state, 0)
     assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
 
 
 def test_who_finds_nothing_hands_over_in_the_same_round():
     """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
-    joined = several([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
+    joined = multi_drafter([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
     state = decode(joined, (None, BAD, GOOD))
     for row in range(2):
         rounds = rounds_of(state, row) - 1
@@ -246,7 +248,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     """What a lookup asked before it handed its row over is as if it had not been: the rule counts one drafter's
     questions. With this drift nobody drafts twice in a row by choice, so that who does was handed the second round.
     """
-    joined, lengths = several([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
+    joined, lengths = multi_drafter([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
     prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
     state = decode(
         joined,
@@ -271,10 +273,10 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 
 
 def test_the_text_is_the_targets_greedily():
-    plain = decode(nothing(), None, temperature=0.0)
+    plain = decode(no_drafter(), None, temperature=0.0)
     for drafter, params in (
         (TWO, (BAD, GOOD)),
-        (several([repeats_last(), table()], drift=0.2, prior=8.0), (None, BAD)),
+        (multi_drafter([repeats_last(), table()], drift=0.2, prior=8.0), (None, BAD)),
     ):
         state = decode(drafter, params, temperature=0.0)
         np.testing.assert_array_equal(state.tokens, plain.tokens)
@@ -284,7 +286,7 @@ def test_observers_inside_see_the_target():
     """An n-gram table filled from the target's distributions holds more than was emitted, also where a model drafts."""
     held = {}
     for fill in (0, 1):
-        joined = several([table(), ngram(MOST, order=2, slots=64, fill=fill)], prior=0.0, drift=0.0)
+        joined = multi_drafter([table(), ngram(MOST, order=2, slots=64, fill=fill)], prior=0.0, drift=0.0)
         state = decode(
             joined, (BAD, None), temperature=0.0, prompts=((0, 1),), policy_hyperparameters={"draft_length": MOST}
         )
@@ -297,7 +299,9 @@ def test_observers_inside_see_the_target():
 def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
-    drafter = several([repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3)
+    drafter = multi_drafter(
+        [repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3
+    )
     decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
     report = lossless.test_by_sampling(
@@ -313,7 +317,7 @@ def test_the_text_is_the_targets_in_distribution(verifier):
 def test_estimates_are_the_written_down_sums():
     rng, price = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
     tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
-    state = SeveralState(
+    state = MultiDrafterState(
         (), jnp.zeros((3, 2), jnp.int32), *(jnp.asarray(x, jnp.float32) for x in (tokens, time)), *[None] * 4
     )
     length = np.array([5, 9])
@@ -338,16 +342,16 @@ def test_estimates_are_the_written_down_sums():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: several([]), "at least one drafter"),
-        (lambda: several([table(2), table(3)]), r"one max_draft_length, got \[2, 3\]"),
-        (lambda: several([table()], costs=[0.1, 0.2]), "costs must be 1 numbers"),
-        (lambda: several([table()], costs=[-0.1]), "costs must be 1 numbers of 0 or more"),
-        (lambda: several([table()], decay=1.0), "decay must lie in"),
-        (lambda: several([table()], prior=float("inf")), "prior must lie in"),
-        (lambda: several([table()], costs=[float("nan")]), "costs must be 1 numbers"),
-        (lambda: several([table(), model(table_model(3), MOST)]), r"one vocabulary, got \[3, 5\] entries"),
-        (lambda: several([table()], drift=1.5), "drift must lie in"),
-        (lambda: several([table(), table()]).init((BAD,), 1, 8), "2 drafters need as many parameters"),
+        (lambda: multi_drafter([]), "at least one drafter"),
+        (lambda: multi_drafter([table(2), table(3)]), r"one max_draft_length, got \[2, 3\]"),
+        (lambda: multi_drafter([table()], costs=[0.1, 0.2]), "costs must be 1 numbers"),
+        (lambda: multi_drafter([table()], costs=[-0.1]), "costs must be 1 numbers of 0 or more"),
+        (lambda: multi_drafter([table()], decay=1.0), "decay must lie in"),
+        (lambda: multi_drafter([table()], prior=float("inf")), "prior must lie in"),
+        (lambda: multi_drafter([table()], costs=[float("nan")]), "costs must be 1 numbers"),
+        (lambda: multi_drafter([table(), model(table_model(3), MOST)]), r"one vocabulary, got \[3, 5\] entries"),
+        (lambda: multi_drafter([table()], drift=1.5), "drift must lie in"),
+        (lambda: multi_drafter([table(), table()]).init((BAD,), 1, 8), "2 drafters need as many parameters"),
     ],
 )
 def test_bad_input_is_refused(make, message):

@@ -11,9 +11,10 @@ import pytest
 import tiny_llama
 
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters import model, prompt_lookup, several
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import make_warp
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model, prompt_lookup
+from specdec_jax.drafters import multi_drafter as multi_drafter
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 
@@ -39,7 +40,7 @@ def played():
     """
     llama, target, worse = tiny_llama.noisy_pair(tiny_llama.variant(max_position_embeddings=128))
     params = (None, worse, target)
-    joined = several([prompt_lookup(MOST), *[model(llama, MOST, catch_up=4)] * 2], drift=0.5, prior=8.0)
+    joined = multi_drafter([prompt_lookup(MOST), *[model(llama, MOST, catch_up=4)] * 2], drift=0.5, prior=8.0)
     decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
     weights = ModelParams(target, params)
     options = {

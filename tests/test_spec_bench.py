@@ -7,7 +7,7 @@ import pytest
 from tiny_weights import write_tokenizer
 
 from configs.base import CompareConfig, Method
-from experiments.run_folder import RunFolder
+from experiments.lib.run_folder import RunFolder
 from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of, write_answers
 
 # Tokens and seconds by turn: two questions of MT-bench, one of another task, one that only we know.

@@ -9,12 +9,12 @@ import pytest
 from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax import stopping
-from specdec_jax.choices import find_factory, names
 from specdec_jax.stopping import _arms, adaptive_gamma, bandit, goodput, hf_confidence, policy_bandit
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
+from specdec_jax.text.strategies import find_factory, names
 
 ROWS = 300
 TEMPERATURES = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)

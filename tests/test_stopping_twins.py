@@ -15,7 +15,8 @@ import stopping_oracles as twins
 from rules import counting
 from stopping_cases import MOST, ROUNDS, ROWS, play_rows, play_twin, story
 
-from specdec_jax import sampling, stopping
+from specdec_jax import stopping
+from specdec_jax.decoding import sampling
 
 LIVELY = {"step": 0.3, "threshold_decay": 0.5, "target_acceptance": 0.6}
 LED = {"epsilon": 0.3, "beta2": 0.5, "alpha": 0.6}

@@ -5,9 +5,9 @@ import signal
 import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 
-from specdec_jax.generation import find_stop, generate
-from specdec_jax.sampling_params import SamplingParams
-from specdec_jax.streaming import Piece, stream
+from specdec_jax.text.generation import find_stop, generate
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import Piece, stream
 
 TEXT = "héllo 🙂 wörld, 你好: 1234 hello hello"
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.plots import save_speedups, speedup_figure
-from experiments.summary import prompt_speedups, summarise
-from experiments.table import COLUMNS, markdown_table, rich_table
-from specdec_jax.analysis.statistics import mean_interval, ratio_of_totals, spread, total_speedup
+from experiments.lib.plots import save_speedups, speedup_figure
+from experiments.lib.summary import prompt_speedups, summarise
+from experiments.lib.table import COLUMNS, markdown_table, rich_table
+from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 
 
 def row(prompt, method, seconds, tokens=60, temperature=0.0, repeated=0.0, equal=None, **counts):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.sampling import distribution, make_warp
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
 from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
-from specdec_jax.loading.gguf_reader import read_gguf
-from specdec_jax.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from specdec_jax.loading.gguf.reader import read_gguf
+from specdec_jax.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "tokenizer_reference.json").read_text())
@@ -234,8 +234,8 @@ def test_a_template_that_fails_in_its_own_way_is_an_error_too():
 LAZY = """
 import os, sys
 from specdec_jax.loading import builtin
-from specdec_jax.loading.gguf_reader import read_gguf
-from specdec_jax.loading.gguf_tokenizer import tokenizer_from_gguf
+from specdec_jax.loading.gguf.reader import read_gguf
+from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
 
 tokenizer, before = tokenizer_from_gguf(read_gguf(builtin.drafter_file())), dict(os.environ)
 assert tokenizer.decode(tokenizer.encode("hello")) == "hello" and "transformers" not in sys.modules

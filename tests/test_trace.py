@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from specdec_jax.analysis.cost_model import between, cost_model, load_cost_model, save_cost_model
-from specdec_jax.analysis.phase_path import running_entropy
-from specdec_jax.analysis.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
-from specdec_jax.analysis.tracing import trace_texts
+from specdec_jax.replay.cost_model import between, cost_model, load_cost_model, save_cost_model
+from specdec_jax.replay.phase_path import running_entropy
+from specdec_jax.replay.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
+from specdec_jax.replay.tracing import trace_texts
 
 TEXTS, LIMIT, MOST = 3, 5, 4
 

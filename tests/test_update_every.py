@@ -6,10 +6,10 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
-from specdec_jax.choices import choose
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every
+from specdec_jax.text.strategies import choose
 
 LIVELY = {"step": 0.3, "threshold_decay": 0.5, "target_acceptance": 0.6}
 

@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 
-from specdec_jax.sampling import distributions, make_warp
+from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.types import Draft, RoundContext
 from specdec_jax.verification import block, greedy, rejection
 

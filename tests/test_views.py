@@ -11,15 +11,16 @@ from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 
-from specdec_jax import cli, lossless
-from specdec_jax.generation import Generation, generate
+from specdec_jax import lossless
+from specdec_jax.app import cli
+from specdec_jax.app.views import live, proof, terminal
+from specdec_jax.app.views.printing import plain, summary
 from specdec_jax.lossless import Case, Coverage, LosslessReport, RoundsCase, RoundsReport, SampledReport
-from specdec_jax.sampling_params import SamplingParams
 from specdec_jax.stopping import static
-from specdec_jax.streaming import Piece
+from specdec_jax.text.generation import Generation, generate
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import Piece
 from specdec_jax.verification import rejection
-from specdec_jax.views import live, proof, terminal
-from specdec_jax.views.printing import plain, summary
 
 PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "recovered"), Piece("\tthree", "bonus")]
 

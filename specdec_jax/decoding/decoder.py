@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.answers import check_answers
+from specdec_jax.decoding.answers import check_answers
 from specdec_jax.decoding.cache_feed import feed
-from specdec_jax.requests import fresh_state
-from specdec_jax.rounds import ModelParams, Parts, play_round
-from specdec_jax.sampling import distributions, make_warp
+from specdec_jax.decoding.rounds import ModelParams, Parts, play_round
+from specdec_jax.decoding.sampling import distributions, make_warp
+from specdec_jax.decoding.state import fresh_state
 from specdec_jax.types import (
     Array,
     Cache,

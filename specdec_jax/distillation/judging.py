@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.generation import build_pair
+from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
+from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.requests import slots_for
-from specdec_jax.sampling import argmax, log_probabilities, make_warp
+from specdec_jax.text.generation import build_pair
 from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
 
 TEMPERATURES = (0.3, 0.7, 1.0)

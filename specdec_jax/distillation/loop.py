@@ -18,7 +18,7 @@ METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Intervals:
     """How often the loop writes. `minutes`: it saves and returns after so long (0: when done). Raises ValueError."""
 
     save_every: int = 100
@@ -40,7 +40,7 @@ def train(
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
     order: BatchOrder,
     steps: int,
-    rhythm: Rhythm = Rhythm(),  # noqa: B008 - frozen
+    intervals: Intervals = Intervals(),  # noqa: B008 - frozen
     progress: Callable[[int, dict[str, float]], None] | None = None,
     validate: Callable[[TrainState], dict[str, float]] | None = None,
 ) -> TrainState:
@@ -52,13 +52,13 @@ def train(
     the loss is no number any more, OSError and ValueError as checkpoints do.
     """
     folder = Path(folder)
-    checkpoints = Checkpoints(folder / "checkpoints", keep=rhythm.keep)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=intervals.keep)
     try:
         first = checkpoints.latest() or 0
         if first:
             state = checkpoints.restore(first, state)
         keep_metrics(folder / METRICS, first)
-        ends, lines, since = time.monotonic() + 60 * (rhythm.minutes or 1e9), [], time.monotonic()
+        ends, lines, since = time.monotonic() + 60 * (intervals.minutes or 1e9), [], time.monotonic()
         batch, at = order.at(first) if first < steps else None, first
         while batch is not None:
             state, metrics = step(state, batch)
@@ -66,8 +66,8 @@ def train(
             at += 1
             lines.append(metrics)
             over = time.monotonic() > ends
-            saves = at % rhythm.save_every == 0 or batch is None or over
-            if at % rhythm.log_every == 0 or saves:
+            saves = at % intervals.save_every == 0 or batch is None or over
+            if at % intervals.log_every == 0 or saves:
                 jax.block_until_ready(lines)
                 means = _means(lines, time.monotonic() - since, order.epoch_of(at))
                 if saves and validate is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax import sampling
+from specdec_jax.decoding import sampling
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 USER, ASSISTANT = 0, 1  # whose turn is open

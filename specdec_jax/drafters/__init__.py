@@ -1,8 +1,8 @@
 """Drafters, one a file; a file's factory has the file's name."""
 
 from specdec_jax.drafters.model import model as model
+from specdec_jax.drafters.multi_drafter import multi_drafter as multi_drafter
 from specdec_jax.drafters.ngram import ngram as ngram
 from specdec_jax.drafters.ngram import table_of as table_of
-from specdec_jax.drafters.nothing import nothing as nothing
+from specdec_jax.drafters.no_drafter import no_drafter as no_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup as prompt_lookup
-from specdec_jax.drafters.several import several as several

@@ -43,7 +43,7 @@ def draft_by_lookup(
 
     `uniform` is the round's, and never read: nothing is drawn.
     """
-    context = context._replace(price=jnp.zeros(context.length.shape, jnp.float32))
+    context = context._replace(relative_drafter_cost=jnp.zeros(context.length.shape, jnp.float32))
 
     def following(memory: Any, drafted: Array) -> tuple[Next, Any]:
         token, known, chance = retrieve(memory, drafted)

@@ -15,7 +15,7 @@ from jax import lax
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed, window
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.sampling import distribution, draw
+from specdec_jax.decoding.sampling import distribution, draw
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,

@@ -1,7 +1,7 @@
 """From a name to a model with its weights and its tokenizer, and back to a folder."""
 
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
-from specdec_jax.loading.gguf_writer import save_gguf
+from specdec_jax.loading.gguf.writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import LoadedModel, load_model
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax

@@ -10,7 +10,7 @@ from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.draft_vocabulary import read_tokens, split_source, with_draft_vocabulary
 from specdec_jax.loading.families import config_class, family, family_of
-from specdec_jax.loading.gguf_file import open_gguf
+from specdec_jax.loading.gguf.file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
 from specdec_jax.loading.hub import hub_folder
 from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax

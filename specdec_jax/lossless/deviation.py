@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding import Decoder
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import distributions, entropy, make_warp
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import distributions, entropy, make_warp
 from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
 from specdec_jax.verification.easd import shared_share
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.sampling import distribution, make_warp
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 PROMPT = np.array([[0, 1]], np.int32)

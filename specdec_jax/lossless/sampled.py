@@ -18,11 +18,11 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.drafters.model import model
 from specdec_jax.lossless.exact import PHASES
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.rounds import ModelParams
-from specdec_jax.sampling import distribution, distributions, make_warp
 from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.decoding.phase import REASONING, ROUTINE
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.phase import REASONING, ROUTINE
 from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, VerificationResult
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here

@@ -16,10 +16,10 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from specdec_jax.decoding.phase import REASONING, ROUTINE
+from specdec_jax.decoding.sampling import distribution
+from specdec_jax.decoding.sampling import raw_entropy as raw_entropy_of
 from specdec_jax.hyperparameters import per_row, select_rows
-from specdec_jax.phase import REASONING, ROUTINE
-from specdec_jax.sampling import distribution
-from specdec_jax.sampling import raw_entropy as raw_entropy_of
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.sampling import log_prob_of
+from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.types import Array, Distribution, RoundContext
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import beside, strategy

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
+from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import per_row, select_rows
-from specdec_jax.sampling import policy_uniforms
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence

@@ -12,7 +12,7 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 The chance of a token is a logistic function of the distribution's entropy and largest probability before it is drawn
 (and of the temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of
 tokens whose distribution is not known yet is their mean, moved a little by the last distribution. The few weights are a
-prior, learnt once per pair of models (analysis/calibration.py) for greedy and for sampled decoding. One number a row,
+prior, learnt once per pair of models (metrics/prior.py) for greedy and for sampled decoding. One number a row,
 an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
 positions that are rarely evaluated need no estimate of their own.
 
@@ -25,10 +25,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
-from specdec_jax.sampling import log_prob_of
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
-from specdec_jax.stopping._price import price
+from specdec_jax.stopping._relative_cost import relative_drafter_cost
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -167,7 +167,9 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         logit = logit + prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
         chance = _chance(state, logit)
         state = state._replace(
-            logit=logit, predicted=remember(state.predicted, drafted, chance), passes=state.passes + price(context)
+            logit=logit,
+            predicted=remember(state.predicted, drafted, chance),
+            passes=state.passes + relative_drafter_cost(context),
         )
         later = _chance(state, prior.next_bias)
         return _gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
@@ -243,7 +245,7 @@ def _gain(
     share = jnp.minimum(later, 0.999)[:, None]
     series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
     wider = _time_of(state, drafted[:, None] + count) - _time_of(state, drafted[:, None])
-    cost = state.settings.drafter_cost * price(context)
+    cost = state.settings.drafter_cost * relative_drafter_cost(context)
     time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)

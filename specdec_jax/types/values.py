@@ -85,7 +85,7 @@ class RoundContext(NamedTuple):
     policy_seed: Array  # [B] uint32, for rules that need chance (sampling.policy_uniforms)
     warp: Warp
     monitor: MonitorState  # as of the round before
-    price: Array | None = None
+    relative_drafter_cost: Array | None = None
     # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
 
     @property

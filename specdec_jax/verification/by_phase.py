@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.phase import ROUTINE, phase_of
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience

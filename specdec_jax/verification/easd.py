@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding.sampling import entropy
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.sampling import entropy
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token

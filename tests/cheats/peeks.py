@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.sampling import DRAFT, draw, uniforms
+from specdec_jax.decoding.sampling import DRAFT, draw, uniforms
 from specdec_jax.stopping import static
 
 

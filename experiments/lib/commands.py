@@ -1,0 +1,98 @@
+"""An experiment's command line: its help, and how it ends: one line on bad input, and an exit code."""
+
+import functools
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import tyro
+
+from specdec_jax.app.options import OPTIONAL
+
+P = ParamSpec("P")
+ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
+
+
+def exit_codes(
+    *also: type[Exception], interrupted: str | None = None
+) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """A `main` that ends with one line on standard error and 2 on ValueError, OSError and `also`.
+
+    Args:
+        interrupted: what Ctrl-C says before it ends with 130; none: it is raised.
+    """
+
+    def wrapped(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*given: P.args, **named: P.kwargs) -> int:
+            try:
+                return main(*given, **named)
+            except (ValueError, OSError, *also) as error:
+                print("error:", " ".join(str(error).split()), file=sys.stderr)
+                return 2
+            except KeyboardInterrupt:
+                if interrupted is None:
+                    raise
+                print(interrupted, file=sys.stderr)
+                return 130
+
+        return run
+
+    return wrapped
+
+
+def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
+    """The command line as a `kind`. What cannot be parsed, and --help, end the program as tyro does it.
+
+    Args:
+        doc: what the help begins with: the experiment's docstring.
+        program: as the usage line has it; unless given, that of the module that `kind` stands in.
+    """
+    program = program or command_of(kind)
+    return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
+
+
+def command_of(kind: Any) -> str:
+    """`python -m experiments.NAME`, also where that is the program that runs."""
+    spec = getattr(sys.modules[kind.__module__], "__spec__", None)
+    return f"python -m {kind.__module__ if spec is None else spec.name}"
+
+
+def described(doc: str | None) -> str:
+    """A docstring for a terminal: question, command and time on lines of their own, the rest wrapped.
+
+    Every line is indented: tyro joins those that are not.
+    """
+    width = shutil.get_terminal_size().columns - 2
+    blocks = []
+    for block in (doc or "").strip().split("\n\n"):
+        lines = block.splitlines()
+        if not ENTRY.match(lines[0]):
+            lines, hang = [" ".join(line.strip() for line in lines)], ""
+        else:
+            hang = " " * max(found.end() for line in lines if (found := ENTRY.match(line)))
+        blocks.append("\n".join("\n".join(_wrapped(line, width, hang)) for line in lines))
+    return textwrap.indent("\n\n".join(blocks), " ")
+
+
+def _wrapped(line: str, width: int, hang: str) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | None) -> list[str]:
+    """The words of `python -m experiments.EXPERIMENT CONFIG.py [OPTIONS]`; none after --help, which is answered here.
+
+    Raises:
+        ValueError: the first word is no config.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    usage = f"python -m experiments.{experiment} CONFIG.py [OPTIONS]"
+    if given and given[0] in ("-h", "--help"):
+        print(f"usage: {usage}; CONFIG.py --help lists them\n\n{described(doc)}")
+        return []
+    if not given or given[0].startswith("-"):
+        raise ValueError(f"name a config first: {usage}")
+    return given

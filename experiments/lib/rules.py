@@ -1,0 +1,94 @@
+"""Every stopping rule at its published setting, and the grid its best setting is looked for on.
+
+One list for all experiments that compare rules. A setting that the sources leave open is the file's default in
+specdec_jax/stopping. Rules that weigh time are told the costs of the machine they are replayed for.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specdec_jax import stopping
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.strategy import nearest
+from specdec_jax.types import StoppingPolicy
+
+THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
+LENGTHS = (0, 1, 2, 3, 4, 5, 7)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A stopping rule as experiments compare it."""
+
+    name: str
+    policy: StoppingPolicy
+    """At its published setting."""
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values of each hyperparameter to try; all combinations are tried."""
+    costs: Callable[[CostModel, int], Mapping[str, Any]] | None = None
+    """The hyperparameters that a machine's costs decide, from the cost model and the longest draft."""
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The published setting first, then the grid's."""
+        published = dict(self.policy.given)
+        combinations = itertools.product(*self.grid.values())
+        tried = [published | dict(zip(self.grid, values, strict=True)) for values in combinations]
+        return [published] + (tried if self.grid else [])
+
+    def hyperparameters(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
+        """Several settings as arrays [S] for `replay`; a hyperparameter that a setting leaves out has its default."""
+        names = sorted({name for setting in settings for name in setting})
+        defaults = self.policy.hyperparameters
+        columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
+        return columns | dict(self.costs(costs, longest) if self.costs else {})
+
+
+def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
+    """c, and the mean cost of one more token in a verification, in passes of plain decoding."""
+    times = costs.verification_times(longest)
+    return {"drafter_cost": costs.ratio, "verification_cost": float((times[-1] - times[0]) / longest)}
+
+
+def _measured_costs(costs: CostModel, longest: int) -> dict[str, Any]:
+    """c, and the verification of every draft length, in passes of plain decoding."""
+    return {"drafter_cost": costs.ratio, "verification_times": costs.verification_times(longest)[None, :]}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("static-3", stopping.static(draft_length=3)),
+    Rule("static-7", stopping.static(draft_length=7)),
+    Rule("static-16", stopping.static(draft_length=16)),
+    Rule("static", stopping.static(draft_length=7), {"draft_length": tuple(range(17))}),
+    Rule("adaedl", stopping.adaedl(), {"threshold": THRESHOLDS}),
+    Rule("adaedl-keep", stopping.adaedl(keep_checked_token=True), {"threshold": THRESHOLDS}),
+    Rule("max-confidence", stopping.max_confidence(), {"threshold": THRESHOLDS}),
+    Rule("max-confidence-fixed", stopping.max_confidence(adaptive=False), {"threshold": THRESHOLDS}),
+    Rule("max-confidence-keep", stopping.max_confidence(keep_checked_token=True), {"threshold": THRESHOLDS}),
+    Rule("draft-and-verify", stopping.draft_and_verify(), {"threshold": THRESHOLDS}),
+    Rule("svip", stopping.svip(), {"threshold": THRESHOLDS}),
+    Rule("hf-heuristic", stopping.hf_heuristic(), {"draft_length": (1, 2, 3, 5, 7)}),
+    Rule("hf-confidence", stopping.hf_confidence(), {"threshold": THRESHOLDS}),
+    Rule("gamma-tuning", stopping.gamma_tuning(), {"high": (0.6, 0.7, 0.8, 0.9), "low": (0.3, 0.4, 0.5, 0.6)}),
+    Rule("accepted-length-ema", stopping.accepted_length_ema(), {"weight": (0.1, 0.2, 0.4), "interval": (1, 2, 5)}),
+    Rule("goodput", stopping.goodput(), {"decay": (0.9, 0.95, 0.99)}, _linear_costs),
+    Rule("bandit", stopping.bandit(), {"exploration": (0.03, 0.1, 0.3)}, _linear_costs),
+    Rule("policy-bandit", stopping.policy_bandit(), {}, _linear_costs),
+    Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson"), {}, _linear_costs),
+    Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
+    Rule("survival", stopping.survival(), {}, _measured_costs),
+    Rule("survival-one-step", stopping.survival(look_ahead=False), {}, _measured_costs),
+    Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),
+    Rule("phase-length", stopping.phase_length(), {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
+)
+
+
+def rule(name: str) -> Rule:
+    """The rule of that name. Raises ValueError naming the nearest."""
+    found = {entry.name: entry for entry in RULES}
+    if name not in found:
+        raise ValueError(f"no rule {name!r}{nearest(name, list(found))}")
+    return found[name]

@@ -1,0 +1,138 @@
+"""From rows (a prompt, a method, a temperature) to one line a method and temperature: what tables and pictures show."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specdec_jax.metrics.intervals import Interval, Spread, spread, total_speedup
+
+CLEAN_SHARE = 0.05
+"""A prompt counts as free of repeated text when at most this share of its tokens, the baseline's too, is repeated."""
+
+COUNTS = (
+    "num_emitted_tokens",
+    "num_rounds",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "drafter_passes",
+    "discarded_passes",
+)
+
+
+class MethodSummary(NamedTuple):
+    """One method at one temperature, over all prompts. None: does not apply (plain decoding drafts nothing)."""
+
+    method: str
+    temperature: float
+    prompts: int
+    tokens_per_second_mean: float  # mean of the prompts' tokens/s, as Spec-Bench has it
+    tokens_per_second_total: float  # all tokens over all seconds
+    speedup: Spread  # of the prompts' ratios to the baseline
+    speedup_total: Interval  # total tokens/s over the baseline's
+    speedup_clean: Spread | None  # `speedup` over prompts free of repeated text; None if there are none
+    repeated_share: float  # of all tokens
+    draft_acceptance_rate: float | None  # accepted / drafted tokens
+    mean_draft_length: float | None  # drafted tokens / drafts
+    mean_acceptance_length: float | None  # 1 + accepted / drafts
+    discarded_fraction: float | None  # drafter passes whose distribution gave no token
+    equal: tuple[int, int] | None  # outputs equal to plain decoding, outputs compared
+
+
+def summarise(rows: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[MethodSummary]:
+    """One summary a temperature and method, in the rows' order. `baseline` is the first row's method unless named.
+
+    Repeats of a prompt (rows alike in prompt, method and temperature) are added up: tokens over seconds of all of them.
+
+    Raises:
+        ValueError: no rows, a key is missing, or a prompt of a method has no row of the baseline.
+    """
+    groups = _grouped(rows, baseline)
+    return [_summary(method, temperature, *pair) for (temperature, method), pair in groups.items()]
+
+
+def prompt_speedups(
+    rows: Iterable[Mapping[str, Any]], baseline: str | None = None
+) -> dict[tuple[float, str], list[float]]:
+    """The prompts' speed-ups by (temperature, method), in the prompts' order. Arguments and errors as `summarise`."""
+    return {key: _ratios(*pair) for key, pair in _grouped(rows, baseline).items()}
+
+
+Totals = Mapping[str, Mapping[str, Any]]  # by prompt
+
+
+def _grouped(rows: Iterable[Mapping[str, Any]], baseline: str | None) -> dict[tuple[float, str], tuple[Totals, Totals]]:
+    """By (temperature, method): that method's totals of each prompt, and the baseline's of the same temperature."""
+    groups: dict[tuple[float, str], dict[str, dict[str, Any]]] = {}
+    first = baseline
+    for row in rows:
+        first = first or row["method"]
+        prompts = groups.setdefault((row["temperature"], row["method"]), {})
+        _add(prompts.setdefault(str(row["prompt_id"]), {}), row)
+    if not groups:
+        raise ValueError("no results to summarise")
+    paired = {}
+    for temperature, method in sorted(groups, key=lambda key: key[0]):  # stable: methods keep the rows' order
+        prompts, plain = groups[temperature, method], groups.get((temperature, str(first)), {})
+        missing = [name for name in prompts if name not in plain]
+        if missing:
+            raise ValueError(f"no result of {first!r} for prompt {missing[0]!r} at temperature {temperature:g}")
+        paired[temperature, method] = (prompts, plain)
+    return paired
+
+
+def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
+    try:
+        for name in (*COUNTS, "seconds"):
+            total[name] = total.get(name, 0) + row[name]
+        repeated = row["repeated_share"] * row["num_emitted_tokens"]
+        total["repeated"] = total.get("repeated", 0.0) + repeated
+        equal = row["equals_plain"]
+    except KeyError as error:
+        raise ValueError(f"the result of prompt {row.get('prompt_id')!r} has no {error}") from None
+    if equal is not None:
+        total["equal"] = total.get("equal", True) and equal
+
+
+def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) -> MethodSummary:
+    mine = list(prompts.values())
+    theirs = [plain[name] for name in prompts]
+    total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, "seconds", "repeated")}
+    ratios = _ratios(prompts, plain)
+    clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
+    compared = [entry["equal"] for entry in mine if "equal" in entry]
+    return MethodSummary(
+        method=method,
+        temperature=temperature,
+        prompts=len(mine),
+        tokens_per_second_mean=sum(map(_rate, mine)) / len(mine),
+        tokens_per_second_total=_rate(total),
+        speedup=spread(ratios),
+        speedup_total=total_speedup(*_columns(mine), *_columns(theirs)),
+        speedup_clean=spread(clean) if clean else None,
+        repeated_share=_share(total),
+        draft_acceptance_rate=_ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
+        mean_draft_length=_ratio(total["num_draft_tokens"], total["num_drafts"]),
+        mean_acceptance_length=_ratio(total["num_drafts"] + total["num_accepted_tokens"], total["num_drafts"]),
+        discarded_fraction=_ratio(total["discarded_passes"], total["drafter_passes"]),
+        equal=(sum(compared), len(compared)) if compared else None,
+    )
+
+
+def _ratios(prompts: Totals, plain: Totals) -> list[float]:
+    return [_rate(entry) / _rate(plain[name]) for name, entry in prompts.items()]
+
+
+def _columns(entries: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [entry["num_emitted_tokens"] for entry in entries], [entry["seconds"] for entry in entries]
+
+
+def _rate(entry: Mapping[str, Any]) -> float:
+    return entry["num_emitted_tokens"] / entry["seconds"]
+
+
+def _share(entry: Mapping[str, Any]) -> float:
+    return entry["repeated"] / max(entry["num_emitted_tokens"], 1)
+
+
+def _ratio(top: float, bottom: float) -> float | None:
+    return top / bottom if bottom else None

@@ -1,0 +1,123 @@
+"""The final table of an experiment, on the terminal and as Markdown, from the same cells."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from experiments.lib.summary import CLEAN_SHARE, MethodSummary
+from specdec_jax.metrics.intervals import Spread
+
+NONE = "–"
+COLUMNS: tuple[str, ...] = (
+    "method",
+    "temp",
+    "tokens/s, mean of prompts",
+    "tokens/s, total",
+    "speed-up, mean [95 %]",
+    "median (quartiles)",
+    "speed-up, total",
+    "without repeats",
+    "repeated",
+    "acceptance rate",
+    "draft length",
+    "acceptance length",
+    "discarded passes",
+    "equal",
+)
+
+
+SPEED_COLUMNS = (*COLUMNS[:7], "equal")  # either half fits into 80 columns
+DRAFT_COLUMNS = ("method", "temp", *COLUMNS[7:-1])
+
+
+def cells(summary: MethodSummary) -> tuple[str, ...]:
+    """One row of the table, as text; in the order of COLUMNS."""
+    return (
+        summary.method,
+        f"{summary.temperature:g}",
+        f"{summary.tokens_per_second_mean:.1f}",
+        f"{summary.tokens_per_second_total:.1f}",
+        mean_text(summary.speedup),
+        f"{summary.speedup.median:.2f} ({summary.speedup.lower_quartile:.2f}–{summary.speedup.upper_quartile:.2f})",
+        f"{summary.speedup_total.estimate:.2f}",
+        _clean(summary),
+        f"{summary.repeated_share:.0%}",
+        _number(summary.draft_acceptance_rate),
+        _number(summary.mean_draft_length),
+        _number(summary.mean_acceptance_length),
+        NONE if summary.discarded_fraction is None else f"{summary.discarded_fraction:.0%}",
+        NONE if summary.equal is None else f"{summary.equal[0]}/{summary.equal[1]}",
+    )
+
+
+def rich_table(summaries: Sequence[MethodSummary], title: str | None = None) -> Group:
+    """For a terminal: the columns in two tables, since one would wrap in every cell; the fastest (by total) in bold."""
+    speed = _terminal_table(summaries, SPEED_COLUMNS, title)
+    drafting = _terminal_table(summaries, DRAFT_COLUMNS, None)
+    return Group(speed, "", drafting, "", Text(notes(summaries), style="dim"))
+
+
+def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], title: str | None) -> Table:
+    table = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    table.collapse_padding, table.pad_edge = True, False
+    for column in columns:
+        side = "left" if column == "method" else "right"
+        header = (
+            column.replace(",", "").replace(" %", "\u00a0%").replace(" ", "\n")
+        )  # rich cuts words sooner than lines
+        table.add_column(header, justify=side, no_wrap=column == "method")
+    for number, summary in enumerate(summaries):
+        last = number + 1 == len(summaries) or summaries[number + 1].temperature != summary.temperature
+        text: dict[str, str] = dict(zip(COLUMNS, cells(summary), strict=True))
+        style = "bold green" if _is_fastest(summary, summaries) else None
+        table.add_row(*(text[column] for column in columns), end_section=last, style=style)
+    return table
+
+
+def markdown_table(summaries: Sequence[MethodSummary], title: str | None = None) -> str:
+    """For table.md: the same cells, the fastest of each temperature in bold, and the notes below."""
+    lines = [f"# {title}", ""] if title else []
+    lines += ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
+    for summary in summaries:
+        row = [cell.replace("|", "\\|") for cell in cells(summary)]
+        if _is_fastest(summary, summaries):
+            row[0] = f"**{row[0]}**"
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join([*lines, "", notes(summaries), ""])
+
+
+def notes(summaries: Sequence[MethodSummary]) -> str:
+    """What the columns mean, in a few sentences."""
+    count = max((summary.prompts for summary in summaries), default=0)
+    return (
+        f"{count} prompts. Speed-up is against plain decoding of the same target in the same program; 95 % bootstrap "
+        "interval and quartiles over prompts; total: all tokens over all seconds. Without repeats: mean over the "
+        f"prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance rate: accepted over "
+        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft. Discarded "
+        "passes: drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for "
+        "token."
+    )
+
+
+def mean_text(value: Spread) -> str:
+    """The mean and its interval; the mean alone where one prompt or no spread gives none."""
+    mean = value.mean
+    has_interval = mean.high > mean.low  # False for NaN
+    return f"{mean.estimate:.2f} [{mean.low:.2f}–{mean.high:.2f}]" if has_interval else f"{mean.estimate:.2f}"
+
+
+def _clean(summary: MethodSummary) -> str:
+    clean = summary.speedup_clean
+    return f"{NONE} (0)" if clean is None else f"{clean.mean.estimate:.2f} ({clean.count})"
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _is_fastest(summary: MethodSummary, summaries: Sequence[MethodSummary]) -> bool:
+    rivals = [s.speedup_total.estimate for s in summaries if s.temperature == summary.temperature]
+    return len(rivals) > 1 and summary.speedup_total.estimate == max(rivals)

@@ -1,0 +1,266 @@
+"""Slash commands: what they do to a session, their help, and what can be completed."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specdec_jax.app.chat import comparing, reports
+from specdec_jax.app.chat.session import Session
+from specdec_jax.app.chat.settings import LONGEST, check
+from specdec_jax.app.chat.suggest import same_drafts, suggest
+from specdec_jax.text.strategies import parse_call
+
+
+@dataclass
+class Chat:
+    """A session and what the commands switch around it."""
+
+    session: Session
+    tokens: bool = True  # show each token's fate in colours
+    ended: bool = False
+
+
+class Command(NamedTuple):
+    """`run` takes the rest of the line and returns what to show; a ValueError or OSError of it changed nothing."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], RenderableType | None]
+    slow: str = ""  # what it is doing, where that takes its time
+
+
+def run(chat: Chat, line: str) -> RenderableType | None:
+    """Runs the command of a line that begins with a slash.
+
+    Raises:
+        ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
+    """
+    found, rest = find(line)
+    return found.run(chat, rest)
+
+
+def find(line: str) -> tuple[Command, str]:
+    """The command of a line and the rest of the line.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    name, _, rest = line.strip().partition(" ")
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise ValueError(f"unknown command {name}; " + (f"did you mean {close[0]!r}?" if close else "see /help"))
+    return COMMANDS[name], rest.strip()
+
+
+def _set(field: str, kind: type, usage: str, about: str) -> Command:
+    """A command for one number of the settings; alone it shows the number."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        if text:
+            chat.session.change(**{field: _number(field, text, kind)})
+        return _shown(chat, field)
+
+    return Command(usage, about, change)
+
+
+def _number(name: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name.replace('_', '-')} must be {wanted}, got {text!r}") from None
+
+
+def _shown(chat: Chat, *fields: str) -> Text:
+    values = {field.replace("_", "-"): getattr(chat.session.settings, field) for field in fields}
+    return Text(", ".join(f"{name} {_said(value)}" for name, value in values.items()))
+
+
+def _said(value: Any) -> str:
+    return " ".join(value) or "(its defaults)" if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
+    """/policy and /verifier: a strategy, or only options of the one that is there: key=value, key=value."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        if re.match(r"[\w-]+\s*=", text):
+            text = _with_options(kind, getattr(chat.session.settings, kind), text)
+        if text:
+            chat.session.change(**{kind: text})
+        return _shown(chat, kind)
+
+    return change
+
+
+def _with_options(kind: str, words: str, options: str) -> str:
+    """The strategy in words, with other options."""
+    _, changes = parse_call(kind, f"{kind}({options})")
+    name, given = parse_call(kind, words)
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**given, **changes}.items())})"
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot read {text!r}: {str(error).lower()}") from None
+
+
+def _gamma(chat: Chat, text: str) -> RenderableType | None:
+    session = chat.session
+    if text == "auto":
+        if session.last is None:
+            raise ValueError("there is no answer yet to suggest a length from")
+        if not same_drafts(session.last.settings, session.settings):
+            raise ValueError("there is no answer since the last change to suggest anything from: ask something first")
+        advice = suggest(session.settings, session.last.result.statistics)
+        if advice is None:
+            return Text("Nothing to change: the acceptance rate suggests none.")
+        run(chat, advice.command)
+        return Text(f"{advice.command}: {reports.describe(session.settings)}")
+    if text:
+        length = _number("the static length", text, int)
+        if not 0 <= length <= LONGEST:
+            raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
+        longest = max(length, session.settings.max_draft_length)
+        session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
+    return _shown(chat, "policy")
+
+
+def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
+    """A hyperparameter of the policy, where the policy has it."""
+
+    def change(chat: Chat, text: str) -> RenderableType:
+        settings = chat.session.settings
+        if text:
+            value = _number(key, text, float)
+            if key not in check(settings)[0].hyperparameters:
+                raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl({key}={value:g}) has")
+            chat.session.change(policy=_with_options("policy", settings.policy, f"{key}={value!r}"))
+        return _shown(chat, "policy")
+
+    return change
+
+
+def _drafter(chat: Chat, text: str) -> RenderableType:
+    if text:
+        chat.session.change(drafter=text)
+    return _shown(chat, "drafter")
+
+
+def _target(chat: Chat, text: str) -> RenderableType:
+    words = _words(text)
+    if len(words) > 2:
+        raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
+    given: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
+    chat.session.change(**given)
+    return _shown(chat, "target", "drafter")
+
+
+def _system(chat: Chat, text: str) -> RenderableType:
+    if text:
+        chat.session.change(system=None if text == "none" else text)
+    return _shown(chat, "system")
+
+
+def _most(chat: Chat, text: str) -> RenderableType:
+    if text:
+        chat.session.change(max_draft_length=_number("max_draft_length", text, int))
+    return _shown(chat, "max_draft_length")
+
+
+def _compare(chat: Chat, text: str) -> RenderableType:
+    session = chat.session
+    length = _number("the static length", text, int) if text else min(3, session.settings.max_draft_length)
+    rows = comparing.compare(session, length)
+    return comparing.table(rows, session.settings.temperature, session.pair.decoder.parts.verifier.lossless)
+
+
+def _tokens(chat: Chat, text: str) -> RenderableType:
+    if text not in ("", "on", "off"):
+        raise ValueError(f"/tokens is on or off, got {text!r}")
+    chat.tokens = text == "on" if text else chat.tokens
+    return Text(f"tokens {'on' if chat.tokens else 'off'}")
+
+
+def _reset(chat: Chat, text: str) -> RenderableType:
+    _nothing("/reset", text)
+    chat.session.reset()
+    return Text("A new conversation.")
+
+
+def _stats(chat: Chat, text: str) -> RenderableType:
+    _nothing("/stats", text)
+    return reports.stats(chat.session)
+
+
+def _phases(chat: Chat, text: str) -> RenderableType:
+    if text not in ("", "on", "off"):
+        raise ValueError(f"/phases is on, off or nothing, got {text!r}")
+    if not text:
+        return reports.phases(chat.session)
+    chat.session.change(phases=text == "on")
+    return Text("Phases are watched from the next answer on." if text == "on" else "phases off")
+
+
+def _save(chat: Chat, text: str) -> RenderableType:
+    return reports.save(chat.session, text)
+
+
+def _quit(chat: Chat, text: str) -> None:
+    _nothing("/quit", text)
+    chat.ended = True
+
+
+def _help(chat: Chat, text: str) -> RenderableType:
+    del chat
+    shown: Iterable[Command] = COMMANDS.values()
+    if text:
+        shown = [find("/" + text.removeprefix("/"))[0]]
+    grid = Table.grid(padding=(0, 2))
+    for command in shown:
+        grid.add_row(Text(command.usage, "bold"), Text(command.help))
+    if not text:
+        grid.add_row("", Text("Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer, Ctrl-D quits.", "dim"))
+    return grid
+
+
+def _nothing(name: str, text: str) -> None:
+    if text:
+        raise ValueError(f"{name} takes nothing after it, got {text!r}")
+
+
+_LIST = [
+    Command("/policy NAME(key=value)", "when to stop drafting; key=value alone changes it", _rule("policy")),
+    Command("/gamma N", "static drafts of N tokens; /gamma auto does what the last answer suggests", _gamma),
+    Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
+    Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
+    Command("/max-draft-length N", "most tokens drafted in a round, whatever the policy says", _most),
+    Command("/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
+    Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),
+    Command("/verifier NAME(key=value)", "which drafts survive", _rule("verifier")),
+    _set("temperature", float, "/temperature X", "0 is greedy"),
+    _set("top_k", int, "/top-k N", "only the N most probable tokens; 0 is off"),
+    _set("top_p", float, "/top-p X", "only the most probable tokens up to this mass; 1 is off"),
+    _set("min_p", float, "/min-p X", "only tokens of this share of the largest probability; 0 is off"),
+    _set("max_new_tokens", int, "/max-new-tokens N", "most tokens of an answer"),
+    _set("seed", int, "/seed N", "the same seed gives the same tokens"),
+    Command("/system TEXT", "the system prompt; none: the template's own", _system),
+    Command("/compare [N]", "the last prompt through plain, static N and the current policy", _compare, "Comparing"),
+    Command("/stats", "the settings and the last answer in figures", _stats),
+    Command("/tokens on|off", "colour each token by what became of it", _tokens),
+    Command("/phases [on|off]", "watch routine and reasoning phases; alone it shows the last answer's", _phases),
+    Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
+    Command("/reset", "begin a new conversation", _reset),
+    Command("/help [COMMAND]", "this list", _help),
+    Command("/quit", "leave", _quit),
+]
+COMMANDS = {command.usage.split()[0]: command for command in _LIST}

@@ -1,0 +1,98 @@
+"""The last prompt through plain decoding, static lengths and the session's own policy, with the same seed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.table import Table
+
+from specdec_jax.app.chat.session import Session
+from specdec_jax.stopping.static import static
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, play
+
+REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
+
+
+class Compared(NamedTuple):
+    """One method over its repeats; the tokens are the same in each."""
+
+    name: str
+    result: Generation
+    tokens_per_second: float  # total tokens over total seconds, without prefill and compilation
+    identical: bool  # to plain decoding's tokens
+
+
+def compare(session: Session, length: int = 3) -> list[Compared]:
+    """Plain, static and current (left out where it is one of the two), each compiled before it is timed.
+
+    Args:
+        length: of the static drafts.
+
+    Raises:
+        ValueError: nothing was asked yet, or the length is out of range.
+    """
+    if session.last is None or not session.last.ids:
+        raise ValueError("there is no prompt to compare on yet: ask something first")
+    if not 1 <= length <= session.settings.max_draft_length:
+        most = session.settings.max_draft_length
+        raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
+    return measure(list(_methods(session, session.last.ids, length)))
+
+
+def against_plain(pair: Pair, request: Request) -> str:
+    """A sentence on how much faster a request is decoded than plainly, measured in turns."""
+    ids, options = request.prompts[0], dict(request.options)
+    for name in [name for name in options if name.startswith(("policy", "verifier", "monitor"))]:
+        del options[name]  # plain decoding has none
+    plain, drafted = measure(
+        [("plain", build_pair(pair.target, None), Request([ids], options, request.stop)), ("drafted", pair, request)]
+    )
+    speeds = f"{drafted.tokens_per_second:.1f} against {plain.tokens_per_second:.1f} tokens/s"
+    ratio = drafted.tokens_per_second / plain.tokens_per_second
+    return f"[measured: {ratio:.2f} times plain decoding, {speeds}, {REPEATS} times each in turn]"
+
+
+def measure(methods: list[tuple[str, Pair, Request]]) -> list[Compared]:
+    """The methods by name, each compiled before it is timed, in turn; the first is what texts are compared with."""
+    played = [[play(pair, request).results[0] for _, pair, request in methods] for _ in range(REPEATS)]
+    plain = played[0][0].tokens
+    rows = []
+    for (name, _, _), results in zip(methods, zip(*played, strict=True), strict=True):
+        seconds = sum(result.seconds for result in results)
+        speed = sum(len(result.tokens) for result in results) / max(seconds, 1e-9)
+        rows.append(Compared(name, results[0], speed, results[0].tokens == plain))
+    return rows
+
+
+def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Table:
+    """The rows for a terminal; says why sampled texts differ."""
+    grid = Table(title="The last prompt, again", title_style="bold", caption_justify="left")
+    if not lossless:
+        grid.caption = "The verifier is lossy, so its texts may differ from the target's."
+    elif temperature > 0:
+        grid.caption = "Sampled: the same distribution from other draws, so the texts differ."
+    elif not all(row.identical for row in rows):
+        grid.caption = "A text that differs: a near tie of the target's, in the arithmetic of another width."
+    for column in ("method", "tokens", "tokens/s", "against plain", "accepted", "mean draft", "passes", "text"):
+        grid.add_column(column, justify="left" if column in ("method", "text") else "right")
+    for row in rows:
+        figures = row.result.statistics
+        rate, mean = figures["draft_acceptance_rate"], figures["mean_draft_length"]
+        cells = [row.name, str(len(row.result.tokens)), f"{row.tokens_per_second:.1f}"]
+        cells += [f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}x"]
+        cells += ["-" if rate is None else f"{rate:.0%}", "-" if mean is None else f"{mean:.2f}"]
+        grid.add_row(*cells, str(figures["num_rounds"]), "identical" if row.identical else "differs")
+    return grid
+
+
+def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[str, Pair, Request]]:
+    """Name, models and request of every method. Plain decoding has no verifier to be changed by."""
+    settings, target = session.settings, session.pair.target
+    plain = build_pair(target, None)
+    yield "plain", plain, session.request(ids, plain)
+    if settings.drafter == "none":
+        return
+    current = session.request(ids)
+    if session.pair.policy.name != "static":
+        fixed = session.pair.using(policy=static(draft_length=length))
+        yield f"static {length}", fixed, session.request(ids, fixed)
+    yield repr(session.pair.policy), session.pair, current

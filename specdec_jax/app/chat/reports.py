@@ -1,0 +1,128 @@
+"""What /stats, /phases and /save show of the last answer."""
+
+import importlib
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specdec_jax.app.chat.session import Session, Turn
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.text.generation import Generation
+
+PHASES = {0: "routine", 1: "reasoning"}
+
+
+def describe(settings: Settings) -> str:
+    """The settings on one line: models, rules, and of the rest what is not the default."""
+    parts = [f"{settings.target} + {settings.drafter}", settings.policy, settings.verifier]
+    parts.append(f"temperature {settings.temperature:g}" if settings.temperature else "greedy")
+    plain = Settings()
+    for name in ("top_k", "top_p", "min_p", "seed", "max_new_tokens", "max_draft_length"):
+        value = getattr(settings, name)
+        if value != getattr(plain, name):
+            parts.append(f"{name.replace('_', '-')} {value:g}")
+    return " | ".join(parts)
+
+
+def stats(session: Session) -> RenderableType:
+    """The settings, and of the last answer its speed, its drafts and what was read of the prompt."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("settings", describe(session.settings))
+    if session.settings.system is not None:
+        grid.add_row("system", Text(session.settings.system))
+    if session.last is None:
+        grid.add_row("answers", "none yet")
+        return grid
+    for name, value in _answer(session.last, session.pair.target.model.spec.context):
+        grid.add_row(name, value)
+    return grid
+
+
+def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
+    result, figures = turn.result, turn.result.statistics
+    read = f"{turn.prefilled} ({turn.why})" if turn.prefilled > 1 else str(turn.prefilled)
+    used = len(turn.result.prompt_tokens) + len(result.tokens)
+    rows = [
+        ("answer", f"{len(result.tokens)} tokens in {result.seconds:.2f} s, {result.finish_reason}"),
+        ("prompt tokens re-used", str(turn.reused)),
+        ("prompt tokens read", read + (f" in {result.prefill_seconds:.2f} s" if result.prefill_seconds else "")),
+        ("context", f"{used} of {context} tokens, {turn.slots} cache slots"),
+        ("target passes", f"{figures['num_rounds']}, {_number(figures['tokens_per_round'])} tokens each"),
+        ("drafter passes", f"{figures['drafter_passes']}, of which discarded {figures['discarded_passes']}"),
+    ]
+    if figures["num_draft_tokens"]:
+        rate, positions = figures["draft_acceptance_rate"], figures["acceptance_per_position"]
+        accepted = f"{figures['num_accepted_tokens']} of {figures['num_draft_tokens']} ({rate:.0%})"
+        rows += [
+            ("drafts accepted", accepted),
+            ("mean draft length", _number(figures["mean_draft_length"])),
+            ("accepted by position", " ".join("-" if share is None else f"{share:.0%}" for share in positions)),
+        ]
+    if result.compile_seconds:
+        rows.append(("compiled in", f"{result.compile_seconds:.1f} s"))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def phases(session: Session) -> RenderableType:
+    """The phases that were recorded with the last answer, and its text coloured by them where that view is there."""
+    result, rounds = _recorded(session)
+    watched = session.pair.decoder.parts.monitor.init(1) != ()
+    if not watched and not any(int(round_["phase"]) for round_ in rounds):
+        return Text("No phases are being watched: /phases on, then ask.")
+    runs = groupby(rounds, key=lambda round_: int(round_["phase"]))
+    found = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
+    line = Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in found) + " (tokens, in order)")
+    coloured = _view("coloured")
+    return line if coloured is None else Group(coloured.render(result, session.pair.target.tokenizer), line)
+
+
+def save(session: Session, name: str) -> RenderableType:
+    """Writes the last answer as one HTML file.
+
+    Raises:
+        ValueError: no name, no answer yet, or a folder that does not exist.
+    """
+    if not name:
+        raise ValueError("/save needs a file name: /save run.html")
+    path = Path(name).expanduser()
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {str(path.parent)!r} to save in")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder: name a file in it")
+    result, _ = _recorded(session)
+    page = _view("page")
+    if page is None:
+        raise ValueError("nothing was saved: this installation has no specdec_jax.app.views.page")
+    page.save_page(path, result, session.pair.target.tokenizer, title=_title(session))
+    return Text(f"saved {path}")
+
+
+def _title(session: Session) -> str:
+    question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
+    line = " ".join(question.split())
+    return line if len(line) <= 80 else line[:79] + "…"
+
+
+def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:
+    if session.last is None:
+        raise ValueError("there is no answer yet: ask something first")
+    return session.last.result, session.last.result.rounds or []
+
+
+def _view(name: str) -> Any:
+    """A file of specdec_jax/views, or None where there is none."""
+    module = f"specdec_jax.app.views.{name}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return None

@@ -1,0 +1,69 @@
+"""What a session decodes with, and the one check of it that needs no weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_jax.app.options import Decoding, Drafting, Models, Rules
+from specdec_jax.loading.load import check_dtype
+from specdec_jax.text.calibration import check_calibration
+from specdec_jax.text.pair import PHASES, Pair, build_pair, check_drafter, split_drafters
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.strategies import choose
+from specdec_jax.types import StoppingPolicy, Verifier
+
+LONGEST = 64  # most tokens drafted in a round; verification would be wider than a prefill chunk
+
+
+@dataclass(frozen=True)
+class Settings(Decoding, Drafting, Rules, Models):
+    """Everything a command can change. A changed session has a changed copy, so what fails changes nothing."""
+
+    phases: bool = False
+    """Watch them, also where no rule reads them."""
+
+    def __post_init__(self) -> None:
+        SamplingParams.__post_init__(self)
+
+
+def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
+    """The policy and the verifier; refuses what needs no weights to be refused.
+
+    Raises:
+        ValueError: an unknown name, an option nobody takes, a number out of range, or a file that is no calibration.
+        FileNotFoundError: there is no such calibration.
+    """
+    policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)
+    check_drafter(_drafters(settings))
+    check_dtype(settings.dtype)
+    if settings.calibration is not None:
+        check_calibration(settings.calibration)
+    if settings.max_draft_length < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {settings.max_draft_length}")
+    if settings.max_draft_length > LONGEST:
+        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {settings.max_draft_length}")
+    if verifier.greedy_only and settings.temperature > 0:
+        raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
+    return policy, verifier
+
+
+def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier) -> Pair:
+    """Loads what is not loaded yet and joins it. Equal static options give one decoder; hyperparameters compile none.
+
+    Raises:
+        ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
+    """
+    return build_pair(
+        settings.target,
+        _drafters(settings),
+        policy=policy,
+        verifier=verifier,
+        monitor=PHASES if settings.phases else None,
+        max_draft_length=settings.max_draft_length,
+        dtype=settings.dtype,
+    )
+
+
+def _drafters(settings: Settings) -> Any:
+    """The drafter's name, the names of several, or None."""
+    names = split_drafters(settings.drafter)
+    return None if names == ["none"] else names[0] if len(names) == 1 else tuple(names)

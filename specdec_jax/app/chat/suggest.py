@@ -1,0 +1,78 @@
+"""After an answer: what its acceptance rate suggests. Above 0.8 longer drafts, below 0.5 shorter or adaptive ones."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.text.strategies import choose
+
+HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with
+MOST = 16  # beyond it a draft is hardly ever accepted whole
+STEP = 0.2  # of lambda
+LOW_THRESHOLD = 0.3  # the least lambda of the paper's grid (arXiv 2410.18351)
+
+
+def same_drafts(before: Settings, now: Settings) -> bool:
+    """Whether an answer decoded with `before` tells anything of drafts made with `now`."""
+    told = [dataclasses.replace(each, max_new_tokens=1, seed=0, stop=(), phases=False) for each in (before, now)]
+    return told[0] == told[1]
+
+
+class Suggestion(NamedTuple):
+    """`command` is the line that does what `advice` says; `/gamma auto` runs it."""
+
+    advice: str
+    command: str
+
+
+def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None:
+    """What to change after an answer with these statistics (of `statistics.summarise`); None: nothing, or no drafts.
+
+    Static lengths are changed themselves. AdaEDL's lambda is, unless drafts fill `max_draft_length`, which then grows.
+    Of other rules the drafts are limited, or replaced by longer static ones.
+    """
+    rate, mean = figures["draft_acceptance_rate"], figures["mean_draft_length"]
+    if rate is None:
+        if not figures["drafter_passes"]:
+            return None
+        if _name(settings) == "adaedl" and _told(settings, "threshold") > LOW_THRESHOLD:
+            return Suggestion("a lower lambda, since nothing was drafted", f"/lambda {LOW_THRESHOLD}")
+        return Suggestion("drafts of a fixed length, since nothing was drafted", "/gamma 3")
+    if LOW <= rate <= HIGH:
+        return None
+    if _name(settings) == "static":
+        return _static(settings, rate > HIGH)
+    if rate > HIGH and mean > 0.8 * settings.max_draft_length:
+        most = min(2 * settings.max_draft_length, MOST)
+        return None if most <= settings.max_draft_length else Suggestion("longer drafts", f"/max-draft-length {most}")
+    if _name(settings) == "adaedl":
+        return _adaedl(settings, rate > HIGH)
+    if rate > HIGH:
+        return Suggestion("longer drafts", f"/gamma {min(round(mean) + 2, MOST)}")
+    return Suggestion("shorter drafts", f"/max-draft-length {max(round(mean) - 1, 1)}") if mean > 1.5 else None
+
+
+def _static(settings: Settings, high: bool) -> Suggestion | None:
+    length = min(int(_told(settings, "draft_length")), settings.max_draft_length)
+    if high:
+        return Suggestion("longer drafts", f"/gamma {min(length + 2, MOST)}") if length < MOST else None
+    if length > 2:
+        return Suggestion("shorter drafts, or an adaptive policy (/policy adaedl)", f"/gamma {length // 2}")
+    return Suggestion("an adaptive policy", "/policy adaedl")
+
+
+def _adaedl(settings: Settings, high: bool) -> Suggestion | None:
+    threshold = _told(settings, "threshold")
+    changed = round(max(threshold - STEP, 0.0) if high else min(threshold + STEP, 0.95), 2)
+    if changed == threshold:
+        return None
+    return Suggestion("longer drafts" if high else "shorter drafts", f"/lambda {changed:g}")
+
+
+def _name(settings: Settings) -> str:
+    return settings.policy.partition("(")[0].strip()
+
+
+def _told(settings: Settings, hyperparameter: str) -> float:
+    return float(choose("policy", settings.policy).hyperparameters[hyperparameter])

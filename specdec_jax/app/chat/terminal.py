@@ -1,0 +1,203 @@
+"""The terminal around a session: reads lines, prints tokens as they are accepted, runs slash commands."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
+from rich.console import Console
+from rich.text import Text
+
+from specdec_jax.app.chat.commands import Chat, find
+from specdec_jax.app.chat.completion import complete
+from specdec_jax.app.chat.reports import describe
+from specdec_jax.app.chat.session import Session
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.chat.suggest import suggest
+from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.printing import status, summary
+from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
+from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.text.streaming import Piece
+
+BAD_INPUT = 2
+AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
+
+
+def talk(settings: Settings) -> int:
+    """The `chat` command: loads the models and talks until the end. 2: a line of a script was refused.
+
+    Raises:
+        ValueError, OSError: models that cannot be loaded, or a standard input that is closed.
+    """
+    if sys.stdin is None:  # Python's own sign of it
+        raise ValueError("standard input is closed: a chat reads its messages from it")
+    folder = enable()
+    with interrupts_end_here(), status(f"Loading {settings.target} and {settings.drafter}"):
+        chat = Chat(Session(settings))
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
+        return Terminal(chat, kept(folder)).by_hand()
+    return Terminal(chat, kept(folder)).from_script(sys.stdin)
+
+
+class Terminal:
+    """Prints what a Chat says: text to standard output, errors to standard error, in a script statistics too."""
+
+    def __init__(self, chat: Chat, kept: str):
+        self._chat, self._kept = chat, kept  # where compiled programs are, as it is said while one waits for them
+        self._console = Console(highlight=False)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
+        self._colours = shows_colours(self._console)
+        self._wraps = self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def by_hand(self) -> int:
+        """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
+        self._greet()
+        prompts, pressed = prompt_session(lambda: describe(self._chat.session.settings)), False
+        while not self._chat.ended:
+            try:
+                line = prompts.prompt("> ")
+            except KeyboardInterrupt:
+                if pressed:
+                    break
+                pressed = True
+                self._note(AGAIN)
+                continue
+            except EOFError:
+                break
+            pressed = False
+            self._obey(line)
+        return 0
+
+    def from_script(self, lines: Iterable[str]) -> int:
+        """A line at a time, without colours or prompts. Ctrl-C ends it."""
+        good = True
+        for line in lines:
+            good = self._obey(line.rstrip("\n"), script=True) and good
+            if self._chat.ended:
+                break
+        return 0 if good else BAD_INPUT
+
+    def _obey(self, line: str, script: bool = False) -> bool:
+        """Runs a command or asks; False: it was refused, and nothing has changed."""
+        try:
+            if line.startswith("/"):
+                command, rest = find(line)
+                with status(command.slow) if command.slow else contextlib.nullcontext():
+                    shown = command.run(self._chat, rest)
+                if shown is not None:
+                    self._console.print(shown)
+            elif line.strip():
+                self._ask(line, script)
+        except (ValueError, OSError) as error:
+            self._errors.print(Text(" ".join(f"error: {error}".split()), "red" if self._colours else ""))
+            return False
+        except KeyboardInterrupt:
+            if script:
+                raise
+            self._note("interrupted")
+        return True
+
+    def _ask(self, question: str, script: bool) -> None:
+        session, before = self._chat.session, self._chat.session.last
+        wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
+        try:
+            with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
+                with status(f"Thinking; what compiles is {self._kept}"):
+                    first = next(chunks, None)
+                if first is not None:
+                    self._print(first.pieces, first.text, wrapping)
+                for chunk in chunks:
+                    self._print(chunk.pieces, chunk.text, wrapping)
+        finally:
+            if session.last is not before and session.last is not None:
+                print(flush=True)
+                self._conclude(script)
+
+    def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
+        if wrapping is not None:
+            shown = self._colours and self._chat.tokens
+            text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
+        elif self._colours:
+            text = ansi(pieces) if self._chat.tokens else visible(Piece(text, "accepted"))
+        print(text, end="", flush=True)
+
+    def _conclude(self, script: bool) -> None:
+        """After an answer: its figures, and what its acceptance suggests."""
+        session = self._chat.session
+        assert session.last is not None
+        result, console = session.last.result, self._errors if script else self._console
+        console.print(Text(summary(result), "dim"), soft_wrap=script)
+        advice = suggest(session.settings, result.statistics)
+        if advice is not None:
+            rate = result.statistics["draft_acceptance_rate"]
+            accepted = "" if rate is None else f"acceptance {rate:.2f} suggests "
+            console.print(
+                Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=script
+            )
+
+    def _greet(self) -> None:
+        self._console.print(Text(describe(self._chat.session.settings)))
+        if self._colours:
+            self._console.print(legend())
+        self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
+
+    def _note(self, text: str) -> None:
+        self._console.print(Text(text, "dim"))
+
+
+def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:
+    """prompt_toolkit's session: Enter sends, Alt-Enter is a new line, pasted lines stay lines, Tab completes."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: Any) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def new_line(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(
+        history=open_history(),
+        completer=_Completer(),
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        bottom_toolbar=lambda: toolbar(),
+        reserve_space_for_menu=6,
+    )
+
+
+def open_history() -> History:
+    """Earlier lines, from a file in the user's state folder ($XDG_STATE_HOME); where it cannot be written, none."""
+    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(folder).expanduser() / "specdec_jax" / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError:
+        return InMemoryHistory()
+    return _FileHistory(str(path))
+
+
+class _FileHistory(FileHistory):
+    """A full disk is no reason to lose a conversation."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
+class _Completer(Completer):
+    def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
+        for found in complete(document.text_before_cursor):
+            yield Completion(found.text, found.start, display_meta=found.about)

@@ -1,0 +1,86 @@
+"""What can be set of a generation, wherever it is set: the options of the command line and the settings of a chat.
+
+Defaults and help stand here alone. Nothing heavy is imported: the command line answers --help from these.
+"""
+
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from specdec_jax.text.sampling_params import SamplingParams
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated, not listed: a list would swallow the prompt
+Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" reads as its opposite
+
+OPTIONAL = ConstructorRegistry()  # for tyro.cli
+
+
+@OPTIONAL.primitive_rule
+def _optional(wanted: PrimitiveTypeInfo) -> Any:
+    """`X | None` is asked for as X is; tyro's own help says {None}|X. The word none gives None."""
+    options = get_args(wanted.type)
+    if get_origin(wanted.type) not in (Union, UnionType) or len(options) != 2 or NoneType not in options:
+        return None
+    other = options[0] if options[1] is NoneType else options[1]
+    inner = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(other, wanted.markers))
+    if not isinstance(inner, PrimitiveConstructorSpec) or inner.nargs not in (1, "*"):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=inner.nargs,
+        metavar=inner.metavar,
+        instance_from_str=lambda words: None if words in (["none"], ["None"]) else inner.instance_from_str(words),
+        is_instance=lambda value: value is None or inner.is_instance(value),
+        str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
+    )
+
+
+@dataclass(frozen=True)
+class Models:
+    target: str = "smollm2"
+    """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
+    drafter: str = "smollm2-drafter@8192"
+    """Given like the target, whose vocabulary it must share; or what needs no model: prompt_lookup(longest=4), ngram, a
+    path to your own .py. Several as a,b take turns. NAME@8192 drafts its 8,192 most frequent tokens only. none: plain
+    decoding."""
+    dtype: str = "bfloat16"
+    """Of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
+    calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Thresholds learnt for this pair (python -m experiments.calibrate), or built-in; options overrule them."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    policy: str = "survival"
+    """When to stop drafting: survival is the fastest we know, adaedl the paper's; any file of specdec_jax/stopping or a
+    path to your own .py, with its options:
+    "adaedl(threshold=0.6, keep_checked_token=True)", "at_least(minimum=2, policy=survival)"."""
+    verifier: str = "rejection"
+    """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy, saying so:
+    "lenience(lenience=0.8)", typical, easd, by_phase."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    max_draft_length: int = 7
+    """Most tokens drafted in a round, whatever the policy says."""
+
+
+@dataclass(frozen=True)
+class Decoding(SamplingParams):
+    max_new_tokens: int = 256
+    """Most tokens to decode."""
+    stop: Annotated[Many[str], tyro.conf.arg(metavar="TEXT")] = ()
+    """A string that ends the text and is not printed."""
+    stop_ids: tyro.conf.Suppress[Any] = None
+    chat: Switch = True
+    """Take the prompt as it is, without the model's chat template."""
+    system: Annotated[str | None, Maybe] = None
+    """System prompt (needs the chat template)."""
+
+    def __post_init__(self) -> None:
+        """Nothing is refused while the command line is read: tyro would draw a box around it. Settings refuses it."""

@@ -1,0 +1,62 @@
+"""Progress bars, and one generation shown as it is decoded."""
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.terminal import coloured, legend
+from specdec_jax.text.generation import Generation, Pair
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import stream
+
+
+def progress(console: Console) -> Progress:
+    """A bar with a count, the time gone and the time left."""
+    return Progress(
+        TextColumn("{task.description:44s}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def show_live(
+    console: Console, pair: Pair, title: str, prompt: str, sampling: SamplingParams, **options: Any
+) -> Generation:
+    """Decode `prompt` with its tokens coloured as they come; where there is no terminal the end is printed once."""
+    text = Text()
+    with interrupts_end_here(), console.status(f"Compiling the live view of {title}"):
+        chunks = stream(prompt, sampling, pair=pair, **options)
+
+    def panel(shown: Text, footer: str) -> Panel:
+        return Panel(Group(shown, Text(), legend()), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
+
+    with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:
+        for chunk in chunks:
+            text.append_text(coloured(chunk.pieces))
+            live.update(panel(_end_of(text, console), "decoding"))
+        result = chunks.result()
+        rate = result.statistics["draft_acceptance_rate"]
+        accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
+        live.update(
+            panel(text, f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes, {accepted}")
+        )
+    return result
+
+
+def _end_of(text: Text, console: Console, frame: int = 8) -> Text:
+    """The last lines that fit: a live view cuts what is too tall at its end, where the new tokens are."""
+    lines = text.wrap(console, max(console.width - 4, 1))
+    return Text("\n").join(lines[-max(console.height - frame, 1) :])
+
+
+def _short(prompt: str, most: int = 60) -> str:
+    line = " ".join(prompt.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

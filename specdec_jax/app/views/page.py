@@ -1,0 +1,139 @@
+"""A recorded generation as one HTML file: its text token by token, a chart and a table. It asks the network nothing."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from specdec_jax.app.views.charting import chart
+from specdec_jax.app.views.printing import ENDS
+from specdec_jax.app.views.tokens import PHASES, Token, phases_of, tokens_of
+from specdec_jax.app.views.writable import check_file
+from specdec_jax.loading import Tokenizer
+from specdec_jax.loading.new_folder import replacing
+from specdec_jax.text.generation import Generation
+
+KINDS = {
+    "accepted": "accepted draft",
+    "recovered": "the target's, in place of a rejected draft",
+    "bonus": "the target's own",
+}
+
+
+def save_page(
+    path: str | Path,
+    generation: Generation,
+    tokenizer: Tokenizer,
+    *,
+    title: str = "A decoded text",
+    entropy_factor: float | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes the page, whole or not at all, and returns its path. Light and dark, for screens of any width.
+
+    Args:
+        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which is what AdaEDL
+            compares with lambda. Other policies have thresholds of their own kind: then the chart shows the threshold
+            beside the drafter's largest probability, and the bound is left out.
+        details: more rows for the table: the prompt, the models, the policy.
+
+    Raises:
+        ValueError: the generation was not recorded, or the file cannot be written.
+    """
+    text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
+    check_file(path)
+    with replacing(Path(path).expanduser()) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def page(
+    generation: Generation,
+    tokenizer: Tokenizer,
+    *,
+    title: str = "A decoded text",
+    entropy_factor: float | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> str:
+    """The HTML itself. What the model wrote is escaped, and no script but the page's own may run in it."""
+    tokens = tokens_of(generation, tokenizer)
+    loader = PackageLoader("specdec_jax.app.views")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
+    return environment.get_template("page.html.jinja").render(
+        title=title,
+        line=_line(generation),
+        tokens=[_drawn(token, tokenizer) for token in tokens],
+        phases=phases_of(tokens),
+        chart=chart(tokens, entropy_factor),
+        factor=entropy_factor,
+        figures=[*(details or {}).items(), *_figures(generation, tokens)],
+        told=[_tip(token, tokenizer) for token in tokens],
+        style=style,
+        script=script,
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _drawn(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A token as the template wants it. Without text it shows a sign: a stop for an end, a dot for half a character."""
+    return {
+        "kind": token.kind,
+        "first": token.first,
+        "phase": token.phase,
+        "text": token.text,
+        "name": _name(token, tokenizer),
+        "shown": "" if token.text else ("■" if token.ends else "·"),
+        "rejected": [draft.text.replace("\n", "↵") for draft in token.rejected],
+    }
+
+
+def _name(token: Token, tokenizer: Tokenizer) -> str:
+    return token.text or tokenizer.decode([token.id], skip_special=False)
+
+
+def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    rows = [
+        ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
+        ("kind", "end of sequence, " + KINDS[token.kind] if token.ends else KINDS[token.kind]),
+        ("entropy H", _figure(token.entropy, " nats")),
+        ("max probability", _figure(token.max_prob)),
+        ("λ of the round", _figure(token.threshold)),
+        ("round", f"{token.round + 1}"),
+        ("drafter", f"{token.drafter}"),
+        ("phase", PHASES[min(token.phase, 1)]),
+    ]
+    if token.rejected:
+        rows.append(("rejected here", "".join(draft.text for draft in token.rejected).replace("\n", "↵")))
+    return rows
+
+
+def _figure(value: float, unit: str = "") -> str:
+    return f"{value:.3f}{unit}" if math.isfinite(value) else "–"
+
+
+def _line(generation: Generation) -> str:
+    rate = generation.statistics["draft_acceptance_rate"]
+    accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
+    return f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}"
+
+
+def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str, str]]:
+    """The table: counts and rates by the field's names."""
+    rows = [("tokens", str(len(tokens)))]
+    if generation.seconds > 0:
+        rows.append(("tokens/s", f"{len(tokens) / generation.seconds:.1f}"))
+    for name, value in generation.statistics.items():
+        if isinstance(value, list):
+            shown = "  ".join("–" if entry is None else f"{entry:.2f}".removesuffix(".00") for entry in value)
+        elif isinstance(value, float):
+            shown = f"{value:.3f}"
+        else:
+            shown = "–" if value is None else str(value)
+        rows.append((name.replace("_", " ").replace("num ", ""), shown))
+    inside = sum(end - begin for begin, end in phases_of(tokens))
+    return [*rows, ("tokens in reasoning phases", str(inside))]

@@ -1,0 +1,132 @@
+"""The `generate` command's output: text as it comes, coloured on a terminal, or one JSON object."""
+
+import contextlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from specdec_jax.app.views.terminal import ansi, legend, shows_colours
+from specdec_jax.text.generation import Generation
+from specdec_jax.text.streaming import Stream
+
+ENDS = {
+    "stop": "ended",
+    "stop_string": "ended by a stop string",
+    "length": "reached max-new-tokens",
+    "interrupted": "interrupted",
+}
+
+
+def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = True) -> bool:
+    """Prints the text to standard output while it is decoded, then a line of statistics to standard error.
+
+    Returns whether it came to its end; False: Ctrl-C, and the text so far stands.
+    """
+    colours = shows_colours(Console())
+    finished = False
+    with contextlib.suppress(KeyboardInterrupt):
+        for chunk in chunks:
+            print(ansi(chunk.pieces, rejected) if colours else chunk.text, end="", flush=True)
+        finished = True
+    print(flush=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if colours and statistics:
+        console.print(legend(rejected))
+    if statistics:
+        console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
+    return finished
+
+
+def print_json(chunks: Stream, record: bool = False) -> bool:
+    """Decodes to the end and prints the Generation as one line of JSON, after Ctrl-C what there is of it.
+
+    Returns whether it came to its end.
+    """
+    finished = False
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in chunks:
+            pass
+        finished = True
+    fields = chunks.result()._asdict()
+    if not record:
+        del fields["rounds"]
+    print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
+    return finished
+
+
+def plain(value: Any) -> Any:
+    """Python numbers, lists and dicts of it; what is not finite becomes None, since JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summary(result: Generation, drafter_cost: float | None = None) -> str:
+    """One line: tokens, speed, what became of the drafts, compile time, how it ended.
+
+    With `drafter_cost` (a drafter pass in target passes) also the speed-up over plain decoding that the passes predict.
+    """
+    figures, count = result.statistics, len(result.tokens)
+    parts = [f"{count} tokens"]
+    if result.seconds > 0:
+        parts.append(f"{count / result.seconds:.1f} tokens/s")
+    if figures["num_draft_tokens"]:
+        parts += [
+            f"{figures['draft_acceptance_rate']:.0%} of drafts accepted",
+            f"mean draft {figures['mean_draft_length']:.2f}",
+            f"mean acceptance length {figures['mean_acceptance_length']:.2f}",
+        ]
+    elif figures["drafter_passes"]:
+        parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")
+    if drafter_cost is not None and figures["num_rounds"]:
+        passes = figures["num_rounds"] + drafter_cost * figures["drafter_passes"]
+        speedup = figures["num_emitted_tokens"] / passes
+        parts.append(f"predicted {speedup:.2f} times plain decoding (--compare measures)")
+    if figures["num_reasoning_tokens"]:
+        parts.append(f"{figures['num_reasoning_tokens'] / max(count, 1):.0%} in reasoning phases")
+    if result.compile_seconds:
+        parts.append(f"compiled in {result.compile_seconds:.1f} s")
+    return "[" + ", ".join([*parts, ENDS[result.finish_reason]]) + "]"
+
+
+def status(message: str) -> contextlib.AbstractContextManager[Any]:
+    """A spinner on standard error while something takes its time; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    return console.status(Text(message)) if console.is_terminal else contextlib.nullcontext()
+
+
+def check_writable(folder: Path | None) -> None:
+    """Makes the profile's folder, if there is to be one. Raises ValueError where nothing can be written."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def profiled(folder: Path | None) -> Iterator[None]:
+    """A JAX profile of the block, written to `folder` (None: none)."""
+    if folder is None:
+        yield
+        return
+    import jax
+
+    with jax.profiler.trace(str(folder)):
+        yield
+    print(f"profile in {folder}: open it with tensorboard or xprof", file=sys.stderr)

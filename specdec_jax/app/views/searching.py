@@ -1,0 +1,102 @@
+"""`generate --beams N`: what it refuses, the search, and how its hypotheses are printed."""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_jax.app.views.printing import plain, status
+from specdec_jax.text.beam_search import Hypothesis, beam_search
+
+# What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
+NO_USE = (
+    *("--calibration", "--policy", "--verifier"),
+    *("--max-draft-length", "--stop", "--record", "--phases", "--profile", "--page", "--picture", "--compare"),
+)
+DRAWING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # of no use but where they are off
+
+
+def check_beams(command: Any, words: Sequence[str]) -> None:
+    """Refuses, before weights are read, what makes no sense with `--beams` or without it.
+
+    Args:
+        words: the command line, as typed.
+
+    Raises:
+        ValueError: one such option, named.
+    """
+    given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    beams = command.beams.beams
+    if beams is None:
+        for option in ("--length-penalty", "--min-new-tokens"):
+            if option in given:
+                raise ValueError(f"{option} needs --beams: only a search has a use for it")
+        return
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1, got {beams}")
+    useless = [option for option in NO_USE if option in given]
+    if "--drafter" in given and command.models.drafter != "none":
+        useless.append(f"--drafter {command.models.drafter}")
+    for name, off in DRAWING.items():
+        value = getattr(command.decoding, name)
+        if value != off:
+            useless.append(f"--{name.replace('_', '-')} {value:g}")
+    if useless:
+        raise ValueError(f"--beams looks for the most probable text, without drafts or draws: {useless[0]} has no use")
+
+
+def search(command: Any, prompt: str) -> list[Hypothesis]:
+    """The hypotheses of the command's target, best first."""
+    from specdec_jax.compilation_cache import enable
+
+    enable()
+    decoding = command.decoding
+    with status(f"Searching with {command.beams.beams} beams of {command.models.target}"):
+        return beam_search(
+            prompt,
+            target=command.models.target,
+            dtype=command.models.dtype,
+            width=command.beams.beams,
+            length_penalty=command.beams.length_penalty,
+            min_new_tokens=command.beams.min_new_tokens,
+            max_new_tokens=decoding.max_new_tokens,
+            chat=decoding.chat,
+            system=decoding.system,
+        )
+
+
+def print_beams(found: Sequence[Hypothesis], as_json: bool = False, statistics: bool = True) -> None:
+    """The best text on standard output and a table of all on standard error; or one line of JSON with all."""
+    if as_json:
+        fields = {**found[0]._asdict(), "beams": [beam._asdict() for beam in found]}
+        print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
+        return
+    best = found[0].text
+    print(visible(best) if Console().is_terminal else best, flush=True)
+    if statistics:
+        Console(stderr=True, highlight=False).print(table(found))
+
+
+def table(found: Sequence[Hypothesis]) -> Table:
+    """A line a hypothesis: score, log-probability in nats, tokens, how it ended, and its text from where they part."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in ("beam", "score", "log p", "tokens"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    grid.add_column("end", no_wrap=True)
+    grid.add_column("text")  # the one that gives way where lines are short
+    texts = [" ".join(visible(beam.text).split()) for beam in found]
+    same = os.path.commonprefix(texts).rpartition(" ")[0] if len(found) > 1 else ""
+    for number, (beam, text) in enumerate(zip(found, texts, strict=True), start=1):
+        cells = [str(number), f"{beam.score:.4f}", f"{beam.log_prob:.3f}", str(len(beam.tokens)), beam.finish_reason]
+        grid.add_row(*cells, Text("…" * bool(same) + text[len(same) :], no_wrap=True, overflow="ellipsis"))
+    return grid
+
+
+def visible(text: str) -> str:
+    """The text with escape codes that the model wrote shown, not obeyed."""
+    return text.replace("\x1b", "␛")

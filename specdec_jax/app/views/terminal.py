@@ -1,0 +1,104 @@
+"""Tokens on a terminal: accepted drafts, the target's own tokens, and rejected drafts struck out."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from specdec_jax.text.streaming import Piece
+
+STYLES = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan", "rejected": "strike dim red"}
+LEGEND = {
+    "accepted": "accepted draft",
+    "recovered": "recovered by the target",
+    "bonus": "bonus of the target",
+    "rejected": "rejected draft",
+}
+
+
+def shows_colours(console: Console) -> bool:
+    """Whether escape codes are wanted where the console writes: a terminal, not a dumb one, and NO_COLOR not set."""
+    return console.is_terminal and not console.no_color and console.color_system is not None
+
+
+def visible(piece: Piece) -> str:
+    """Its text; a rejected draft breaks no line, and an escape code the model wrote is shown, not obeyed."""
+    text = piece.text.replace("\x1b", "␛")
+    return text.replace("\n", "↵") if piece.kind == "rejected" else text
+
+
+def coloured(pieces: Sequence[Piece], show_rejected: bool = True) -> Text:
+    """Pieces as rich's styled text, for panels and tables."""
+    text = Text()
+    for piece in pieces:
+        if show_rejected or piece.kind != "rejected":
+            text.append(visible(piece), STYLES[piece.kind])
+    return text
+
+
+def ansi(pieces: Sequence[Piece], show_rejected: bool = True) -> str:
+    """Pieces with escape codes, to be written as they are: `Console.print` would expand tabs within each piece."""
+    return "".join(
+        _styled(visible(piece), piece.kind, True) for piece in pieces if show_rejected or piece.kind != "rejected"
+    )
+
+
+class Wrapping:
+    """Text for a terminal as it comes, with line breaks between words.
+
+    A word is written as far as it is known. If it then reaches the right edge, it is taken back and begins the next
+    line; one that is wider than a line is broken, as the terminal would.
+    """
+
+    def __init__(self, width: Callable[[], int]):
+        self._width = width  # columns; asked for every piece, since windows change
+        self._column = 0
+        self._word: list[Piece] = []  # what was written of the last word, a character a piece
+
+    def add(self, pieces: Sequence[Piece], styled: bool = True) -> str:
+        """What to write for these pieces; without `styled`, in no colours."""
+        out: list[Piece | str] = []
+        for piece in pieces:
+            for character in visible(piece):
+                self._put(Piece(character, piece.kind), self._width(), out)
+        runs = groupby(out, key=lambda each: each.kind if isinstance(each, Piece) else None)
+        return "".join(
+            "".join(map(str, run)) if kind is None else _styled("".join(each.text for each in run), kind, styled)  # type: ignore[union-attr]
+            for kind, run in runs
+        )
+
+    def _put(self, piece: Piece, width: int, out: list[Piece | str]) -> None:
+        if piece.text == "\n":
+            out.append("\n")
+            self._column, self._word = 0, []
+            return
+        size = 8 - self._column % 8 if piece.text == "\t" else cell_len(piece.text)
+        if piece.text.isspace():
+            self._word = []
+            if self._column + size <= width:  # one that does not fit is the line break
+                out.append(piece)
+                self._column += size
+            return
+        if self._column + size >= width:  # the last column stays free: there the cursor is on neither line
+            written = sum(cell_len(each.text) for each in self._word)
+            if written == self._column:  # a word wider than the line
+                self._word, written = [], 0
+            out += [f"\x1b[{written}D\x1b[K" if written else "", "\n", *self._word]
+            self._column = written
+        out.append(piece)
+        self._word.append(piece)
+        self._column += size
+
+
+def _styled(text: str, kind: str, styled: bool) -> str:
+    return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled else text
+
+
+def legend(show_rejected: bool = True) -> Text:
+    """The colours and what they mean, on one line."""
+    kinds = [kind for kind in LEGEND if show_rejected or kind != "rejected"]
+    return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)

@@ -1,0 +1,139 @@
+"""A recorded generation told token by token: what every view of a decoded text is drawn from. Pure Python."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.text.generation import Generation
+
+CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
+PHASES = ("routine", "reasoning")
+
+
+class Rejected(NamedTuple):
+    """A draft that did not survive."""
+
+    id: int
+    text: str
+    entropy: float  # nats, of the drafter's distribution it was drawn from; NaN: unknown
+    max_prob: float
+
+
+class Token(NamedTuple):
+    """One emitted token. `entropy` and `max_prob` are of the drafter's distribution there, NaN where no pass looked."""
+
+    id: int
+    text: str  # never half a character: what this token completes; all texts together are Generation.text
+    kind: str  # "accepted", "recovered" (a draft was rejected here) or "bonus" (none was)
+    ends: bool  # the end of sequence: no text
+    rejected: tuple[Rejected, ...]  # the drafts that stood from here on, before the target's own token
+    entropy: float  # nats
+    max_prob: float
+    threshold: float  # the policy's in this round, in its own units; NaN where it has none
+    round: int  # from 0
+    first: bool  # of its round
+    phase: int  # 0 routine, 1 reasoning
+    drafter: int
+
+
+def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
+    """The tokens of a generation with rounds (`generate(..., record=True)`), in order.
+
+    Raises:
+        ValueError: it was not recorded, or its rounds are not those of its tokens.
+    """
+    if generation.rounds is None:
+        raise ValueError("this generation has no rounds to draw: decode it with record=True")
+    emitted = sum(int(round_["emitted"]) for round_ in generation.rounds)
+    if emitted != len(generation.tokens):
+        raise ValueError(f"the rounds emitted {emitted} tokens, the generation has {len(generation.tokens)}")
+    texts, told, begin = _texts(generation, tokenizer), [], 0
+    for index, round_ in enumerate(generation.rounds):
+        count = int(round_["emitted"])
+        before = generation.tokens[max(begin - CONTEXT, 0) : begin]
+        told += _round(index, round_, generation.tokens[begin : begin + count], before, tokenizer)
+        begin += count
+    if told and generation.finish_reason == "stop":
+        told[-1] = told[-1]._replace(ends=True)
+    return [token._replace(text=text) for token, text in zip(told, texts, strict=True)]
+
+
+def phases_of(tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """The reasoning phases as (first, behind the last) positions."""
+    inside = [False, *(token.phase == 1 for token in tokens), False]
+    turns = [i for i in range(len(inside) - 1) if inside[i] != inside[i + 1]]
+    return list(zip(turns[::2], turns[1::2], strict=True))
+
+
+def bound(entropy: float, entropy_factor: float) -> float:
+    """AdaEDL's lower bound on a draft's chance, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it compares with
+    lambda; not below 0, where it says nothing."""
+    return max(1.0 - math.sqrt(entropy_factor * entropy), 0.0) if entropy >= 0 else math.nan
+
+
+def _texts(generation: Generation, tokenizer: Tokenizer) -> list[str]:
+    """What each token adds to Generation.text; the end of sequence and what follows a stop string add nothing."""
+    decoder, texts, room = StreamDecoder(tokenizer), [], len(generation.text)
+    silent = 1 if generation.finish_reason == "stop" else 0
+    shown = generation.tokens[: len(generation.tokens) - silent]
+    for index, token in enumerate(shown):
+        text = decoder.push([token]) + (decoder.flush() if index == len(shown) - 1 else "")
+        texts.append(text[:room])
+        room -= len(texts[-1])
+    return [*texts, *[""] * silent]
+
+
+def _round(
+    index: int, round_: Mapping[str, Any], emitted: Sequence[int], before: Sequence[int], tokenizer: Tokenizer
+) -> list[Token]:
+    accepted, drafted = int(round_["accepted"]), int(round_["drafted"])
+    own = "bonus" if accepted == drafted else "recovered"
+    # A round that ended inside its accepted drafts has no token of the target's, and what it drafted beyond is cost.
+    turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
+    known = [*before, *emitted[:accepted]]
+    rejected = []
+    for place in turned_down:
+        token = int(round_["proposed"][place])
+        rejected.append(Rejected(token, _after(tokenizer, known, token), *_distribution(round_, place)))
+        known.append(token)
+    told = []
+    for place, token in enumerate(emitted):
+        entropy, max_prob = _distribution(round_, place)
+        told.append(
+            Token(
+                id=int(token),
+                text="",
+                kind="accepted" if place < accepted else own,
+                ends=False,
+                rejected=tuple(rejected) if place == accepted else (),
+                entropy=entropy,
+                max_prob=max_prob,
+                threshold=_number(round_["threshold"]),
+                round=index,
+                first=place == 0,
+                phase=int(round_["phase"]),
+                drafter=int(round_["drafter_id"]),
+            )
+        )
+    return told
+
+
+def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
+    """Entropy and largest probability of the drafter's distribution at a place of its round."""
+    entropies, chances = round_["entropy"], round_["max_prob"]
+    return (_number(entropies[place]), _number(chances[place])) if place < len(entropies) else (math.nan, math.nan)
+
+
+def _number(value: Any) -> float:
+    """As float; None, which stands for NaN in JSON, as NaN."""
+    return math.nan if value is None else float(np.float32(value))
+
+
+def _after(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
+    """A draft's text behind the tokens before it, special tokens by name: a rejected end of sequence is seen."""
+    known = tokenizer.decode(before, skip_special=False)
+    text = tokenizer.decode([*before, token], skip_special=False)
+    return text[len(known) :] if text.startswith(known) else tokenizer.decode([token], skip_special=False)

@@ -1,0 +1,235 @@
+"""One round: draft, verify in the narrowest width that holds the longest draft, emit, commit."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding.phase import recorded_phase
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
+from specdec_jax.decoding.statistics import count_round, record_round
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.types import (
+    Array,
+    Cache,
+    DecodeState,
+    Distribution,
+    Draft,
+    Drafter,
+    DraftInfo,
+    LanguageModel,
+    Monitor,
+    MonitorState,
+    Params,
+    RoundContext,
+    RoundInfo,
+    StoppingPolicy,
+    VerificationResult,
+    Verifier,
+    VerifierState,
+)
+
+
+class Parts(NamedTuple):
+    """The static pieces a decoder is built of."""
+
+    target: LanguageModel
+    drafter: Drafter
+    policy: StoppingPolicy
+    verifier: Verifier
+    monitor: Monitor
+    widths: tuple[int, ...]  # verification widths, ascending; the last holds max_draft_length + 1 tokens
+
+
+class ModelParams(NamedTuple):
+    """The weights of both models; `drafter` is whatever the drafter's `init` wants (None for none)."""
+
+    target: Params
+    drafter: Params = None
+
+
+class _Verified(NamedTuple):
+    result: VerificationResult
+    cache: Cache
+    verifier: VerifierState
+    monitor: MonitorState
+    seen: Any  # what the drafter's observer read, leaves [B, K+1, ...]; () without one
+
+
+def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
+    """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
+    context = _context(parts, state)
+    with jax.named_scope("draft"):
+        draft, info, drafter, policy = parts.drafter.propose(
+            params.drafter,
+            state.drafter,
+            state.tokens,
+            context,
+            drafting_uniforms(state.seed, context),
+            parts.policy,
+            state.policy,
+            parts.verifier.needs_log_q,
+        )
+    with jax.named_scope("verify"):
+        choice = _narrowest(parts.widths, draft.length)
+        branches = [_verification(parts, width) for width in parts.widths]
+        verified = lax.switch(choice, branches, params.target, state, draft, context)
+    with jax.named_scope("commit"):
+        threshold = parts.policy.threshold(policy)
+        policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.result), policy)
+        emitted, stopped = _cut(state, verified.result, context)
+        tokens = _append(state.tokens, state.length, verified.result.tokens, emitted)
+        length = state.length + emitted
+        drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
+        if parts.drafter.observer is not None:
+            drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
+        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
+        measured = _measured(draft, info, verified.result, emitted, width, threshold, phase)
+        return state._replace(
+            tokens=tokens,
+            length=length,
+            done=state.done | stopped | (length >= state.limit),
+            target_cache=parts.target.with_length(verified.cache, jnp.maximum(length - 1, 0)),
+            drafter=drafter,
+            policy=policy,
+            verifier=verified.verifier,
+            monitor=verified.monitor,
+            statistics=count_round(state.statistics, context.alive, measured),
+            record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
+        )
+
+
+def _context(parts: Parts, state: DecodeState) -> RoundContext:
+    alive = ~state.done
+    room = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
+    return RoundContext(
+        length=state.length,
+        emitted=state.length - state.prompt_length,
+        budget=jnp.where(alive, jnp.maximum(room, 0), 0),
+        alive=alive,
+        policy_seed=policy_seeds(state.seed),
+        warp=state.warp,
+        monitor=state.monitor,
+    )
+
+
+def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
+    """Index of the narrowest width that holds the longest draft and the token before it."""
+    too_narrow = jnp.array(widths, jnp.int32) < jnp.max(drafted) + 1
+    return jnp.minimum(jnp.sum(too_narrow.astype(jnp.int32)), len(widths) - 1)
+
+
+def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
+    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
+    most = parts.drafter.max_draft_length
+    held = min(width - 1, most)  # drafts this width can hold
+
+    def verify(params: Params, state: DecodeState, draft: Draft, context: RoundContext) -> _Verified:
+        draft = Draft(
+            draft.tokens[:, :held],
+            None if draft.log_q is None else draft.log_q[:, :held],
+            draft.one_hot[:, :held],
+            draft.length,
+        )
+        start = context.length - 1
+        last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+        fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, width - 1 - held)))
+        cache = parts.target.with_length(state.target_cache, start)
+        with jax.named_scope("target_pass"):
+            logits, cache = parts.target.apply(params, fed, cache)
+        target = distributions(logits[:, : held + 1], state.warp)
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
+        accepted = draw_accepted(log_prob_accepted, state.seed, context)
+        token = draw_next(next_distribution(accepted), state.seed, context, accepted)
+        result = _result(draft.tokens, accepted, token, most)
+        verifier = select_rows(context.alive, verifier, state.verifier)
+        monitor = parts.monitor.observe(state.monitor, logits, result, context)
+        seen = _observed(parts.drafter, target, draft, result, context)
+        return _Verified(result, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
+
+    return verify
+
+
+def _observed(
+    drafter: Drafter, target: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
+) -> Any:
+    """What the drafter's observer reads, padded to K+1 positions: the branches of all widths return one shape."""
+    if drafter.observer is None:
+        return ()
+    missing = drafter.max_draft_length + 1 - target.entropy.shape[1]
+    pad = lambda leaf: jnp.pad(leaf, ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))  # noqa: E731
+    return jax.tree.map(pad, drafter.observer.read(target, draft, result, context))
+
+
+def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], Array]:
+    """What a drafter draws with: (step []) -> [B] float32, the uniform of draft `step` of this round."""
+
+    def uniform(step: Array) -> Array:
+        return uniforms(seed, context.emitted, step, DRAFT)
+
+    return uniform
+
+
+def draw_accepted(log_prob_accepted: Array, seed: Array, context: RoundContext) -> Array:
+    """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
+    uniform = uniforms(seed, context.emitted, jnp.int32(0), ACCEPT)
+    return draw(jnp.exp(log_prob_accepted), uniform)
+
+
+def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:
+    """The recovered or bonus token [B] int32 from the next distribution's weights [B, V]."""
+    return draw(weights, uniforms(seed, context.emitted, accepted, NEXT))
+
+
+def _result(drafts: Array, accepted: Array, token: Array, most: int) -> VerificationResult:
+    held = drafts.shape[1]
+    index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
+    padded = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
+    return VerificationResult(jnp.where(index < accepted[:, None], padded, token[:, None]), accepted + 1)
+
+
+def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) -> tuple[Array, Array]:
+    """Tokens emitted [B] after the end-of-sequence cut and the limit, and whether a stop token was among them."""
+    size = result.tokens.shape[1]
+    index = jnp.arange(size, dtype=jnp.int32)[None, :]
+    stops = jnp.any(result.tokens[:, :, None] == state.stop_ids[None, None, :], axis=-1)
+    stops = stops & (index < result.length[:, None])
+    first = jnp.min(jnp.where(stops, index, size), axis=1)
+    emitted = jnp.minimum(jnp.minimum(result.length, first + 1), state.limit - state.length)
+    emitted = jnp.where(context.alive, jnp.maximum(emitted, 0), 0)
+    return emitted, context.alive & (first < emitted)
+
+
+def _measured(
+    draft: Draft,
+    info: DraftInfo,
+    result: VerificationResult,
+    emitted: Array,
+    width: Array,
+    threshold: Array,
+    phase: Array,
+) -> RoundInfo:
+    """The round as it is counted and recorded."""
+    return RoundInfo(
+        proposed=draft.tokens,
+        drafted=draft.length,
+        accepted=jnp.minimum(result.length - 1, emitted),
+        emitted=emitted,
+        drafter_passes=info.passes,
+        discarded=info.discarded,
+        width=jnp.broadcast_to(width, emitted.shape),
+        entropy=info.entropy,
+        max_prob=info.max_prob,
+        threshold=threshold.astype(jnp.float32),
+        drafter_id=info.drafter_id,
+        phase=phase,
+    )
+
+
+def _append(tokens: Array, length: Array, new: Array, count: Array) -> Array:
+    """Row b's tokens with its first count[b] new ones written from length[b] on."""
+    slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] - length[:, None]
+    inside = (slot >= 0) & (slot < count[:, None])
+    return jnp.where(inside, jnp.take_along_axis(new, jnp.clip(slot, 0, new.shape[1] - 1), axis=1), tokens)

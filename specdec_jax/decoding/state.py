@@ -1,0 +1,130 @@
+"""A request becomes a state on the host: everything it brings is checked here, before anything compiles."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.decoding.rounds import Parts
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.statistics import no_counts, no_record
+from specdec_jax.hyperparameters import host
+from specdec_jax.types import Array, DecodeState, Monitor, StoppingPolicy, Verifier, Warp
+
+STOP_IDS = 8  # the stop tokens are padded to a multiple of this, so that one more compiles nothing
+
+
+def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
+    """The bucket of cache slots that holds a generation: 64, 96, 128, 192, 256, 384 ... so that few shapes compile."""
+    needed = prompt + max_new_tokens + widest
+    bucket = 64
+    while bucket < needed:
+        bucket = bucket * 3 // 2 if bucket & (bucket - 1) == 0 else bucket * 4 // 3
+    return bucket
+
+
+def fresh_state(
+    parts: Parts,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int] = 64,
+    seed: int | Sequence[int] = 0,
+    warp: Warp | None = None,
+    policy: StoppingPolicy | None = None,
+    verifier: Verifier | None = None,
+    monitor: Monitor | None = None,
+    policy_hyperparameters: Mapping[str, Any] | None = None,
+    verifier_hyperparameters: Mapping[str, Any] | None = None,
+    monitor_hyperparameters: Mapping[str, Any] | None = None,
+    stop_ids: Sequence[int] | None = None,
+    slots: int | None = None,
+    record_rounds: int = 0,
+) -> DecodeState:
+    """A state on the host, caches still missing: everything a request brings, checked.
+
+    Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
+    max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other
+    hyperparameters; `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
+
+    Raises:
+        ValueError: bad input, named; or a strategy that the decoder was not compiled for.
+    """
+    batch, most = len(prompts), parts.drafter.max_draft_length
+    lengths, limits = _lengths(parts, prompts, max_new_tokens)
+    widest = max(parts.widths)
+    needed = int(limits.max()) + widest
+    slots = slots_for(int(limits.max()), 0, widest) if slots is None else slots
+    if slots < needed:
+        raise ValueError(f"{slots} cache slots cannot hold {needed} = prompt + max_new_tokens + widest width {widest}")
+    warp = make_warp(batch) if warp is None else warp
+    if parts.verifier.greedy_only and np.any(np.asarray(warp.temperature) > 0):
+        raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
+    tokens = np.zeros((batch, slots), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    return DecodeState(
+        tokens=host(tokens),
+        length=host(lengths),
+        prompt_length=host(lengths.copy()),
+        limit=host(limits),
+        done=host(limits <= lengths),
+        seed=_seeds(seed, batch),
+        stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids),
+        warp=warp,
+        target_cache=(),
+        drafter=(),
+        policy=_begun(parts.policy, policy, batch, policy_hyperparameters),
+        verifier=_begun(parts.verifier, verifier, batch, verifier_hyperparameters),
+        monitor=_begun(parts.monitor, monitor, batch, monitor_hyperparameters),
+        statistics=no_counts(batch, most),
+        record=no_record(batch, most, record_rounds),
+    )
+
+
+def _begun(built: Any, asked: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
+    """The state of the strategy asked for, which is the decoder's own but for hyperparameters."""
+    if asked is not None and asked.bare != built.bare:
+        raise ValueError(f"this decoder was built for {built!r}, not for {asked!r}")
+    return (built if asked is None else asked).init(batch, **(hyperparameters or {}))
+
+
+def _lengths(
+    parts: Parts, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt lengths and the lengths at which rows end, [B] int32 each; refuses what cannot be decoded."""
+    spec = parts.target.spec
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    if not len(prompts) or lengths.min() < 1:
+        raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
+    for row, prompt in enumerate(prompts):
+        if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < spec.vocab_size)
+            raise ValueError(f"prompt {row} has token {wrong}, outside the vocabulary of {spec.vocab_size}")
+    new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # of any size yet, compared before it is int32
+    if not all(isinstance(number, int) for number in new.tolist()):
+        raise ValueError(f"max_new_tokens must be whole numbers, got {max_new_tokens!r}")
+    if new.min() < 0:
+        raise ValueError(f"max_new_tokens must not be negative, got {new.min()}")
+    if (lengths + new).max() > spec.context:
+        row = int((lengths + new).argmax())
+        raise ValueError(
+            f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context, {spec.context}"
+        )
+    return lengths, (lengths + new).astype(np.int32)
+
+
+def _seeds(seed: Any, batch: int) -> Array:
+    """[B] uint32. One number gives row b seed + b; a row's tokens depend on its own seed alone."""
+    numbers = np.asarray(seed)
+    if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
+        raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
+    if numbers.shape not in ((), (batch,)):
+        raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
+    if numbers.shape == ():
+        numbers = (int(numbers) + np.arange(batch)) % 2**32
+    return host(numbers.astype(np.uint32))
+
+
+def _padded(stop_ids: Sequence[int]) -> Array:
+    missing = -len(stop_ids) % STOP_IDS or (STOP_IDS if not stop_ids else 0)
+    return host(np.array([*stop_ids, *[-1] * missing], np.int32))

@@ -1,0 +1,284 @@
+"""Several drafters at once: what each got accepted lately, in the phase the text is in, chooses who drafts next.
+
+A text quotes, calculates and narrates by turns: a lookup in its own words is free and often right in the first, a model
+is better in the last, and which size of model pays depends on how hard the next words are. Per row, each drafter has a
+running estimate of the tokens it brings per unit of time, one for each phase; the best estimate drafts. Estimates of
+drafters that sit out drift to a little above that of who drafts: each is tried again.
+
+A drafter without a model that finds nothing (no match) hands its row to the best of those with one, in the same round:
+looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch 1 that is a switch) and rows that did
+not are masked. One that sat out is not fed meanwhile; it catches up, in passes of many tokens, when it is chosen again.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding.phase import phase_of
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.strategy import strategy
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Draft,
+    Drafter,
+    DrafterState,
+    DraftInfo,
+    Observer,
+    Params,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+)
+
+PHASES = 2
+HOPE = 1.1  # who sits out is believed, in the end, to bring a tenth more than who drafts, and is tried again
+
+
+class MultiDrafterState(NamedTuple):
+    states: tuple[DrafterState, ...]
+    known: Array  # [N, B] int32, tokens each drafter was last told of
+    tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
+    time: Array  # [B, 2, N] float32, and of time, in target passes
+    drafter: Array  # [B] int32, who drafted in this round; N: no round yet, all are told; N + 1: nobody
+    passes: Array  # [B] int32, its passes
+    phase: Array  # [B] int32, of this round
+    length: Array  # [B] int32, tokens known when it began
+
+
+class _Proposal(NamedTuple):
+    draft: Draft
+    info: DraftInfo
+    policy: PolicyState
+
+
+class _Round(NamedTuple):
+    """What whoever drafts is given."""
+
+    params: Sequence[Params]
+    tokens: Array
+    context: RoundContext
+    uniform: Callable[[Array], Array]
+    policy: StoppingPolicy
+    keep_log_q: bool
+
+
+@strategy
+def multi_drafter(
+    drafters: Sequence[Drafter] = (),
+    costs: Sequence[float] | None = None,
+    decay: float = 0.8,
+    drift: float = 0.02,
+    prior: float = 4.0,
+) -> Drafter:
+    """Join drafters; parameters are a tuple, one entry a drafter, in their order.
+
+    Args:
+        drafters: of one `max_draft_length`. Give those expected to be better first: they win ties.
+        costs: a pass of each in target passes (`experiments.step_cost`); None: 0 without a model, 0.1 with one.
+        decay: of the running sums, in [0, 1); 0.8 remembers about five rounds.
+        drift: how fast drafters that sit out are given another chance, in [0, 1]: the share of the way that their sums
+            go each round to a tenth more than what the drafter at work brings.
+        prior: tokens a target pass that every drafter is believed to bring at first; above what is usual, so that all
+            are tried.
+
+    `survival` and `goodput` are told the relative cost of who drafts, in passes of the first model, whose cost is their
+    own number.
+
+    Raises:
+        ValueError: no drafters, lengths that differ, or a number out of range.
+    """
+    parts, most = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
+    cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
+    free = [index for index, part in enumerate(parts) if part.model is None]
+    paid = [index for index, part in enumerate(parts) if part.model is not None]
+    first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
+    relative_costs = [one / first for one in cost]
+
+    def init(params: Sequence[Params], batch: int, slots: int) -> MultiDrafterState:
+        if len(params) != len(parts):
+            raise ValueError(f"{len(parts)} drafters need as many parameters in a tuple, got {len(params)}")
+        row, nobody = jnp.zeros((batch,), jnp.int32), jnp.full((batch,), len(parts), jnp.int32)
+        sums = jnp.ones((batch, PHASES, len(parts)), jnp.float32)
+        states = tuple(part.init(own, batch, slots) for part, own in zip(parts, params, strict=True))
+        known = jnp.zeros((len(parts), batch), jnp.int32)
+        return MultiDrafterState(states, known, prior * sums, sums, nobody, row, row, row)
+
+    def propose(
+        params: Sequence[Params],
+        state: MultiDrafterState,
+        tokens: Array,
+        context: RoundContext,
+        uniform: Callable[[Array], Array],
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, MultiDrafterState, PolicyState]:
+        phase = phase_of(context)
+        worth = _worth(state, phase)
+        idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
+        choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
+        made = _nothing(parts, tokens, most, policy_state, keep_log_q)
+        asked = _Round(params, tokens, context, uniform, policy, keep_log_q)
+        for index in free:
+            state, made = _ask(parts[index], index, relative_costs[index], asked, choice, state, made)
+        if free and paid:
+            empty = made.draft.length == 0
+            passed_on = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
+            choice = jnp.where(jnp.isin(choice, jnp.array(free)) & empty, passed_on, choice)
+            made = made._replace(policy=select_rows(empty, policy_state, made.policy))
+        for index in paid:
+            state, made = _ask(parts[index], index, relative_costs[index], asked, choice, state, made)
+        info = made.info._replace(drafter_id=jnp.where(idle, 0, choice))
+        state = state._replace(drafter=choice, passes=info.passes, phase=phase, length=context.length)
+        return made.draft, info, state, made.policy
+
+    def commit(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
+        state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
+        states, known = list(state.states), state.known
+        for index, part in enumerate(parts):
+            # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
+            told = (state.drafter == index) | (state.drafter == len(parts))
+            upto = jnp.where(told, length, jnp.minimum(known[index], length))
+            states[index] = _told(part, params[index], states[index], tokens, upto, known[index])
+            known = known.at[index].set(upto)
+        nobody = jnp.full_like(state.drafter, len(parts))
+        return state._replace(states=tuple(states), known=known, drafter=nobody)
+
+    return Drafter(init, propose, commit, most, observer=_observer(parts))
+
+
+def _checked(
+    parts: tuple[Drafter, ...], costs: Sequence[float] | None, decay: float, drift: float, prior: float
+) -> int:
+    """The drafters' common length, after looking at everything given."""
+    if not parts:
+        raise ValueError("multi_drafter needs at least one drafter")
+    lengths = {part.max_draft_length for part in parts}
+    if len(lengths) > 1:
+        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
+    if costs is not None and (len(costs) != len(parts) or not all(0 <= cost < math.inf for cost in costs)):
+        raise ValueError(f"costs must be {len(parts)} numbers of 0 or more, one a drafter, got {tuple(costs)}")
+    for name, value, high in (("decay", decay, 0.9999), ("drift", drift, 1.0), ("prior", prior, float("inf"))):
+        if not 0 <= value <= high or not math.isfinite(value):
+            raise ValueError(f"{name} must lie in [0, {high:g}] and be finite, got {value!r}")
+    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
+    if len(vocabularies) > 1:
+        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
+    return lengths.pop()
+
+
+def _ask(
+    part: Drafter, index: int, cost: float, asked: _Round, choice: Array, state: MultiDrafterState, made: _Proposal
+) -> tuple[MultiDrafterState, _Proposal]:
+    """Drafter `index` for the rows that chose it; what was made for others stays."""
+    own, context, params = choice == index, asked.context, asked.params[index]
+
+    def drafts() -> tuple[DrafterState, Array, _Proposal]:
+        length = jnp.where(own, context.length, state.known[index])
+        caught_up = part.commit(params, state.states[index], asked.tokens, length)
+        masked = context._replace(
+            alive=own,
+            budget=jnp.where(own, context.budget, 0),
+            relative_drafter_cost=jnp.full(own.shape, cost, jnp.float32),
+        )
+        draft, info, after, learnt = part.propose(
+            params, caught_up, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
+        )
+        return after, length, _merged(own, _Proposal(draft, info, learnt), made)
+
+    after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[index], made))
+    states = (*state.states[:index], after, *state.states[index + 1 :])
+    return state._replace(states=states, known=state.known.at[index].set(known)), made
+
+
+def _in_phase(sums: Array, phase: Array) -> Array:
+    """[B, 2, N] sums of the phase [B] each row is in, [B, N]."""
+    return jnp.take_along_axis(sums, phase[:, None, None], axis=1)[:, 0]
+
+
+def _worth(state: MultiDrafterState, phase: Array) -> Array:
+    """Tokens per target pass that each drafter is believed to bring in its row's phase, [B, N] float32."""
+    return _in_phase(state.tokens, phase) / _in_phase(state.time, phase)
+
+
+def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, drift: float) -> MultiDrafterState:
+    """The sums after a round that took the text to `length`; of the round's phase only."""
+    count = cost.shape[0]
+    drafted = jnp.arange(count, dtype=jnp.int32)[None, :] == state.drafter[:, None]  # [B, N]
+    moved = (state.drafter < count) & (length > state.length)
+    here = (jnp.arange(PHASES, dtype=jnp.int32)[None, :] == state.phase[:, None]) & moved[:, None]  # [B, 2]
+    emitted = (length - state.length).astype(jnp.float32)[:, None]
+    paid = 1.0 + state.passes.astype(jnp.float32)[:, None] * cost[None, :]  # [B, N]
+    tokens, time = _in_phase(state.tokens, state.phase), _in_phase(state.time, state.phase)
+    worked = decay * tokens + emitted, decay * time + paid
+    rate = jnp.sum(jnp.where(drafted, worked[0] / worked[1], 0.0), axis=1, keepdims=True)  # [B, 1]
+    tokens = jnp.where(drafted, worked[0], tokens + drift * (HOPE * rate - tokens))
+    time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
+    put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
+    return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
+
+
+def _told(part: Drafter, params: Params, state: DrafterState, tokens: Array, upto: Array, known: Array) -> DrafterState:
+    """The drafter's state after it was told of the text up to there; untouched if that is nothing new."""
+    news = jnp.any(upto != known)
+    return lax.cond(news, lambda: part.commit(params, state, tokens, upto), lambda: state)
+
+
+def _nothing(
+    parts: tuple[Drafter, ...],
+    tokens: Array,
+    most: int,
+    policy: PolicyState,
+    keep_log_q: bool,
+) -> _Proposal:
+    """A draft of no tokens for every row."""
+    batch = tokens.shape[0]
+    zeros, none = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, most), jnp.int32)
+    unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
+    vocab = next((part.model.spec.vocab_size for part in parts if part.model is not None), None)
+    log_q = None if vocab is None or not keep_log_q else jnp.full((batch, most, vocab), -jnp.inf, jnp.float32)
+    draft = Draft(none, log_q, none.astype(bool), zeros)
+    return _Proposal(draft, DraftInfo(zeros, zeros, unknown, unknown, zeros), policy)
+
+
+def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:
+    """Row by row the new proposal or the old; one-hot drafts bring no distributions and need none."""
+    log_q = old.draft.log_q
+    if log_q is not None and new.draft.log_q is not None:
+        log_q = select_rows(own, new.draft.log_q.astype(log_q.dtype), log_q)
+    bare = _Proposal(new.draft._replace(log_q=None), new.info, new.policy)
+    kept = _Proposal(old.draft._replace(log_q=None), old.info, old.policy)
+    merged = select_rows(own, bare, kept)
+    return merged._replace(draft=merged.draft._replace(log_q=log_q))
+
+
+def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
+    """All the observers there are; those who sit out see the target's distributions too."""
+    watching = {index: part.observer for index, part in enumerate(parts) if part.observer is not None}
+    if not watching:
+        return None
+
+    def read(
+        distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
+    ) -> dict[int, Any]:
+        return {index: observer.read(distributions, draft, result, context) for index, observer in watching.items()}
+
+    def learn(
+        params: Sequence[Params],
+        state: MultiDrafterState,
+        seen: dict[int, Any],
+        draft: Draft,
+        tokens: Array,
+        context: RoundContext,
+    ) -> MultiDrafterState:
+        states = list(state.states)
+        for index, observer in watching.items():
+            states[index] = observer.learn(params[index], states[index], seen[index], draft, tokens, context)
+        return state._replace(states=tuple(states))
+
+    return Observer(read, learn)

@@ -1,0 +1,121 @@
+"""A byte-level BPE tokenizer from GGUF metadata: vocabulary, merges, added tokens, and the pre-tokenizer by its name.
+
+transformers cannot: without torch it reads no GGUF, and with it it builds every `gpt2` tokenizer with GPT-2's
+pre-tokenizer, so that two spaces before a digit get other tokens than the model was trained on.
+The table of names follows llama.cpp's `llama-vocab.cpp`.
+"""
+
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from specdec_jax.loading.gguf.reader import GGUF
+from specdec_jax.loading.suggest import listed
+from specdec_jax.loading.tokenizer import Tokenizer
+
+CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+
+
+def _words(digits: str) -> str:
+    """GPT-4's pattern, which Llama 3 and Qwen 2 share but for how many digits stay together."""
+    return (
+        CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+GPT2, DIGIT_BY_DIGIT = "gpt-2", "digit by digit"
+PATTERNS = {
+    GPT2: None,
+    DIGIT_BY_DIGIT: r"\p{N}",
+    "llama 3": _words(r"\p{N}{1,3}"),
+    "qwen 2": _words(r"\p{N}"),
+}
+NAMES = {
+    GPT2: ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "roberta-bpe"),
+    DIGIT_BY_DIGIT: ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+    "llama 3": ("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
+    "qwen 2": ("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"),
+}
+PRE_TOKENIZERS = {name: kind for kind, names in NAMES.items() for name in names}
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # a word in the vocabulary is never merged up to
+ADD_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # where the file does not say
+
+
+def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
+    """The file's tokenizer with its chat template.
+
+    Raises ValueError naming the file: a tokenizer other than byte-level BPE, an unknown pre-tokenizer, missing or
+    contradictory lists.
+    """
+    metadata = file.metadata
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        what = "has no tokenizer" if kind is None else f"has a tokenizer of kind {kind!r}"
+        raise ValueError(
+            f"{file.path} {what}; byte-level BPE ('gpt2') is what can be rebuilt from a GGUF file. "
+            "Load the Hugging Face folder of the model, which has a tokenizer.json"
+        )
+    name = metadata.get("tokenizer.ggml.pre")
+    if name not in PRE_TOKENIZERS:
+        raise ValueError(f"{file.path} has pre-tokenizer {name!r}; known are {listed(PRE_TOKENIZERS)}")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ValueError(f"{file.path} lacks the vocabulary, tokenizer.ggml.tokens")
+    backend = Backend(_bpe(file, tokens, ignore_merges=name in WHOLE_WORDS_FIRST))
+    backend.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS[name])  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    _add_tokens(file, backend, tokens)
+    special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
+    if metadata.get("tokenizer.ggml.add_bos_token", name in ADD_BOS) and "bos_token" in special:
+        backend.post_processor = bos_processor(special["bos_token"], backend)  # pyright: ignore[reportAttributeAccessIssue]
+    return Tokenizer(backend, special, chat_template=metadata.get("tokenizer.chat_template"))
+
+
+def pre_tokenizer(kind: str) -> Any:
+    """Splits text into words, then writes them in GPT-2's byte alphabet."""
+    pattern = PATTERNS[kind]
+    if pattern is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == DIGIT_BY_DIGIT)
+    return pre_tokenizers.Sequence([split, bytes_])
+
+
+def bos_processor(bos: str, backend: Backend) -> Any:
+    """Puts `bos` in front when special tokens are asked for."""
+    return processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
+
+
+def _bpe(file: GGUF, tokens: list[str], ignore_merges: bool) -> models.BPE:
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError(f"{file.path}: {len(tokens) - len(vocabulary)} tokens of its vocabulary come twice")
+    merges = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ())]
+    try:
+        return models.BPE(vocabulary, merges, ignore_merges=ignore_merges)  # pyright: ignore[reportArgumentType]
+    except Exception as error:  # the Rust side raises bare Exception
+        raise ValueError(f"{file.path}: its merges do not fit its vocabulary ({error})") from None
+
+
+def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
+    """Control tokens are special, user-defined ones only whole; in order of id, so that none moves."""
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
+    if kinds is None:
+        return
+    if len(kinds) != len(tokens):
+        raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == CONTROL, normalized=False)
+            for token, kind in zip(tokens, kinds.tolist(), strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+
+
+def _roles(metadata: Any) -> dict[str, Any]:
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    found = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
+    return {role: id_ for role, id_ in found.items() if id_ is not None}

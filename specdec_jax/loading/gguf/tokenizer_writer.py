@@ -1,0 +1,157 @@
+"""A byte-level BPE tokenizer as GGUF metadata: the inverse of `gguf_tokenizer`.
+
+GGUF states a tokenizer by lists and the name of a pre-tokenizer. Whatever it cannot state (normalisers, tokens that
+swallow the space beside them, a pre-tokenizer without a name) is refused: the file would load and encode otherwise.
+"""
+
+import json
+from typing import Any
+
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from specdec_jax.loading.gguf.tokenizer import (
+    CONTROL,
+    DIGIT_BY_DIGIT,
+    NAMES,
+    PATTERNS,
+    USER_DEFINED,
+    WHOLE_WORDS_FIRST,
+    pre_tokenizer,
+)
+from specdec_jax.loading.suggest import listed
+from specdec_jax.loading.tokenizer import Tokenizer
+
+NORMAL, UNUSED = 1, 5  # of tokenizer.ggml.token_type; GGUF's numbers, like CONTROL and USER_DEFINED
+ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # the end depends on the model too
+ENDS = ("eos", "eot", "eom")
+SWALLOWING = ("single_word", "lstrip", "rstrip")
+UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+
+
+def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...], bos: int | None) -> dict[str, Any]:
+    """Every `tokenizer.*` entry of the file, for a model with `rows` embeddings.
+
+    llama.cpp takes the number of tokens for the number of embeddings, so rows without a token are listed as unused
+    tokens `[PAD<id>]`, as its converter does. `eos_ids` and `bos` are the model's; empty and None leave it to the
+    tokenizer. Raises ValueError for what GGUF cannot state.
+    """
+    state = json.loads(tokenizer.backend.to_str())
+    _check_stated(state)
+    tokens, kinds = _tokens(tokenizer, state["added_tokens"], rows)
+    ids = {name: _id(tokenizer, role) for role, name in ROLES.items() if role in tokenizer.special}
+    ids = ({} if bos is None else {"bos": bos}) | ids | _ends(tokenizer, eos_ids)
+    model = state["model"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"]),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]],
+        "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
+        **{f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in ids.items()},
+        **({"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}),
+    }
+
+
+def pre_tokenizer_name(state: Any, ignore_merges: bool) -> str:
+    """llama.cpp's name for a pre-tokenizer given as in tokenizer.json.
+
+    `ignore_merges` is the BPE model's, which GGUF states by the same name. Raises ValueError when none fits.
+    """
+    given = _comparable(state)
+    for kind, names in NAMES.items():
+        fitting = [name for name in names if (name in WHOLE_WORDS_FIRST) == ignore_merges]
+        if fitting and given == _comparable(_state_of(pre_tokenizer(kind))):
+            return fitting[0]
+    raise ValueError(
+        f"GGUF has no name for this pre-tokenizer (with ignore_merges {ignore_merges}): {json.dumps(state)}; "
+        f"there are those of {listed(names[0] for names in NAMES.values())}"
+    )
+
+
+def _state_of(made: Any) -> Any:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = made
+    return json.loads(backend.to_str())["pre_tokenizer"]
+
+
+def _comparable(state: Any) -> Any:
+    """Without what concerns offsets alone, and with one spelling for `every digit apart`, which has two."""
+    if not isinstance(state, dict):
+        return state
+    if state == {"type": "Digits", "individual_digits": True}:
+        state = _state_of(pre_tokenizers.Split(Regex(str(PATTERNS[DIGIT_BY_DIGIT])), "isolated"))
+    inner = [_comparable(part) for part in state.get("pretokenizers", ())]
+    kept = {name: value for name, value in state.items() if name not in ("trim_offsets", "pretokenizers")}
+    return kept | ({"pretokenizers": inner} if inner else {})
+
+
+def _check_stated(state: dict[str, Any]) -> None:
+    """Raises ValueError for whatever of tokenizer.json changes ids or text and has no place in GGUF."""
+    model, decoder = state["model"], state["decoder"] or {}
+    if model["type"] != "BPE":
+        raise ValueError(f"the tokenizer is {model['type']}; byte-level BPE is what can be written to a GGUF file")
+    found = {f"model.{name}": model[name] for name in UNSTATED if model.get(name)}
+    if state["normalizer"] is not None:
+        found["normalizer"] = state["normalizer"]
+    if decoder.get("type") != "ByteLevel":
+        found["decoder"] = state["decoder"]
+    if model.get("unk_token") and not model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
+        found["model.unk_token"] = model["unk_token"]  # with every byte in the vocabulary it never comes up
+    for token in state["added_tokens"]:
+        found |= {f"{name} of {token['content']!r}": True for name in SWALLOWING if token[name]}
+    if found:
+        said = ", ".join(f"{name} {json.dumps(value)}" for name, value in found.items())
+        raise ValueError(f"a GGUF file cannot state the tokenizer's {said}")
+
+
+def _tokens(tokenizer: Tokenizer, added: list[dict[str, Any]], rows: int) -> tuple[list[str], list[int]]:
+    """Token and type by id, one each for every row."""
+    by_id = {id_: token for token, id_ in tokenizer.vocabulary().items()}
+    if max(by_id, default=-1) >= rows:
+        raise ValueError(f"token {max(by_id)} ({by_id[max(by_id)]!r}) has no embedding: the model has {rows}")
+    kinds = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in added}
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(rows)]
+    if len(set(tokens)) != rows:
+        raise ValueError("the vocabulary has tokens named [PAD<id>], which rows without a token are called in GGUF")
+    return tokens, [kinds.get(i, NORMAL) if i in by_id else UNUSED for i in range(rows)]
+
+
+def _merge(pair: Any) -> str:
+    """Both halves with a space between; tokenizer.json had them so itself before it had lists."""
+    merge = pair if isinstance(pair, str) else " ".join(pair)
+    if merge.count(" ") != 1:
+        raise ValueError(f"merge {pair!r} has a token with a space in it, which GGUF cannot state")
+    return merge
+
+
+def _id(tokenizer: Tokenizer, role: str) -> int:
+    id_ = tokenizer.backend.token_to_id(tokenizer.special[role])
+    if id_ is None:
+        raise ValueError(f"the tokenizer's {role} {tokenizer.special[role]!r} is not in its vocabulary")
+    return id_
+
+
+def _ends(tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> dict[str, int]:
+    """End of sequence, turn and message. The tokenizer's own comes first, as templates read it back as eos_token."""
+    own = (_id(tokenizer, "eos_token"),) if "eos_token" in tokenizer.special else ()
+    if own and eos_ids and own[0] not in eos_ids:
+        raise ValueError(
+            f"the tokenizer's eos_token has id {own[0]} and the model ends with {eos_ids}: GGUF has one for both"
+        )
+    ends = tuple(dict.fromkeys(own + eos_ids))
+    if len(ends) > len(ENDS):
+        raise ValueError(f"the model ends with any of {ends}; GGUF has place for {len(ENDS)}")
+    return dict(zip(ENDS, ends, strict=False))
+
+
+def _adds_bos(tokenizer: Tokenizer) -> bool:
+    """Asked of the tokenizer itself: post-processors that say the same come in several forms."""
+    plain, special = tokenizer.encode("a"), tokenizer.encode("a", add_special=True)
+    if plain == special:
+        return False
+    if special != [tokenizer.bos_id, *plain]:
+        added = [tokenizer.backend.id_to_token(i) for i in special]
+        raise ValueError(f"the tokenizer makes {added} of 'a'; GGUF can state a beginning of sequence and no more")
+    return True

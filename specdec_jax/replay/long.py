@@ -1,0 +1,155 @@
+"""A long run from one state: what a rule has learnt is carried from text to text of a trace.
+
+That is what a decoder does which hands the policy's state of one request to the next, and it is as exact as a replay:
+every text begins and ends as a request does, with the budget of its own. It is not one text of that length: at the
+beginning of each text the context is a new prompt. An order that names a text twice meets the same luck there twice.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.replay.rounds import (
+    Counts,
+    Rows,
+    Texts,
+    as_settings,
+    first_rows,
+    most_drafts,
+    play_pass,
+    texts_of,
+)
+from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.types import Array, PolicyState, StoppingPolicy
+
+ENTROPY = FEATURES.index("entropy")
+
+
+class LongRun(NamedTuple):
+    """Round by round, [S, R]; beyond a setting's last round position is -1 and the rest means nothing."""
+
+    position: np.ndarray  # int64, tokens emitted before the round, over all texts
+    drafted: np.ndarray  # int64
+    accepted: np.ndarray  # int64
+    passes: np.ndarray  # int64, drafter passes
+    entropy: np.ndarray  # float64, nats, mean over the round's drafter passes; NaN without any
+    threshold: np.ndarray  # float32, the policy's, before its update
+    tokens: int  # emitted in all
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """[S] int64."""
+        return (self.position >= 0).sum(axis=1)
+
+
+def long_replay(
+    trace: Trace,
+    policy: StoppingPolicy,
+    hyperparameters: Mapping[str, Any] | None = None,
+    order: Sequence[int] | None = None,
+    *,
+    max_draft_length: int | None = None,
+) -> LongRun:
+    """Replays the texts one after the other, with the policy's state carried on; all settings at once.
+
+    Args:
+        hyperparameters: of `policy.init`; arrays [S] are S settings.
+        order: texts of the trace, as often as wanted; each once in the trace's order unless given.
+
+    Raises:
+        ValueError: as `replay`; a policy that reads phases; or no texts.
+    """
+    if policy.needs_phases:
+        raise ValueError("a long run knows no phases, which this policy reads; replay takes them")
+    most = most_drafts(trace, max_draft_length)
+    texts = list(range(trace.num_texts) if order is None else order)
+    if not texts:
+        raise ValueError("a long run needs at least one text")
+    given, settings = as_settings(hyperparameters or {})
+    state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
+    every = texts_of(trace, np.zeros(settings))
+    program = _program(policy.bare, most, int(trace.length.max()))
+    parts, emitted = [], 0
+    for text in texts:
+        known = every._replace(text=jnp.full((settings,), text, jnp.int32))
+        record, threshold, state = program(known, state)
+        parts.append(_rounds(trace, text, np.asarray(record, np.int64), np.asarray(threshold), emitted))
+        emitted += int(trace.length[text])
+    return join_rounds(parts, emitted)
+
+
+@functools.lru_cache(maxsize=16)
+def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tuple[Array, Array, PolicyState]]:
+    """One text from the state given: its rounds [S, rounds, 4], the thresholds [S, rounds] and the state after it."""
+
+    def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
+        size = texts.text.shape[0]
+        rows, counts = first_rows(texts, begun, most, rounds)
+        seen = jnp.full((size, rounds), jnp.nan, jnp.float32)
+
+        def step(carry: tuple[Rows, Counts, Array]) -> tuple[Rows, Counts, Array]:
+            rows, counts, seen = carry
+            index = jnp.where(rows.done, rounds, counts.rounds)
+            seen = seen.at[jnp.arange(size), index].set(policy.threshold(rows.policy), mode="drop")
+            rows, counts = play_pass(policy, texts, most, rows, counts)
+            return rows, counts, seen
+
+        rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))
+        assert counts.record is not None  # first_rows keeps one
+        return counts.record, seen, rows.policy
+
+    return jax.jit(run)
+
+
+def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, before: int) -> LongRun:
+    """The rounds of one text; the distributions that were looked at are read from the trace again."""
+    drafted, accepted, emitted, passes = np.moveaxis(record, 2, 0)
+    played = drafted >= 0
+    at = np.cumsum(np.where(played, emitted, 0), axis=1) - np.where(played, emitted, 0)
+    last = trace.path.shape[1] - 1
+    total = np.zeros(at.shape)
+    for index in range(trace.max_draft_length):
+        looked = played & (index < passes)
+        on_path = trace.path[text, np.minimum(at + index, last), ENTROPY]
+        # The first distribution after the accepted tokens is the path's own; what follows a rejected token is in its
+        # tail.
+        rejected = trace.tail_of[text, np.minimum(at + accepted, last)]
+        beyond = trace.tails[rejected, np.clip(index - accepted, 0, trace.max_draft_length - 1), ENTROPY]
+        total += np.where(looked, np.where(index <= accepted, on_path, beyond), 0.0)
+    entropy = np.where(passes > 0, total / np.maximum(passes, 1), np.nan)
+    position = np.where(played, before + at, -1)
+    return LongRun(position, drafted, accepted, passes, entropy, threshold, 0)
+
+
+def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
+    """Pieces one after the other, each setting's rounds moved together."""
+    whole = [np.concatenate(leaves, axis=1) for leaves in zip(*(part[:-1] for part in parts), strict=True)]
+    played = whole[0] >= 0
+    order = np.argsort(~played, axis=1, kind="stable")[:, : int(played.sum(axis=1).max())]
+    return LongRun(*(np.take_along_axis(leaf, order, axis=1) for leaf in whole), tokens=tokens)
+
+
+def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[S, P]: the values [S, R] of the rounds that the positions [P] fall into."""
+    found = []
+    for row, count in enumerate(run.rounds):
+        index = np.searchsorted(run.position[row, :count], positions, side="right") - 1
+        found.append(values[row, index])
+    return np.stack(found)
+
+
+def forgotten(run: LongRun, within: float = 0.01) -> int | None:
+    """The first position from which on the thresholds of all settings stay `within` each other; None: never.
+
+    Positions and not rounds are compared, for settings that draft differently play different rounds of one text.
+    """
+    positions = np.arange(run.tokens)
+    apart = np.ptp(at_positions(run, run.threshold, positions), axis=0) > within
+    if apart[-1]:
+        return None
+    return int(np.flatnonzero(apart)[-1]) + 1 if apart.any() else 0

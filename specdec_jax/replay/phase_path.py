@@ -1,0 +1,60 @@
+"""The phases of a trace's texts: what the monitor `phases` says before every position, without a model.
+
+A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
+target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the distribution
+as sampled.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.monitors.phases import observe_token, phases
+from specdec_jax.replay.trace import Trace
+from specdec_jax.types import Array, Phases
+
+ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibration is given
+
+
+def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
+    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end."""
+    return trace.raw_target_entropy if raw_entropy else trace.target_entropy
+
+
+def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:
+    """[N, T+1] int32, the phase in which a round at each position begins. `hyperparameters` are those of `phases`.
+
+    Raises:
+        ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
+    """
+    return _watched(target_entropy(trace, raw_entropy), hyperparameters)[0]
+
+
+def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
+    """[N, T+1] float32, nats, the monitor's running mean before each position; NaN where a text has none.
+
+    Raises:
+        ValueError: as `target_entropy`.
+    """
+    running = _watched(target_entropy(trace, raw_entropy), {"decay": decay})[1]
+    at = np.arange(running.shape[1])[None, :]
+    return np.where((at > 0) & (at < trace.length[:, None]), running, np.nan)
+
+
+def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
+    """enter and leave at fixed percentiles of the texts' own running entropy; no acceptance is looked at."""
+    leave, enter = np.nanpercentile(running_entropy(trace, decay), [LEAVE, ENTER])
+    return {"enter": float(enter), "leave": float(leave), "decay": decay}
+
+
+def _watched(entropies: np.ndarray, hyperparameters: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **hyperparameters))
+
+    def one(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:
+        return observe_token(state, entropy), (state.phase, state.entropy)
+
+    _, (phase, running) = lax.scan(one, begun, jnp.asarray(np.nan_to_num(entropies.T, nan=0.0)))
+    return np.asarray(phase.T), np.asarray(running.T)

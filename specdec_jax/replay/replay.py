@@ -1,0 +1,164 @@
+"""Replay: any stopping rule over a trace, without a model, many settings at once.
+
+What is exact: with token rejection (and under greedy decoding) a replay's rounds have the distribution of a live run's,
+whatever the rule, because a rule sees only the drafter's distributions and the results of its own verifications; under
+greedy decoding they are the live rounds themselves, up to ties in the numerics of the two programs. What is not: block
+and lossy verifiers accept other tokens; a rule that reads more of a distribution than its statistics and the
+probability of the drafted token cannot be replayed and says so (unrecorded.py); drafts longer than the trace's tails
+cannot be followed; a clock is the cost model's.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.replay.rounds import Counts, Texts, as_settings, first_rows, most_drafts, play_pass, texts_of
+from specdec_jax.replay.trace import Trace
+from specdec_jax.types import PolicyState, StoppingPolicy
+
+BLOCK = 32_768  # rows (settings times texts) of one program
+
+
+class Replay(NamedTuple):
+    """Counts per setting and text, [S, N] int64 unless said otherwise. Names as in `Statistics`."""
+
+    rounds: np.ndarray
+    emitted: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray  # after the end-of-sequence cut
+    passes: np.ndarray  # drafter passes
+    discarded: np.ndarray  # of these, those whose distribution gave no token
+    by_length: np.ndarray  # [S, N, K+1], rounds by drafted tokens
+    record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
+
+    @property
+    def wasted(self) -> np.ndarray:
+        """Drafter passes that gave no accepted token."""
+        return self.passes - self.accepted
+
+    @property
+    def tokens_per_round(self) -> np.ndarray:
+        """[S] float64, tokens a target pass, total over total."""
+        return self.emitted.sum(axis=1) / self.rounds.sum(axis=1)
+
+    @property
+    def acceptance_rate(self) -> np.ndarray:
+        """[S] float64, accepted over drafted, total over total."""
+        return self.accepted.sum(axis=1) / np.maximum(self.drafted.sum(axis=1), 1)
+
+    def seconds(self, costs: CostModel) -> np.ndarray:
+        """[S, N] float64, decoding time of each text."""
+        verifying = self.by_length @ costs.pass_times(self.by_length.shape[-1] - 1)
+        return verifying + self.passes * costs.drafter_step
+
+    def speedup(self, costs: CostModel) -> np.ndarray:
+        """[S, N] float64, against plain decoding of the same text."""
+        return self.emitted * costs.plain_pass / self.seconds(costs)
+
+    def total_speedup(self, costs: CostModel) -> np.ndarray:
+        """[S] float64, total over total."""
+        return self.emitted.sum(axis=1) * costs.plain_pass / self.seconds(costs).sum(axis=1)
+
+
+def replay(
+    trace: Trace,
+    policy: StoppingPolicy,
+    hyperparameters: Mapping[str, Any] | None = None,
+    *,
+    max_draft_length: int | None = None,
+    record: bool = False,
+    phases: np.ndarray | None = None,
+) -> Replay:
+    """Runs `policy` over every text of a trace, once a setting.
+
+    Args:
+        hyperparameters: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a hyperparameter
+            that is itself a vector of n has shape [S, n] or [1, n].
+        max_draft_length: K, most drafts a round; the trace's longest unless given.
+        record: keep every round.
+        phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
+
+    Raises:
+        ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
+            arrays of different lengths, or hyperparameters `init` refuses.
+    """
+    if policy.needs_phases and phases is None:
+        raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
+    if phases is not None and phases.shape != trace.accepted.shape:
+        raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
+    most = most_drafts(trace, max_draft_length)
+    given, settings = as_settings(hyperparameters or {})
+    texts = trace.num_texts
+    step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
+    every, pieces = texts_of(trace, np.arange(texts), phases), []
+    for first in range(0, settings, step):
+        chosen = {name: value[first : first + step] for name, value in given.items()}
+        pieces.append(_replay_block(every, policy, chosen, min(step, settings - first), most, rounds))
+    whole: list[Any] = [
+        np.concatenate(leaves) if leaves[0] is not None else None for leaves in zip(*pieces, strict=True)
+    ]
+    played, drafted, accepted, passes, discarded, by_length, rows = whole
+    emitted = np.broadcast_to(trace.length[None, :], (settings, texts)).astype(np.int64)
+    return Replay(played, emitted, drafted, accepted, passes, discarded, by_length, rows)
+
+
+def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
+    """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
+    most = trace.max_draft_length if max_draft_length is None else max_draft_length
+    texts = trace.num_texts
+    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, discarded
+    by_length = np.zeros((1, texts, most + 1), np.int64)
+    for text in range(texts):
+        at, end = 0, int(trace.length[text])
+        while at < end:
+            budget = min(most, end - at - 1)  # the last token is the target's own
+            bits = trace.accepted[text, at : at + budget]
+            run = int(np.argmin(np.append(bits, False)))
+            counts[:, 0, text] += (1, run, min(run, end - at), run, 0)
+            by_length[0, text, run] += 1
+            at += run + 1
+    emitted = trace.length[None, :].astype(np.int64)
+    rounds, drafted, accepted, passes, discarded = counts
+    return Replay(rounds, emitted, drafted, accepted, passes, discarded, by_length, None)
+
+
+def _replay_block(
+    every: Texts,
+    policy: StoppingPolicy,
+    hyperparameters: Mapping[str, np.ndarray],
+    settings: int,
+    most: int,
+    rounds: int,
+) -> tuple[np.ndarray | None, ...]:
+    """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds."""
+    texts = len(every.text)
+    begun = policy.init(
+        settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
+    )
+    known = every._replace(text=jnp.tile(every.text, settings))
+    counts = _program(policy.bare, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
+    shaped = []
+    for leaf in counts:
+        values = None if leaf is None else np.asarray(leaf)
+        if values is not None and values.dtype == np.int32:
+            values = values.astype(np.int64)
+        shaped.append(None if values is None else values.reshape(settings, texts, *values.shape[1:]))
+    return tuple(shaped)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
+    """One compiled replay of a policy's static options; its hyperparameters are arguments."""
+
+    def run(texts: Texts, begun: PolicyState) -> Counts:
+        step = functools.partial(play_pass, policy, texts, most)
+        start = first_rows(texts, begun, most, rounds)
+        return lax.while_loop(lambda carry: jnp.any(~carry[0].done), lambda carry: step(*carry), start)[1]
+
+    return jax.jit(run)

@@ -1,0 +1,210 @@
+"""The machine of a replay: every row is a text under a setting, every step one drafter pass of all rows."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.sampling import policy_seeds
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.replay.unrecorded import Unrecorded
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Draft,
+    Phases,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+    Warp,
+)
+
+
+class Rows(NamedTuple):
+    """Where every row stands, in the middle of a draft or between rounds. Leaves are [R] int32 or bool."""
+
+    at: Array  # tokens emitted when the round began
+    drafted: Array
+    accepted: Array
+    passes: Array  # of this round
+    fresh: Array  # a round begins
+    diverged: Array  # a token of this draft will be rejected
+    done: Array
+    policy: PolicyState
+
+
+class Counts(NamedTuple):
+    rounds: Array  # [R] int32
+    drafted: Array
+    accepted: Array
+    passes: Array
+    discarded: Array
+    by_length: Array  # [R, K+1]
+    record: Array | None  # [R, rounds, 4] int16
+
+
+class Texts(NamedTuple):
+    """The trace on the device; `text` says which one a row replays."""
+
+    path: Array
+    accepted: Array
+    tail_of: Array
+    tails: Array
+    length: Array
+    limit: Array
+    prompt_length: Array
+    seed: Array
+    temperature: Array
+    phase: Array  # [N, T+1] int32
+    text: Array  # [R] int32
+
+
+def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
+    """K, the trace's longest unless given. Raises ValueError for one the trace cannot follow."""
+    most = trace.max_draft_length if max_draft_length is None else max_draft_length
+    if not 1 <= most <= trace.max_draft_length:
+        raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")
+    return most
+
+
+def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+    """Every number as [S, ...], and S."""
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}
+    sizes = {len(value) for value in arrays.values()} - {1}
+    if len(sizes) > 1:
+        raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
+    settings = sizes.pop() if sizes else 1
+    return {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}, settings
+
+
+def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
+    """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
+    fields = {name: jnp.asarray(getattr(trace, name)) for name in Texts._fields if name not in ("phase", "text")}
+    known = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
+    return Texts(**fields, phase=jnp.asarray(known), text=jnp.asarray(text, jnp.int32))
+
+
+def first_rows(texts: Texts, begun: PolicyState, most: int, rounds: int) -> tuple[Rows, Counts]:
+    """Every row before its first round; `rounds` above 0 keeps a record of so many."""
+    size = texts.text.shape[0]
+    zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
+    record = jnp.full((size, rounds, 4), -1, jnp.int16) if rounds else None
+    counts = Counts(zero, zero, zero, zero, zero, jnp.zeros((size, most + 1), jnp.int32), record)
+    return Rows(zero, zero, zero, zero, ~no, no, no, begun), counts
+
+
+def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+    """One drafter pass of every row, with the round's beginning before it and its end after it where they are due.
+
+    Rows do not wait for each other at the ends of rounds: a row with short drafts would wait for the longest.
+    """
+    context = _context(texts, rows, most)
+    begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
+    going = begins | ~(rows.done | rows.fresh)
+    distribution, hit = _distribution(texts, rows)
+    step = draft_loop.step(policy, state, context, going, rows.drafted, distribution, _unrecorded_token)
+    rows = rows._replace(
+        drafted=step.drafted,
+        accepted=rows.accepted + (step.drawn & hit).astype(jnp.int32),
+        passes=rows.passes + going.astype(jnp.int32),
+        fresh=jnp.zeros_like(going),
+        diverged=rows.diverged | (step.drawn & ~hit),
+        policy=step.policy,
+    )
+    return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going)
+
+
+def _unrecorded_token() -> Array:
+    """A trace holds the drawn token's probability, and nothing else of it."""
+    return unrecorded("which token was drawn")
+
+
+def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
+    room = jnp.minimum(texts.limit[texts.text] - rows.at - 1, most)
+    size = rows.at.shape[0]
+    one = jnp.ones((size,), jnp.float32)
+    return RoundContext(
+        length=texts.prompt_length[texts.text] + rows.at,
+        emitted=rows.at,
+        budget=jnp.where(rows.done, 0, jnp.maximum(room, 0)),
+        alive=~rows.done,
+        policy_seed=policy_seeds(texts.seed[texts.text]),
+        warp=Warp(texts.temperature[texts.text], jnp.zeros((size,), jnp.int32), one, jnp.zeros_like(one)),
+        monitor=_watched(texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]),
+    )
+
+
+def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
+    """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
+    at = rows.at + rows.accepted
+    at = jnp.minimum(at, texts.path.shape[1] - 1)
+    hit = texts.accepted[texts.text, at] & ~rows.diverged
+    tail = texts.tails[
+        texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
+    ]
+    seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
+    fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
+    log_q = fields.pop("log_q")
+    distribution = Distribution(
+        log_prob=unrecorded("the probabilities of all tokens (log_prob; sampling.log_prob_of has the drawn one's)"),
+        top_token=unrecorded("which token is the most probable (top_token)"),
+        raw_log_prob=unrecorded("the raw probabilities of all tokens (raw_log_prob)"),
+        token_log_prob=log_q,
+        **fields,
+    )
+    return distribution, hit
+
+
+def _watched(phase: Array) -> Phases:
+    """What a replayed policy sees of the monitor."""
+    others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
+    return Phases(phase=phase, **others)
+
+
+def unrecorded(what: str, shape: tuple[int, ...] | None = None) -> Array:
+    """An Unrecorded where the types say array."""
+    return cast(Array, Unrecorded(what, shape))
+
+
+def _end(
+    policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts, ends: Array
+) -> tuple[Rows, Counts]:
+    """The rounds that end here: what the policy learns, what is emitted and counted."""
+    size = rows.at.shape[0]
+    draft = Draft(
+        tokens=unrecorded("the drafted tokens", (size, most)),
+        log_q=unrecorded("the distributions that drafts were drawn from (log_q)"),
+        one_hot=jnp.zeros((size, most), bool),
+        length=rows.drafted,
+    )
+    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
+    length = texts.length[texts.text]
+    emitted = jnp.minimum(rows.accepted + 1, length - rows.at)
+    accepted = jnp.minimum(rows.accepted, emitted)
+    added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
+    sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
+    lengths = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == rows.drafted[:, None]
+    record = counts.record
+    if record is not None:
+        index = jnp.where(ends, counts.rounds, record.shape[1])
+        line = jnp.stack([rows.drafted, accepted, emitted, rows.passes], axis=1).astype(jnp.int16)
+        record = record.at[jnp.arange(size), index].set(line, mode="drop")
+    by_length = counts.by_length + (lengths & ends[:, None]).astype(jnp.int32)
+    counts = Counts(sums[0], sums[1], sums[2], sums[3], sums[4], by_length, record)
+    zero = lambda value: jnp.where(ends, 0, value)  # noqa: E731
+    at = jnp.where(ends, rows.at + emitted, rows.at)
+    return Rows(
+        at=at,
+        drafted=zero(rows.drafted),
+        accepted=zero(rows.accepted),
+        passes=zero(rows.passes),
+        fresh=ends,
+        diverged=rows.diverged & ~ends,
+        done=rows.done | (at >= length),
+        policy=state,
+    ), counts

@@ -1,0 +1,108 @@
+"""What a target pass and a drafter step cost on this machine. The ratio c of the two decides what drafting is worth.
+
+Every figure is a loop of passes inside one jitted program, so that dispatch is not in it; programs alternate, so that a
+slow moment of a shared machine hits all of them, and the median over repeats is kept with its quartiles.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.decoding.rounds import drafting_uniforms
+from specdec_jax.decoding.sampling import argmax, make_warp
+from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
+
+
+class Cost(NamedTuple):
+    """Seconds of one pass or step: median and quartiles over repeats."""
+
+    median: float
+    low: float
+    high: float
+
+
+def target_pass(
+    model: LanguageModel, params: Params, width: int, batch: int, slots: int, passes: int
+) -> Callable[[], Any]:
+    """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them."""
+
+    def loop(params: Params, cache: Cache, tokens: Array) -> Array:
+        def one(_: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+            cache, tokens = carry
+            start = jnp.full((batch,), slots // 2, jnp.int32)
+            logits, cache = model.apply(params, tokens, model.with_length(cache, start))
+            chosen = argmax(logits.reshape(batch * width, -1))  # keeps the whole head alive
+            return cache, chosen.reshape(batch, width)
+
+        return lax.fori_loop(0, passes, one, (cache, tokens))[1]
+
+    compiled = jax.jit(loop)
+    cache = model.init_cache(params, batch, slots)
+    tokens = jnp.ones((batch, width), jnp.int32)
+    return lambda: jax.block_until_ready(compiled(params, cache, tokens))
+
+
+def draft_round(
+    drafter: Drafter,
+    params: Params,
+    policy: StoppingPolicy,
+    *,
+    batch: int,
+    slots: int,
+    temperature: float,
+    keep_log_q: bool,
+    measure: bool,
+) -> Callable[[], Any]:
+    """A call that drafts one round and waits for it; without `measure` the entropies are not asked for."""
+    begin = jnp.full((batch,), slots // 2, jnp.int32)
+
+    def propose(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
+        uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
+        draft, info, _, _ = drafter.propose(params, state, tokens, context, uniform, policy, policy_state, keep_log_q)
+        kept = (draft.tokens, draft.length) if draft.log_q is None else (draft.tokens, draft.length, draft.log_q)
+        return (*kept, info) if measure else kept
+
+    compiled = jax.jit(propose)
+    state = drafter.init(params, batch, slots)._replace(valid=begin)
+    context = RoundContext(
+        length=begin,
+        emitted=jnp.zeros_like(begin),
+        budget=jnp.full_like(begin, drafter.max_draft_length),
+        alive=jnp.ones((batch,), bool),
+        policy_seed=jnp.zeros((batch,), jnp.uint32),
+        warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
+        monitor=(),
+    )
+    tokens = jnp.ones((batch, slots), jnp.int32)
+    policy_state = policy.init(batch)
+    return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
+
+
+def drafter_with(model: LanguageModel, length: int) -> Drafter:
+    """A drafter of up to `length` tokens, for `draft_round`."""
+    return model_drafter(model, length)
+
+
+def alternate(programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int]) -> dict[str, Cost]:
+    """Runs the programs in turn, `repeats` times after one warm-up each; seconds divided by `per[name]` (default 1)."""
+    for program in programs.values():
+        program()
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            watch = time.perf_counter()
+            program()
+            seconds[name].append((time.perf_counter() - watch) / per.get(name, 1))
+    return {name: summary(times) for name, times in seconds.items()}
+
+
+def summary(times: Sequence[float]) -> Cost:
+    """Median and quartiles."""
+    low, median, high = np.percentile(times, (25, 50, 75))
+    return Cost(float(median), float(low), float(high))

@@ -1,0 +1,300 @@
+"""Writing a trace: both models along texts of the target, and the drafter's continuation after every rejected token.
+
+Continuations are drafted from the last position of a text to the first: each writes over cache entries that only later
+positions needed, so no cache is ever copied. They feed two tokens a pass as drafters/model.py does.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.decoding.sampling import (
+    ACCEPT,
+    DRAFT,
+    distribution,
+    distributions,
+    draw,
+    make_warp,
+    raw_entropy,
+    uniforms,
+)
+from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
+from specdec_jax.drafters.model import FED
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
+
+
+class _Path(NamedTuple):
+    """What a chunk of positions gives, first on the device and then on the host; leaves are [B, C, ...]."""
+
+    features: Any  # [B, C, F], log_q of the text's token
+    accepted: Any
+    rejected: Any  # token
+    rejected_log_q: Any
+    overlap: Any
+    cross_entropy: Any
+    target_entropy: Any
+    raw_target_entropy: Any
+
+
+class _Device(NamedTuple):
+    """The texts on the device."""
+
+    tokens: Array  # [B, S] int32
+    known: Array  # [B] int32, tokens of the prompt
+    size: Array  # [B] int32, tokens of the answer
+
+
+class _Programs(NamedTuple):
+    fill: Callable[..., tuple[Cache, Cache]]
+    path: Callable[..., tuple[_Path, tuple[Cache, Cache]]]
+    tails: Callable[..., Array]
+
+
+def trace_texts(
+    models: tuple[LanguageModel, LanguageModel],
+    params: tuple[Params, Params],
+    texts: Sequence[Text],
+    *,
+    limit: int,
+    warp: dict[str, Any] | None = None,
+    seed: int | Sequence[int] = 0,
+    max_draft_length: int = 16,
+    chunk: int = 16,
+    about: dict[str, Any] | None = None,
+) -> Trace:
+    """The trace of (prompt, answer) texts that the target wrote under this warp; all share a pass.
+
+    Args:
+        models: target and drafter, with their `params` in that order; the drafter's vocabulary may be padded otherwise.
+        limit: most tokens an answer might have had; one that is shorter was ended by a stop token.
+        warp: arguments of `make_warp`; greedy unless given.
+        seed: of the acceptance bits and the tails, and what rules see as the request's own; one or one a text.
+        max_draft_length: K, the longest draft a replay can follow.
+        chunk: positions of a teacher-forced pass; the logits of texts * chunk positions exist at a time.
+
+    Raises:
+        ValueError: no texts, an empty prompt or answer, an answer longer than the limit, or a text without room.
+    """
+    _check(texts, limit, models[0].spec.context, max_draft_length)
+    batch, (target, drafter) = len(texts), models
+    device, prompts, sizes = _on_device(texts, max(chunk, max_draft_length, PREFILL) + FED)
+    device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
+    seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
+    programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
+    caches, path = _forward(programs, params, device, limit, device_warp, seeds, chunk)
+    accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
+    at, tail_of = _rejected(accepted, sizes)
+    first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
+    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, device_warp, seeds, at, first)
+    beyond = np.arange(limit + 1) > sizes[:, None]
+    unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
+    return Trace(
+        path=np.where(beyond[..., None], 0.0, path.features).astype(np.float32),
+        accepted=accepted,
+        tail_of=tail_of,
+        tails=_with_heads(np.asarray(drawn), path, at)[at >= 0].astype(np.float32),
+        length=sizes,
+        limit=np.full(batch, limit, np.int32),
+        prompt_length=prompts,
+        seed=np.asarray(seeds),
+        temperature=np.asarray(device_warp.temperature),
+        tokens=_answers(texts, limit),
+        overlap=unknown(path.overlap),
+        cross_entropy=unknown(path.cross_entropy),
+        target_entropy=unknown(path.target_entropy),
+        raw_target_entropy=unknown(path.raw_target_entropy),
+        about=dict(about or {}),
+    )
+
+
+def _on_device(texts: Sequence[Text], room: int) -> tuple[_Device, np.ndarray, np.ndarray]:
+    """The texts in rows with `room` slots after the longest, and the tokens of each prompt and answer."""
+    prompts = np.array([len(prompt) for prompt, _ in texts], np.int32)
+    sizes = np.array([len(answer) for _, answer in texts], np.int32)
+    slots = -(-(int((prompts + sizes).max()) + room) // PREFILL) * PREFILL
+    tokens = np.zeros((len(texts), slots), np.int32)
+    for row, (prompt, answer) in enumerate(texts):
+        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
+    return _Device(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes)), prompts, sizes
+
+
+def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
+    """Tails [B, M, K, F] with their entry 0: the rejected position's distribution, with log q of the rejected token."""
+    heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
+    heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
+    return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
+
+
+def _check(texts: Sequence[Text], limit: int, context: int, most: int) -> None:
+    if not texts:
+        raise ValueError("a trace needs at least one text")
+    if most < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {most}")
+    for index, (prompt, answer) in enumerate(texts):
+        if not len(prompt) or not len(answer):
+            raise ValueError(f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer")
+        if len(answer) > limit:
+            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {limit}")
+        if len(prompt) + len(answer) > context:
+            raise ValueError(f"text {index} of {len(prompt) + len(answer)} tokens exceeds the context of {context}")
+
+
+def _forward(
+    programs: _Programs, params: Any, texts: _Device, limit: int, warp: Warp, seeds: Array, chunk: int
+) -> tuple[tuple[Cache, Cache], _Path]:
+    """Both caches after the texts, and the path [B, limit + 1, ...] on the host."""
+    caches = programs.fill(params, texts.tokens, jnp.max(texts.known))
+    chunks = []
+    for start in range(0, limit + 1, chunk):
+        found, caches = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
+        chunks.append(jax.device_get(found))
+    whole = [np.concatenate(leaves, axis=1)[:, : limit + 1] for leaves in zip(*chunks, strict=True)]
+    return caches, _Path(*whole)
+
+
+def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rejected positions of each row, descending and padded with -1, [B, M] int32; and each one's row of the tails.
+
+    The position after a text's last token counts: a draft may run over the end of a text.
+    """
+    batch, positions = accepted.shape
+    within = np.arange(positions)[None, :] <= sizes[:, None]
+    rejected = within & ~accepted
+    most = int(rejected.sum(axis=1).max())
+    at = np.full((batch, most), -1, np.int32)
+    tail_of = np.zeros((batch, positions), np.int32)
+    number = 0
+    for row in range(batch):
+        found = np.flatnonzero(rejected[row])[::-1]
+        at[row, : len(found)] = found
+        tail_of[row, found] = number + np.arange(len(found))
+        number += len(found)
+    return at, tail_of
+
+
+def _answers(texts: Sequence[Text], limit: int) -> np.ndarray:
+    found = np.zeros((len(texts), limit), np.int32)
+    for row, (_, answer) in enumerate(texts):
+        found[row, : len(answer)] = answer
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: int) -> _Programs:
+    """Programs for any weights of two models."""
+
+    def fill(params: Any, tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
+        return filled_cache(target, params[0], tokens, wanted), filled_cache(drafter, params[1], tokens, wanted)
+
+    def path(
+        params: Any, texts: _Device, caches: tuple[Cache, Cache], start: Array, warp: Warp, seeds: Array
+    ) -> tuple[_Path, tuple[Cache, Cache]]:
+        # A row that ended long ago stays within its cache; what it gives then is cut off.
+        begin = jnp.minimum(texts.known - 1 + start, texts.tokens.shape[1] - chunk - 1)
+        fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
+        p_logits, first = target.apply(params[0], fed, target.with_length(caches[0], begin))
+        q_logits, second = drafter.apply(params[1], fed, drafter.with_length(caches[1], begin))
+        emitted = start + jnp.arange(chunk, dtype=jnp.int32)
+        over = emitted[None, :] >= texts.size[:, None]
+        return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), (first, second)
+
+    def tails(
+        params: Params, tokens: Array, cache: Cache, known: Array, warp: Warp, seeds: Array, at: Array, first: Array
+    ) -> Array:
+        return _tails(drafter, most, params, tokens, cache, known, warp, seeds, at, first)
+
+    return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails))
+
+
+def features(seen: Distribution, log_q: Array) -> Array:
+    """[..., F] float32 in the order of FEATURES, from a Distribution and log q of a token."""
+    fields = [getattr(seen, name) for name in FEATURES[:-1]] + [log_q]
+    return jnp.stack([field.astype(jnp.float32) for field in fields], axis=-1)
+
+
+def _compare(
+    p_logits: Array, q_logits: Array, text: Array, emitted: Array, over: Array, warp: Warp, seeds: Array
+) -> _Path:
+    """Both distributions before the tokens `text` [B, C]: would the drafter's token have become the text's, or which?
+
+    Where the text is `over` the drafter's token is nobody's to reject: it is drawn from q.
+    """
+    p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
+    p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
+    p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
+    shape = text.shape
+    flat_seeds = jnp.repeat(seeds, shape[1])
+    flat_at = jnp.tile(emitted, shape[0])
+    coin = uniforms(flat_seeds, flat_at, jnp.int32(0), ACCEPT).reshape(shape)
+    greedy = (warp.temperature <= 0)[:, None]
+    accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
+    excess = jnp.maximum(q - p, 0.0)
+    some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
+    weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
+    rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
+    rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
+    raw_p = jax.nn.log_softmax(p_logits)
+    raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
+    return _Path(
+        features=features(q_distribution, jnp.log(q_text)),
+        accepted=accepted,
+        rejected=rejected,
+        rejected_log_q=rejected_log_q,
+        overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
+        cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
+        target_entropy=p_distribution.entropy,
+        raw_target_entropy=raw_entropy(p_logits),
+    )
+
+
+def _tails(
+    drafter: LanguageModel,
+    most: int,
+    params: Params,
+    tokens: Array,
+    cache: Cache,
+    known: Array,
+    warp: Warp,
+    seeds: Array,
+    at: Array,
+    first: Array,
+) -> Array:
+    """[B, M, K, F]: entry m continues from position at[:, m] after the token first[:, m]; entry 0 of K is empty."""
+    batch, count = at.shape
+    found = jnp.zeros((batch, count, most, len(FEATURES)), jnp.float32)
+
+    def one_tail(index: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+        cache, found = carry
+        position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
+        token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
+        end = known + position  # [B], the slot of the rejected token
+        before = jnp.take_along_axis(tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+
+        def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
+            cache, before, last, found = inner
+            cache = drafter.with_length(cache, end + step - FED)
+            logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
+            seen = distribution(logits[:, -1], warp)
+            uniform = uniforms(seeds, position, step, DRAFT)
+            is_sampled = warp.temperature > 0
+            drawn = lax.cond(
+                jnp.any(is_sampled),
+                lambda: jnp.where(is_sampled, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
+                lambda: seen.top_token,
+            )
+            log_q = jnp.take_along_axis(seen.log_prob, drawn[:, None], axis=1)[:, 0]
+            line = features(seen, log_q)[:, None, None]
+            return cache, last, drawn, lax.dynamic_update_slice(found, line, (0, index, step, 0))
+
+        cache, _, _, found = lax.fori_loop(1, most, one_pass, (cache, before, token, found))
+        return cache, found
+
+    return lax.fori_loop(0, count, one_tail, (cache, found))[1]

@@ -1,0 +1,14 @@
+"""What a pass of whoever drafts costs, for rules that weigh costs."""
+
+import jax.numpy as jnp
+
+from specdec_jax.types import Array, RoundContext
+
+
+def relative_drafter_cost(context: RoundContext) -> Array:
+    """A pass of this round's drafter in passes of the pair's first model, whose cost rules are told; [B] float32."""
+    return (
+        jnp.ones(context.length.shape, jnp.float32)
+        if context.relative_drafter_cost is None
+        else context.relative_drafter_cost
+    )

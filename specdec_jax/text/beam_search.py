@@ -1,0 +1,193 @@
+"""Beam search on the models and caches that `generate` uses: what people compare sampling and greedy decoding with.
+
+It maximises the target's own probability and is no speculative decoding: every step is one target pass over `width`
+rows. Plain autoregressive decoding needs no call of its own: `generate(..., drafter=None)` is one target pass a token,
+in the program that everything else runs in, so that the two can be timed against each other.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.hyperparameters import per_row
+from specdec_jax.loading import LoadedModel
+from specdec_jax.text.generation import Conversation, build_pair, prepare
+from specdec_jax.types import Array, Cache, LanguageModel, Params
+
+MOST_PENALTY = 8.0  # length**8 of the longest contexts still fits float32
+
+
+class Hypothesis(NamedTuple):
+    """One finished beam."""
+
+    text: str
+    tokens: list[int]  # the end of sequence included
+    score: float  # log_prob / len(tokens) ** length_penalty
+    log_prob: float  # nats, of all tokens under the target at temperature 1
+    finish_reason: str  # "stop" or "length"
+
+
+class _Search(NamedTuple):
+    emitted: Array  # int32, tokens of every open beam
+    last: Array  # [W] int32, the token each beam feeds next
+    tokens: Array  # [W, S] int32, new tokens of the open beams
+    log_prob: Array  # [W] float32, nats; -inf: no beam
+    cache: Cache  # W rows; all tokens but the last
+    kept: "_Kept"
+
+
+class _Kept(NamedTuple):
+    """The best finished hypotheses so far, best first."""
+
+    score: Array  # [W] float32, -inf: none
+    log_prob: Array  # [W] float32
+    tokens: Array  # [W, S] int32
+    length: Array  # [W] int32
+
+
+class _Numbers(NamedTuple):
+    """Traced: another length penalty or minimum compiles nothing."""
+
+    length_penalty: Any  # float32
+    min_new_tokens: Any  # int32
+    max_new_tokens: Any  # int32
+
+
+def beam_search(
+    prompt: Conversation,
+    *,
+    target: LoadedModel | str = "smollm2",
+    width: int = 4,
+    length_penalty: float = 1.0,
+    min_new_tokens: int = 0,
+    max_new_tokens: int = 128,
+    stop_ids: Sequence[int] | None = None,
+    chat: bool = True,
+    system: str | None = None,
+    dtype: str = "bfloat16",
+    slots: int | None = None,
+) -> list[Hypothesis]:
+    """The most probable continuations that `width` beams find, best first; at most `width` of them.
+
+    A hypothesis scores sum(log p) / length ** length_penalty, its length in new tokens, the end of sequence included
+    (as transformers' `generate(num_beams=...)`). Every step ranks the candidates of all open beams: an end among the
+    best `width` is kept aside, and the best `width` others stay open. Of equal candidates the one of the better beam
+    wins, then the smaller token; of equal hypotheses the one that ended first.
+
+    The search ends when no open beam can still beat the worst of `width` kept hypotheses. Log-probabilities only fall,
+    so a beam that stands at s cannot score above s / max_new_tokens ** length_penalty if the penalty is positive, nor
+    above s / L ** length_penalty if it is negative, L the shortest length at which it may end. That loses nothing;
+    transformers' `early_stopping=False` takes the present length instead, which may stop too early.
+
+    Args:
+        length_penalty: in [-8, 8]; above 0 favours long hypotheses, below 0 short ones, 0 compares sums.
+        min_new_tokens: no end of sequence before so many other tokens; the distribution is not renormalised for it.
+
+    Raises:
+        ValueError: a number out of range or a prompt that does not fit, before anything compiles.
+    """
+    numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
+    pair = build_pair(target, None, dtype=dtype)
+    asked = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "chat": chat, "system": system, "slots": slots}
+    request = prepare(pair, [prompt], **asked)
+    ends = request.options["stop_ids"]
+    state = pair.decoder.prefill(pair.params, request.prompts, **request.options)
+    search = _program(pair.target.model, width)
+    last, ids = np.int32(request.prompts[0][-1]), np.array(ends, np.int32)
+    kept = jax.device_get(search(pair.params.target, state.target_cache, last, ids, numbers, state.tokens.shape[1]))
+    return [_hypothesis(pair.target, kept, row, ends) for row in range(width) if np.isfinite(kept.score[row])]
+
+
+def _checked(width: Any, length_penalty: Any, min_new_tokens: Any, max_new_tokens: Any) -> _Numbers:
+    for name, value, least in (("width", width, 1), ("max_new_tokens", max_new_tokens, 1)):
+        per_row(1, value, name, low=least, dtype=np.int32)
+    penalty = per_row(1, length_penalty, "length_penalty", low=-MOST_PENALTY, high=MOST_PENALTY)[0]
+    least = per_row(1, min_new_tokens, "min_new_tokens", low=0, high=max_new_tokens, dtype=np.int32)[0]
+    return _Numbers(penalty, least, np.int32(max_new_tokens))
+
+
+def _hypothesis(target: LoadedModel, kept: _Kept, row: int, ends: Sequence[int]) -> Hypothesis:
+    tokens = kept.tokens[row, : kept.length[row]].tolist()
+    text = target.tokenizer.decode([token for token in tokens if token not in ends])
+    reason = "stop" if tokens[-1] in ends else "length"
+    return Hypothesis(text, tokens, float(kept.score[row]), float(kept.log_prob[row]), reason)
+
+
+@functools.lru_cache(maxsize=16)
+def _program(target: LanguageModel, width: int) -> Callable[..., _Kept]:
+    """The jitted search: (params, cache of one row, last token, stop ids [E], numbers, slots) -> _Kept."""
+
+    def search(params: Params, cache: Cache, last: Array, ends: Array, numbers: _Numbers, slots: int) -> _Kept:
+        def unfinished(now: _Search) -> Array:
+            worst = jnp.min(now.kept.score)
+            return (now.emitted < numbers.max_new_tokens) & (_bound(now, numbers) > worst)
+
+        def step(now: _Search) -> _Search:
+            logits, cache = target.apply(params, now.last[:, None], now.cache)
+            return _advance(now._replace(cache=cache), logits[:, 0], ends, numbers)
+
+        return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).kept
+
+    return jax.jit(search, static_argnums=5)
+
+
+def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
+    """One open beam, the prompt; the other rows hold its cache too and the probability zero."""
+    rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), cache)
+    none = jnp.full((width,), -jnp.inf, jnp.float32)
+    tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
+    first = jnp.where(jnp.arange(width) == 0, jnp.float32(0), none)
+    return _Search(
+        jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Kept(none, none, tokens, zeros)
+    )
+
+
+def _bound(now: _Search, numbers: _Numbers) -> Array:
+    """What no hypothesis that grows out of an open beam can exceed."""
+    soonest = jnp.minimum(jnp.maximum(now.emitted, numbers.min_new_tokens) + 1, numbers.max_new_tokens)
+    length = jnp.where(numbers.length_penalty > 0, numbers.max_new_tokens, soonest)
+    return _score(jnp.max(now.log_prob), length, numbers)
+
+
+def _score(log_prob: Array, length: Array, numbers: _Numbers) -> Array:
+    return log_prob / jnp.power(length.astype(jnp.float32), numbers.length_penalty)
+
+
+def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Search:
+    """One step: candidates of all beams, those that end set aside, the best others open. The cache is fed already."""
+    width, vocab = logits.shape
+    length = now.emitted + 1
+    distribution = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    is_end = jnp.any(jnp.arange(vocab, dtype=jnp.int32)[:, None] == ends[None, :], axis=-1)
+    distribution = jnp.where(is_end[None, :] & (now.emitted < numbers.min_new_tokens), -jnp.inf, distribution)
+    # Every beam can lose as many candidates to ends as there are ends, and `width` others must remain.
+    count = min(width * (1 + ends.shape[0]), width * vocab)
+    log_prob, index = lax.top_k((now.log_prob[:, None] + distribution).reshape(-1), count)
+    parent, token = index // vocab, (index % vocab).astype(jnp.int32)
+    ended = is_end[token]
+    done = (ended | (length >= numbers.max_new_tokens))[:width]
+    written = jnp.arange(now.tokens.shape[1]) == now.emitted
+    best = jnp.where(written[None, :], token[:width, None], now.tokens[parent[:width]])
+    found = _Kept(
+        jnp.where(done, _score(log_prob[:width], length, numbers), -jnp.inf),
+        log_prob[:width],
+        best,
+        jnp.broadcast_to(length, (width,)),
+    )
+    both = jax.tree.map(lambda old, new: jnp.concatenate([old, new]), now.kept, found)
+    kept = jax.tree.map(lambda leaf: leaf[lax.top_k(both.score, width)[1]], both)
+    log_prob, chosen = lax.top_k(jnp.where(ended, -jnp.inf, log_prob), width)
+    parent, token = parent[chosen], token[chosen]
+    return _Search(
+        emitted=length,
+        last=token,
+        tokens=jnp.where(written[None, :], token[:, None], now.tokens[parent]),
+        log_prob=log_prob,
+        cache=jax.tree.map(lambda leaf: leaf[parent], now.cache),
+        kept=kept,
+    )

@@ -1,0 +1,199 @@
+"""What was learnt once for a pair of models, as hyperparameters for policies, verifiers and monitors.
+
+`python -m experiments.calibrate` writes a calibration: one JSON file that names the pair it belongs to. A file of
+another pair is refused, by the size and scale of both models' weights: thresholds in nats mean nothing elsewhere.
+
+A hyperparameter that was searched for under some static options of a strategy, such as AdaEDL's threshold, is used
+under those alone: a file's `hyperparameters` are those of strategies as they are built by default, its `variants` those
+of others. What holds however a strategy is built, such as the survival rule's prior, a property of the pair, it names
+in `any_static_options`. A strategy that wraps others hands theirs on.
+"""
+
+import json
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.models.reduced_head import ReducedParams
+from specdec_jax.strategy import Strategy
+from specdec_jax.text.pair import Pair
+from specdec_jax.text.strategies import build, find_factory, names
+from specdec_jax.types import Params
+
+FORMAT = 2
+FILE = "calibration.json"
+BUILT_IN = "built-in"
+KINDS = ("greedy", "sampled")
+ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
+SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
+
+
+class Calibration(NamedTuple):
+    """A calibration as read; `hyperparameters` is by kind of decoding, then policy, verifier or monitor, then name."""
+
+    source: str
+    target: dict[str, Any]  # name and fingerprint
+    drafter: dict[str, Any]
+    hyperparameters: dict[str, dict[str, dict[str, dict[str, Any]]]]
+    figures: dict[str, Any]
+    variants: dict[str, list[dict[str, Any]]]
+    # by kind of decoding: kind, name, static options and hyperparameters of each
+    any_static_options: dict[str, list[str]]  # by kind: the names whose hyperparameters hold however they are built
+
+
+def fingerprint(params: Params) -> dict[str, Any]:
+    """The number of parameters and the mean size of those in the largest array.
+
+    A draft vocabulary leaves both as they are, and is named beside them.
+    """
+    reduced = isinstance(params, ReducedParams)
+    leaves = jax.tree.leaves(params.model if reduced else params)
+    largest = max(leaves, key=lambda leaf: leaf.size)
+    found = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+    return found | ({"draft_vocabulary": params.tokens.size} if reduced else {})
+
+
+_scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
+
+
+def _scale(array: Any) -> float:
+    """Mean size, once an array: it is asked for with every request."""
+    known = _scales.get(id(array))
+    if known is None or known[0]() is not array:
+        value = float(jnp.mean(jnp.abs(jnp.asarray(array).astype(jnp.float32))))
+        known = _scales[id(array)] = (weakref.ref(array), value)
+    return known[1]
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """A calibration from its file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no calibration, or of another format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no calibration at {path}; python -m experiments.calibrate writes one")
+    try:
+        text = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(text, dict):
+            raise ValueError(f"a JSON object is wanted, this is a {type(text).__name__}")
+        if text.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
+        known = {name: text[name] for name in ("target", "drafter", "hyperparameters", "figures")}
+        wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
+        missing = [f"{part}.{key}" for part, key in [*wanted, *(("hyperparameters", kind) for kind in KINDS)]
+                   if key not in known[part]]  # fmt: skip
+        extra = {
+            "variants": text.get("variants", {}),
+            "any_static_options": text.get("any_static_options", ANY_STATIC_OPTIONS),
+        }
+        missing += [f"{key} of a variant" for found in extra["variants"].values() for variant in found
+                    for key in ("kind", "name", "static_options", "hyperparameters") if key not in variant]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
+    if missing:
+        raise ValueError(f"{path} is no calibration: {missing[0]} is missing")
+    return Calibration(str(path), **known, **extra)
+
+
+def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
+    """The calibration asked for, checked against the pair; "built-in" finds the one that came with the drafter.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_calibration`, or it belongs to another pair.
+    """
+    if isinstance(source, Calibration):
+        return _checked(source, pair)
+    if str(source) != BUILT_IN:
+        return _checked(read_calibration(source), pair)
+    files = [drafter_file(name).parent / FILE for name in DRAFTERS]
+    for found in (read_calibration(path) for path in files if path.is_file()):
+        if not _difference(found, pair):
+            return found
+    raise ValueError("this pair has no built-in calibration; python -m experiments.calibrate makes one")
+
+
+def check_calibration(source: str | Path | Calibration) -> None:
+    """Raises as `read_calibration` for a file that is none; whose it is does not matter."""
+    if not isinstance(source, Calibration) and str(source) != BUILT_IN:
+        read_calibration(source)
+
+
+def same_pass(calibration: Calibration, params: Params) -> bool:
+    """Whether what was measured of the calibrated drafter's pass holds for these weights: all of it, one vocabulary."""
+    size = fingerprint(params).get("draft_vocabulary")
+    return not _unlike(calibration.drafter, params) and calibration.drafter.get("draft_vocabulary") == size
+
+
+def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
+    """The learnt hyperparameters of a policy, verifier or monitor; none if it was not calibrated.
+
+    Those of its static options: a variant that was not calibrated has none, but for what holds for any static options.
+    A wrapper gets what it wraps has, under the names it takes, and what was learnt for the whole. Hyperparameters that
+    the strategy, or one it wraps, was given stay. `temperature` 0 in all rows takes the greedy hyperparameters, any
+    other the sampled ones.
+    """
+    decoding = KINDS[int(np.max(np.asarray(temperature)) > 0)]
+    return _learnt(calibration, decoding, kind, strategy)
+
+
+def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for role, inner in strategy.options.items():
+        if isinstance(inner, Strategy):
+            for key, value in _learnt(calibration, decoding, kind, inner).items():
+                found[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
+    found |= _own(calibration, decoding, kind, strategy)
+    return {key: found[key] for key in found.keys() & (strategy.hyperparameters.keys() - strategy.fixed)}
+
+
+def _own(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
+    """What was learnt for the strategy of this name and static options."""
+    name, learnt = strategy.name, calibration.hyperparameters[decoding].get(kind, {})
+    if strategy.call is None or name not in names(kind) or strategy.call.factory is not find_factory(kind, name):
+        return {}
+    if name in calibration.any_static_options.get(kind, []) or strategy.bare == build(kind, name, {}):
+        return learnt.get(name, {})
+    for variant in calibration.variants.get(decoding, []):
+        same = (variant["kind"], variant["name"]) == (kind, name)
+        if same and strategy.bare == build(kind, name, variant["static_options"]):
+            return variant["hyperparameters"]
+    return {}
+
+
+def _checked(calibration: Calibration, pair: Pair) -> Calibration:
+    difference = _difference(calibration, pair)
+    if difference:
+        raise ValueError(f"calibration {calibration.source} belongs to another pair: {difference}")
+    return calibration
+
+
+def _difference(calibration: Calibration, pair: Pair) -> str:
+    """What tells the calibrated pair from this one; empty if nothing does."""
+    own = pair.params.drafter
+    several = pair.decoder.parts.drafter.model is None and isinstance(own, tuple)
+    drafters = [params for params in (own if several else [own]) if jax.tree.leaves(params)]
+    target = _unlike(calibration.target, pair.params.target)
+    if target:
+        return f"its target is {target}"
+    if not drafters:
+        return "its drafter is a model, and this pair's has none"
+    found = [_unlike(calibration.drafter, params) for params in drafters]
+    return "" if "" in found else f"its drafter is {found[0]}"
+
+
+def _unlike(model: Mapping[str, Any], params: Params) -> str:
+    here = fingerprint(params)
+    same = here["parameters"] == model["parameters"]
+    if same and abs(here["scale"] - model["scale"]) <= SCALE_TOLERANCE * model["scale"]:
+        return ""
+    why = f"{here['parameters']:,} parameters" if not same else "other weights of that size"
+    return f"{model['name']} of {model['parameters']:,} parameters, this one has {why}"

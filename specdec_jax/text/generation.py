@@ -1,0 +1,277 @@
+"""Text in; text, tokens and statistics out. The call a user makes first."""
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.statistics import recorded_rounds, summarise
+from specdec_jax.loading import LoadedModel
+from specdec_jax.strategy import Strategy, nearest
+from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
+from specdec_jax.text.pair import Pair as Pair
+from specdec_jax.text.pair import build_pair as build_pair
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import DecodeState
+
+COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
+STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
+
+Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
+
+
+class Generation(NamedTuple):
+    """One row's result. Tokens after the end are not among `tokens`; a stop string is cut from `text` only."""
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    finish_reason: str  # "stop", "stop_string", "length" or "interrupted"
+    statistics: dict[str, Any]  # specdec_jax.decoding.statistics.summarise of this row
+    seconds: float  # decoding, without prefill and compilation
+    prefill_seconds: float
+    compile_seconds: float  # 0 when everything was compiled before
+    rounds: list[dict[str, Any]] | None = None  # per round, when asked for
+
+
+def generate(
+    prompt: Conversation | Sequence[Conversation],
+    sampling: SamplingParams = SamplingParams(),
+    *,
+    pair: Pair | None = None,
+    record: bool = False,
+    **options: Any,
+) -> Any:
+    """Decode one prompt, or a list of prompts as one batch.
+
+    Args:
+        prompt: text, messages, or a list of either (then a list of Generations comes back).
+        sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
+        pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
+            `max_draft_length`, `dtype`, `verification_widths` ...) build it.
+        record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
+        options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
+            `prepare`: chat, system, calibration.
+
+    Raises:
+        ValueError: bad input, named, before anything compiles.
+    """
+    pair, options = split_options(pair, options)
+    many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
+    prompts: list[Any] = list(prompt) if many else [prompt]
+    request = prepare(pair, prompts, sampling, record=record, **options)
+    results = play(pair, request).results
+    return results if many else results[0]
+
+
+class Request(NamedTuple):
+    """A checked request: token ids and what `prefill` takes."""
+
+    prompts: list[list[int]]
+    options: dict[str, Any]
+    stop: tuple[str, ...] = ()  # strings that end a text
+
+
+class Begun(NamedTuple):
+    """A prefilled state and what it took."""
+
+    state: DecodeState
+    prefill_seconds: float
+    compile_seconds: float
+
+
+class Played(NamedTuple):
+    """A request decoded to its end."""
+
+    results: list[Generation]  # one a row; each has the seconds of the whole batch
+    state: DecodeState
+
+
+def prepare(
+    pair: Pair,
+    prompts: Sequence[Conversation],
+    sampling: SamplingParams = SamplingParams(),
+    *,
+    chat: bool = True,
+    system: str | None = None,
+    calibration: str | Path | Calibration | None = None,
+    slots: int | None = None,
+    record: bool = False,
+) -> Request:
+    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `sampling.stop_ids` is given.
+
+    With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
+    hyperparameters learnt for the pair, but for those that the pair's own were given. A rule with a `drafter_cost` is
+    told one in any case: without a measured one, the share of the target's bytes that the (first) drafter model reads
+    in a pass.
+    """
+    ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
+    tokenizer, ends = pair.target.tokenizer, sampling.stop_ids
+    if slots is None:
+        slots = slots_for(max(map(len, ids), default=0), sampling.max_new_tokens, max(pair.decoder.parts.widths))
+    options = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "warp": make_warp(len(ids), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+        "seed": sampling.seed,
+        "stop_ids": sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if ends is None else list(ends),
+        **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
+        **_learnt(pair, calibration, sampling.temperature),
+        "slots": slots,
+        "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
+    }
+    return Request(ids, options, sampling.stop_strings)
+
+
+def _strategies(pair: Pair) -> dict[str, Strategy | None]:
+    return {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
+
+
+def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
+    """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
+
+    A rule that weighs costs is told a drafter pass's: measured by a calibration of this very drafter, or else what it
+    reads of the target's bytes.
+    """
+    learnt: dict[str, dict[str, Any]] = {}
+    if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
+        check_calibration(calibration)
+    elif calibration is not None:
+        found = calibration_of(calibration, pair)
+        learnt = {
+            kind: hyperparameters_for(found, kind, strategy, temperature)
+            for kind, strategy in _strategies(pair).items()
+            if strategy is not None
+        }
+        if not same_pass(found, pair.first_drafter):
+            learnt["policy"].pop(COST, None)
+    if pair.first_drafter is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
+        learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
+    return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
+
+
+def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
+    """Token ids of a prompt: through the chat template, or as plain text when `chat` is off.
+
+    Raises:
+        ValueError: the prompt is empty, or messages or a system prompt come with the template off.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if not chat:
+        if system is not None or not isinstance(prompt, str):
+            raise ValueError("a system prompt and messages need the chat template; it is off")
+        return target.tokenizer.encode(prompt, add_special=True)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    return target.tokenizer.encode(target.tokenizer.chat(messages))
+
+
+def play(pair: Pair, request: Request) -> Played:
+    """Start, run to the end by the clock, and finish every row. What compiles is not in `Generation.seconds`."""
+    begun = start(pair, request)
+    watch = time.perf_counter()
+    state = jax.block_until_ready(_run(pair, begun.state, request.stop))
+    seconds = time.perf_counter() - watch
+    rows = range(len(request.prompts))
+    return Played([finish(pair, request, state, row, seconds, begun) for row in rows], state)
+
+
+def start(pair: Pair, request: Request) -> Begun:
+    """Prefill, and compile what is not yet: `run` with zero rounds compiles the whole generation and plays none."""
+    watch = time.perf_counter()
+    prefill, run = pair.decoder.jitted["prefill"], pair.decoder.jitted["run"]
+    known = prefill._cache_size()
+    state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
+    first = time.perf_counter()
+    compile_seconds = 0.0
+    if prefill._cache_size() > known:
+        compile_seconds = first - watch
+        watch = time.perf_counter()
+        state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
+        first = time.perf_counter()
+    known = run._cache_size()
+    state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
+    if run._cache_size() > known:
+        compile_seconds += time.perf_counter() - first
+    return Begun(state, first - watch, compile_seconds)
+
+
+def finish(pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun) -> Generation:
+    """Row `row` of a state as a Generation; ids that end a text are among the tokens and not in the text."""
+    length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
+    prompt_length = int(np.asarray(state.prompt_length)[row])
+    tokens = [int(token) for token in np.asarray(state.tokens)[row, prompt_length:length]]
+    ends = set(np.asarray(state.stop_ids).tolist())
+    text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
+    cut = find_stop(text, request.stop)
+    reason = "interrupted"
+    if cut is not None:
+        text, reason = text[:cut], "stop_string"
+    elif tokens and tokens[-1] in ends:
+        reason = "stop"
+    elif length >= limit:
+        reason = "length"
+    counts = jax.tree.map(lambda leaf: np.asarray(leaf)[row : row + 1], state.statistics)
+    rounds = None if state.record is None else recorded_rounds(state, row)
+    return Generation(
+        text=text,
+        tokens=tokens,
+        prompt_tokens=list(request.prompts[row]),
+        finish_reason=reason,
+        statistics=summarise(counts),
+        seconds=seconds,
+        prefill_seconds=begun.prefill_seconds,
+        compile_seconds=begun.compile_seconds,
+        rounds=rounds,
+    )
+
+
+def find_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Where the stop string that is complete first begins in `text`, or None.
+
+    Complete first, not begun first: what a text is cut at must not depend on how much of it is known.
+    """
+    found = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    return min(found)[1] if found else None
+
+
+def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
+    """The pair given, or one built from the options that `build_pair` takes; and the rest of the options.
+
+    Raises:
+        ValueError: an option nobody takes, with the nearest name.
+    """
+    builds = set(inspect.signature(build_pair).parameters)
+    asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
+    changes = {"policy", "verifier", "monitor"}
+    known = asks | (builds if pair is None else changes)
+    samples = {field.name for field in dataclasses.fields(SamplingParams)}
+    for name in options:
+        if name not in known:
+            why = " (the pair given already has one)" if name in builds else nearest(name, known | samples)
+            why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
+            raise ValueError(f"generate has no option {name!r}{why}")
+    building = {name: value for name, value in options.items() if name not in asks}
+    pair = build_pair(**building) if pair is None else pair.using(**building) if building else pair
+    return pair, {name: value for name, value in options.items() if name in asks}
+
+
+def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
+    """To the end in one dispatch; with stop strings in dispatches of a few rounds, the texts read in between."""
+    if not stop:
+        return pair.decoder.run(pair.params, state)
+    while not np.all(np.asarray(state.done)):
+        state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
+        tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
+        texts = [pair.target.tokenizer.decode(tokens[i, begin[i] : end[i]].tolist()) for i in range(len(end))]
+        ended = np.array([find_stop(text, stop) is not None for text in texts])
+        state = state._replace(done=state.done | ended)
+    return state

@@ -1,0 +1,209 @@
+"""Strategies from words: what `--policy "adaedl(threshold=0.6)"` or `--policy "my_rule.py(floor=0.2)"` means.
+
+A word is a name, or a call as Python writes it; there is no registry. A name is a file of `stopping/`, `verification/`
+or `drafters/`, a path is a user's own file, and in both the factory has the file's name. A strategy that wraps another
+takes it as a call too: `at_least(minimum=2, policy=adaedl(threshold=0.5))`.
+"""
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.decoding.answers import check_answers
+from specdec_jax.monitors.phases import phases
+from specdec_jax.strategy import nearest, renamed
+from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
+
+PACKAGES = {
+    "policy": "specdec_jax.stopping",
+    "verifier": "specdec_jax.verification",
+    "drafter": "specdec_jax.drafters",
+    "monitor": "specdec_jax.monitors",
+}
+ROWS, VOCABULARY, DRAFTS = 2, 1024, 3  # the shapes that a policy is first tried with; nothing is computed of them
+TYPES: dict[str, type] = {
+    "policy": StoppingPolicy,
+    "verifier": Verifier,
+    "drafter": Drafter,
+    "monitor": Monitor,
+}
+WORDS = re.compile(r"\s*(?P<name>[^()]*\.py|\w+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
+CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+def names(kind: str) -> list[str]:
+    """The built-in policies, verifiers or drafters: the files of their folder."""
+    package = importlib.import_module(PACKAGES[kind])
+    return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
+
+
+def find_factory(kind: str, name: str) -> Callable[..., Any]:
+    """The factory of a built-in name or of a Python file; what it makes calls itself by that name.
+
+    Raises:
+        ValueError: there is no such name or file, the file fails, or it has no factory of its own name.
+    """
+    if name.endswith(".py"):
+        path = Path(name).expanduser()
+        return _factory_of_file(kind, name, path.stat().st_mtime_ns if path.is_file() else 0)
+    if name not in names(kind):
+        raise ValueError(f"unknown {kind} {name!r}{nearest(name, names(kind))}")
+    return getattr(importlib.import_module(f"{PACKAGES[kind]}.{name}"), name)
+
+
+def search_beside(path: Path) -> None:
+    """Imports are looked for in the file's own folder too, from now on (its functions may import later) and last, so
+    that no file beside it takes the place of an installed module.
+    """
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def choose(kind: str, words: str, **offered: Any) -> Any:
+    """The strategy that `words` call, such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
+
+    Args:
+        offered: options that the factory gets if it has them and the words do not give them.
+
+    Raises:
+        ValueError: no call, an unknown name, an option that is neither the factory's nor a hyperparameter, a value of
+            the wrong type or out of range, a factory that returns something else, or a policy whose functions fail or
+            do not answer each row.
+    """
+    name, given = parse_call(kind, words)
+    made = build(kind, name, given, offered)
+    if kind == "policy":
+        _check_policy(name, made)
+    return made
+
+
+def parse_call(kind: str, words: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a call; arguments without a name are the factory's parameters in order.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    found = WORDS.fullmatch(words)
+    try:
+        if found is None:
+            raise ValueError
+        tree = ast.parse(f"_{found['arguments'] or '()'}", mode="eval").body
+        if not isinstance(tree, ast.Call) or any(word.arg is None for word in tree.keywords):
+            raise ValueError
+        named = {str(word.arg): _value(kind, word.value) for word in tree.keywords}
+        placed = [_value(kind, value) for value in tree.args]
+    except (SyntaxError, ValueError) as error:
+        why = f": {error}" if str(error) and not isinstance(error, SyntaxError) else ""
+        raise ValueError(f"a {kind} reads NAME or NAME(key=value, ...), got {words!r}{why}") from None
+    name = found["name"].strip()
+    if placed:
+        known = list(inspect.signature(find_factory(kind, name)).parameters)
+        if len(placed) > len(known):
+            raise ValueError(f"{kind} {name} takes {len(known)} options at most, got {len(placed)} in {words!r}")
+        named = {**dict(zip(known, placed, strict=False)), **named}
+    return name, named
+
+
+def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
+    """The strategy of a factory's name called with `given`, and with those of `offered` that it has.
+
+    A text where the factory wants a strategy is words for one.
+
+    Raises:
+        ValueError: as `choose`.
+    """
+    factory = find_factory(kind, name)
+    parameters = inspect.signature(factory).parameters
+    given = {key: value for key, value in (offered or {}).items() if key in parameters} | dict(given)
+    for key in given.keys() & parameters.keys():
+        if isinstance(given[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
+            given[key] = choose(kind, given[key])
+        _check_type(f"{kind} {name}: {key}", given[key], parameters[key].default)
+    try:
+        made = factory(**given)
+    except TypeError as error:
+        raise ValueError(f"{kind} {error}" if str(error).startswith(name) else f"{kind} {name}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}" if str(error).startswith(f"{name} has no") else str(error)) from None
+    if not isinstance(made, TYPES[kind]):
+        raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
+    return made
+
+
+def _value(kind: str, tree: ast.expr) -> Any:
+    """An argument: a literal, a bare word (a strategy's name, true, false, or a text), a call, or a list of these."""
+    if isinstance(tree, ast.Name):
+        return CONSTANTS.get(tree.id.lower(), tree.id)
+    if isinstance(tree, ast.Call):
+        return choose(kind, ast.unparse(tree))
+    if isinstance(tree, (ast.List, ast.Tuple)):
+        values = [_value(kind, entry) for entry in tree.elts]
+        return [choose(kind, value) if isinstance(value, str) and value in names(kind) else value for value in values]
+    return ast.literal_eval(tree)
+
+
+def _check_policy(name: str, policy: StoppingPolicy) -> None:
+    """Whatever a policy's functions raise, on made-up shapes already, is one message."""
+    monitor = phases().init(ROWS) if policy.needs_phases else ()
+    try:
+        state = policy.init(ROWS)
+        check_answers(policy, state, monitor, batch=ROWS, vocab_size=VOCABULARY, max_draft_length=DRAFTS)
+    except ValueError as error:
+        raise ValueError(f"policy {name}: {error}") from None
+    except Exception as error:
+        where = _line(Path(name).expanduser(), error) if name.endswith(".py") else name
+        raise ValueError(f"policy {where}: {type(error).__name__}: {error}") from error
+
+
+def _check_type(what: str, value: Any, default: Any) -> None:
+    """A text where a switch is wanted would count as true: 'no' too."""
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ValueError(f"{what} must be true or false, got {value!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
+        raise ValueError(f"{what} must be a number, got {value!r}")
+    if isinstance(default, int) and isinstance(value, float):
+        raise ValueError(f"{what} must be a whole number, got {value!r}")
+
+
+@functools.lru_cache(maxsize=64)
+def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
+    """A user's factory, once: what it makes is equal for equal calls, until the file changes."""
+    del edited
+    module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
+    if not callable(getattr(module, factory, None)):
+        raise ValueError(f"{kind} file {name} must define a function {factory}()")
+    return renamed(getattr(module, factory), name)
+
+
+def _load_file(kind: str, path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{kind} file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{kind} file {path} is not a Python file")
+    search_beside(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file raises is one message with the file's line
+        raise ValueError(f"{kind} file {_line(path, error)}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _line(path: Path, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
+    return f"{path}:{line}" if line else str(path)

@@ -1,0 +1,268 @@
+"""Text as it is decoded: one chunk a round, each token with what became of it."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.decoding.statistics import recorded_rounds
+from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.text.generation import (
+    Begun,
+    Conversation,
+    Generation,
+    Pair,
+    Request,
+    find_stop,
+    finish,
+    prepare,
+    split_options,
+    start,
+)
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import DecodeState
+
+CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
+
+
+class Piece(NamedTuple):
+    """Text of one kind: that of a token, as far as it is certain, or of rejected drafts."""
+
+    text: str
+    kind: str  # "accepted", "recovered" (a draft was rejected here), "bonus" (none was) or "rejected"
+
+
+class Chunk(NamedTuple):
+    """What one round added. `text` never ends inside a character or what may be a stop string: it may lag."""
+
+    text: str
+    pieces: list[Piece]  # `text` by kind, and between its pieces the rejected drafts where they stood
+    tokens: list[int]
+    kinds: list[str]  # a token: "accepted", "recovered" or "bonus"
+    rejected: list[int]  # drafts of this round that were rejected
+    threshold: float  # the policy's, NaN where it has none
+
+
+class Stream(Iterator[Chunk]):
+    """The chunks of one generation. `result()` is what there is of it, at the end or at any time before.
+
+    It can begin where another one ended: `kept` is that one's `state`, which is donated. What both texts begin with is
+    not read again (`reused` tokens); `can_continue` says whether a state fits.
+    """
+
+    def __init__(self, pair: Pair, request: Request, rounds: int, kept: DecodeState | None = None):
+        self.pair, self.request, self._rounds = pair, request, rounds
+        self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
+        self._begun = start(pair, request) if kept is None else resume(pair, request, kept)
+        self._state = self._begun.state
+        self._seconds = 0.0
+        self._chunks = self._play()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    @property
+    def state(self) -> DecodeState:
+        """The state after the last round that was played, for a Stream that goes on from here."""
+        return self._state
+
+    def result(self) -> Generation:
+        """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
+        return finish(self.pair, self.request, self._state, 0, self._seconds, self._begun)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        return self.pair.target.tokenizer
+
+    def _play(self) -> Iterator[Chunk]:
+        text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
+        ends = set(np.asarray(self._state.stop_ids).tolist())
+        while not bool(np.asarray(self._state.done)[0]):
+            self._run()
+            for chunk in _chunks(self._state, played):
+                played += 1
+                text.add(chunk, ends)
+                yield _filled(chunk, text.take())
+                if text.ended:
+                    return
+        rest = text.take(everything=True)
+        if rest:
+            yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
+
+    def _run(self) -> None:
+        watch = time.perf_counter()
+        with interrupts_held():
+            state = self.pair.decoder.run(self.pair.params, self._state, rounds=self._rounds)
+            self._state = jax.block_until_ready(state)
+        self._seconds += time.perf_counter() - watch
+
+
+def can_continue(pair: Pair, request: Request, kept: DecodeState) -> bool:
+    """Whether `resume` can take the state: one row, as many cache slots, and caches of the same shapes.
+
+    Policy and verifier may be others. That the caches are of the same models only the caller knows.
+    """
+    slots = request.options["slots"]
+    drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
+    same = jax.tree.structure(kept.drafter) == jax.tree.structure(drafter)
+    return kept.tokens.shape == (1, slots) and same and _shapes(kept.drafter) == _shapes(drafter)
+
+
+def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
+    """How many tokens of the prompt the state's target cache holds: it never held the last token of its text."""
+    length = int(np.asarray(kept.length)[0])
+    known = np.asarray(kept.tokens)[0, : min(length, len(prompt))]
+    differs = np.flatnonzero(known != np.asarray(prompt[: len(known)], known.dtype))
+    return min(int(differs[0]) if len(differs) else len(known), length - 1, len(prompt) - 1)
+
+
+def resume(pair: Pair, request: Request, kept: DecodeState) -> Begun:
+    """As `start`, from a state that `can_continue`; it is donated. A first call's time counts as compilation.
+
+    Everything but tokens and caches comes from the request, so it may be the state of another policy.
+    """
+    kept = kept._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
+    extend, run = pair.decoder.jitted["extend"], pair.decoder.jitted["run"]
+    known = extend._cache_size(), run._cache_size()
+    watch = time.perf_counter()
+    with interrupts_held():
+        state = jax.block_until_ready(pair.decoder.extend(pair.params, kept, request.prompts, **request.options))
+    first = time.perf_counter()
+    with interrupts_held():
+        state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
+    compiled = [size > before for size, before in zip((extend._cache_size(), run._cache_size()), known, strict=True)]
+    prefill, warm = first - watch, time.perf_counter() - first
+    return Begun(state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0))
+
+
+def stream(
+    prompt: Conversation,
+    sampling: SamplingParams = SamplingParams(),
+    *,
+    pair: Pair | None = None,
+    rounds: int = 1,
+    **options: Any,
+) -> Stream:
+    """Decode one prompt and iterate over its Chunks, one a round, fetched every `rounds` rounds.
+
+    Takes the options of `generate`. A stop string ends the text: from there on it is not given out. To end early,
+    leave the loop; `result()` is the Generation either way.
+
+        >>> chunks = stream("Why is the sky blue?")
+        >>> for chunk in chunks:
+        ...     print(chunk.text, end="", flush=True)
+        >>> chunks.result().statistics
+
+    Raises:
+        ValueError: bad input, at the call and not at the first chunk.
+    """
+    pair, options = split_options(pair, options)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    return Stream(pair, prepare(pair, [prompt], sampling, record=True, **options), rounds)
+
+
+class _HeldText:
+    """Decoded pieces, held back until nothing that comes can take them away."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
+        self._tokenizer, self._stop = tokenizer, stop
+        self._decoder = StreamDecoder(tokenizer)
+        self._last: list[int] = []
+        self._text, self._given = "", 0  # decoded so far, and characters of it that were given out
+        self._held: list[Piece] = []
+        self._kind = "bonus"  # of the last token
+        self.ended = False  # a stop string is complete
+
+    def add(self, chunk: Chunk, ends: set[int]) -> None:
+        """The tokens of a round; ids in `ends` give no text."""
+        for token, kind in zip(chunk.tokens, chunk.kinds, strict=True):
+            if kind == "recovered":
+                self._hold(self._rejected_text(chunk.rejected), "rejected")
+            if token not in ends:
+                self._kind = kind
+                self._last = [*self._last[1 - CONTEXT :], token]
+                self._text += self._hold(self._decoder.push([token]), kind)
+
+    def take(self, everything: bool = False) -> list[Piece]:
+        """What is certain by now; at the end `everything` but what follows a stop string."""
+        if everything:
+            self._text += self._hold(self._decoder.flush(), self._kind)  # half a character, as U+FFFD
+        cut = find_stop(self._text, self._stop)
+        self.ended = cut is not None
+        held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
+        room = (len(self._text) - held if cut is None else cut) - self._given
+        self._given += max(room, 0)
+        ready = []
+        while self._held and room > 0:
+            text, kind = self._held.pop(0)
+            if kind != "rejected":
+                text, later, room = text[:room], text[room:], room - len(text)
+                if later:
+                    self._held.insert(0, Piece(later, kind))
+            ready.append(Piece(text, kind))
+        return ready if cut is not None or not everything else [*ready, *self._held]
+
+    def _hold(self, text: str, kind: str) -> str:
+        if text:
+            self._held.append(Piece(text, kind))
+        return text
+
+    def _rejected_text(self, tokens: list[int]) -> str:
+        before = self._tokenizer.decode(self._last)
+        text = self._tokenizer.decode([*self._last, *tokens])
+        return text.removeprefix(before) if text.startswith(before) else self._tokenizer.decode(tokens)
+
+
+def _may_begin_a_stop(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of `text` with which a stop string begins."""
+    beginnings = (word[:size] for word in stop for size in range(1, len(word)))
+    return max((len(begin) for begin in beginnings if text.endswith(begin)), default=0)
+
+
+def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
+    return chunk._replace(text="".join(text for text, kind in pieces if kind != "rejected"), pieces=pieces)
+
+
+def _chunks(state: DecodeState, known: int) -> list[Chunk]:
+    """The rounds of row 0 from `known` on, their text still empty."""
+    end = int(np.asarray(state.length)[0])
+    found = recorded_rounds(state, known=known)
+    begin = end - sum(int(round_["emitted"]) for round_ in found)
+    tokens = np.asarray(state.tokens)[0].tolist()
+    chunks = []
+    for round_ in found:
+        emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
+        last = "bonus" if accepted == drafted else "recovered"
+        kinds = ["accepted"] * accepted + [last] * (emitted - accepted)
+        rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
+        chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, float(round_["threshold"])))
+        begin += emitted
+    return chunks
+
+
+def _shapes(tree: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: inside, the old state is donated and the new one has no name yet."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
