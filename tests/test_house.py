@@ -32,8 +32,9 @@ CORE = {
     "loading": {"types", "models"},
     "rounds": {"types", "hyperparameters", "sampling", "phase", "statistics"},
     "requests": {"types", "hyperparameters", "sampling", "statistics", "rounds"},
+    "prefill": {"types"},
     "answers": {"types", "sampling"},
-    "decoding": {"types", "hyperparameters", "sampling", "statistics", "rounds", "requests", "answers"},
+    "decoding": {"types", "hyperparameters", "sampling", "statistics", "rounds", "requests", "prefill", "answers"},
 }
 ABOVE = [
     "lossless",
