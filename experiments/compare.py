@@ -2,18 +2,18 @@
 
 Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
-Time:      the config says; a first run compiles each method once (about 15 s each on 2 cores)
+Time:      the config says; a first run compiles each method once, before its first row
 Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
            speedup.png. A stopped run goes on where it was with the same --out.
 
-Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Seconds are decoding only:
-prompt processing is reported apart, compilation is left out.
+Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
+decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
+Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 """
 
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -78,15 +78,23 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     jobs = _jobs(config, prompts)
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
+    compiled: set[str] = set()
     try:
-        _warm_up(config, pairs, requests, missing, folder, console, cache)
         with progress(console) as bar:
             task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
             for job in missing:
+                pair, request = pairs[job.method.name], requests[job.key[:2]]
+                if job.method.name not in compiled:
+                    bar.update(task, description=f"Compiling {job.method.name}; {kept(cache)}")
+                    _warm_up(job.method, pair, request, folder, console)
+                    compiled.add(job.method.name)
                 bar.update(task, description=f"{job.method.name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                known[job.key] = _measure(config, job, pairs[job.method.name], requests[job.key[:2]], known)
+                known[job.key] = _measure(config, job, pair, request, known)
                 folder.append(known[job.key])
+                console.print(_line(config, job, known))
                 bar.advance(task)
+        if missing and config.live:
+            _show_live(missing[-1], pairs, requests, console)
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
@@ -169,35 +177,34 @@ def _prepare(pair: Pair, method: Method, request: dict[str, Any], **more: Any) -
     return prepare(pair, [request["prompt"]], **options, **hyperparameters, **more)
 
 
-def _warm_up(
-    config: CompareConfig,
-    pairs: dict[str, Pair],
-    requests: dict[tuple[float, str], dict[str, Any]],
-    missing: Sequence[Job],
-    folder: RunFolder,
-    console: Console,
-    cache: Path | None,
+def _warm_up(method: Method, pair: Pair, request: dict[str, Any], folder: RunFolder, console: Console) -> None:
+    """Compiles a method and decodes a prompt untimed with it."""
+    with interrupts_end_here():
+        played = play(pair, _prepare(pair, method, request))
+    seconds = round(played.results[0].compile_seconds, 3)
+    folder.add_compile_seconds({method.name: seconds})
+    console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
+
+
+def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+    """What was just measured, and how much faster than the baseline it was."""
+    row, plain = known[job.key], known.get((*job.key[:3], config.chosen_methods()[0].name))
+    rate = row["num_emitted_tokens"] / row["seconds"]
+    line = f"{job.method.name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rate:6.1f} tokens/s"
+    return line if plain is None else f"{line} {rate * plain['seconds'] / plain['num_emitted_tokens']:6.2f}"
+
+
+def _show_live(
+    job: Job, pairs: dict[str, Pair], requests: dict[tuple[float, str], dict[str, Any]], console: Console
 ) -> None:
-    """Compiles the methods still to measure, decodes a prompt untimed with each, and shows one generation live."""
-    if not missing:
-        return
-    seconds = {}
-    request = requests[missing[0].key[:2]]
-    for method in dict.fromkeys(job.method.name for job in missing):
-        pair = pairs[method]
-        chosen = next(job.method for job in missing if job.method.name == method)
-        with interrupts_end_here(), console.status(f"Compiling {method}; {kept(cache)}"):
-            played = play(pair, _prepare(pair, chosen, request))
-        seconds[method] = round(played.results[0].compile_seconds, 3)
-    folder.add_compile_seconds(seconds)
-    console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    last = missing[-1].method
+    """One generation as it is decoded; a stream is a program of its own to compile."""
+    request, method = requests[job.key[:2]], job.method
     options = {name: value for name, value in request.items() if name not in ("prompt", "slots", "calibration")}
     hyperparameters = {
-        "policy_hyperparameters": dict(last.hyperparameters),
-        "verifier_hyperparameters": dict(last.verifier_hyperparameters),
+        "policy_hyperparameters": dict(method.hyperparameters),
+        "verifier_hyperparameters": dict(method.verifier_hyperparameters),
     }
-    show_live(console, pairs[last.name], last.name, request["prompt"], **options, **hyperparameters)
+    show_live(console, pairs[method.name], method.name, request["prompt"], **options, **hyperparameters)
 
 
 def _measure(
