@@ -13,7 +13,7 @@ INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: demo test lint format typecheck bench clean help FORCE
 
-demo: $(VENV)/.runtime ## 12 prompts, plain and speculative decoding side by side, into runs/
+demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
 test: $(VENV)/.dev ## everything, real weights included

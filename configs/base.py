@@ -104,6 +104,8 @@ class CompareConfig:
     calibration: str | None = None
     """A calibration.json of experiments.calibrate, or built-in: hyperparameters of methods that draft with a model, but
     for those a method names."""
+    live: bool = False
+    """Show one generation of the last method as it is decoded, at the end; it is compiled for that."""
     out: str | None = None
     """Run folder; none: runs/<name>-<time>."""
 
@@ -241,7 +243,9 @@ def config_hash(config: Any) -> str:
     A prompt file counts by its text and the `:n` after it, traces and costs by what is in them, wherever they lie; any
     other source by its name.
     """
-    fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
+    fields = {
+        key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit", "live")
+    }
     fields |= {key: _contents(fields[key]) for key in ("traces", "costs") if key in fields}
     source = str(fields.pop("prompts", ""))
     path, every = re.fullmatch(r"(.*?)(:\d+)?", source, re.DOTALL).groups()  # type: ignore[union-attr]

@@ -2,18 +2,18 @@
 
 Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
-Time:      the config says; a first run compiles each method once (about 15 s each on 2 cores)
+Time:      the config says; a first run compiles each method once, before its first row
 Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
            speedup.png. A stopped run goes on where it was with the same --out.
 
-Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Seconds are decoding only:
-prompt processing is reported apart, compilation is left out.
+Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
+decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
+Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 """
 
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -87,15 +87,24 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     jobs = _jobs(config, prompts)
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
+    compiled: set[str] = set()
     try:
-        _warm_up(config, pairs, requests, missing, folder, console, cache)
         with progress(console) as bar:
             task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
             for job in missing:
+                pair, request = pairs[job.method.name], requests[job.key[:2]]
+                if job.method.name not in compiled:
+                    bar.update(task, description=f"Compiling {job.method.name}; {kept(cache)}")
+                    _warm_up(config, job.method, pair, request, folder, console)
+                    compiled.add(job.method.name)
                 bar.update(task, description=f"{job.method.name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                known[job.key] = _measure(config, job, pairs[job.method.name], requests[job.key[:2]], known)
+                known[job.key] = _measure(config, job, pair, request, known)
                 folder.append(known[job.key])
+                console.print(_line(config, job, known))
                 bar.advance(task)
+        if missing and config.live:
+            last = missing[-1]
+            _show_live(config, last, pairs[last.method.name], requests[last.key[:2]], console)
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
@@ -167,29 +176,28 @@ def _prepare(config: CompareConfig, pair: Pair, asked: Question) -> Request:
 
 
 def _warm_up(
-    config: CompareConfig,
-    pairs: dict[str, Pair],
-    requests: dict[tuple[float, str], Question],
-    missing: Sequence[Job],
-    folder: RunFolder,
-    console: Console,
-    cache: Path | None,
+    config: CompareConfig, method: Method, pair: Pair, asked: Question, folder: RunFolder, console: Console
 ) -> None:
-    """Compiles the methods still to measure, decodes a prompt untimed with each, and shows one generation live."""
-    if not missing:
-        return
-    seconds = {}
-    request = requests[missing[0].key[:2]]
-    for method in dict.fromkeys(job.method.name for job in missing):
-        pair = pairs[method]
-        with interrupts_end_here(), console.status(f"Compiling {method}; {kept(cache)}"):
-            played = play(pair, _prepare(config, pair, request))
-        seconds[method] = round(played.results[0].compile_seconds, 3)
-    folder.add_compile_seconds(seconds)
-    console.print("Compiled: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    last = missing[-1].method
+    """Compiles a method and decodes a prompt untimed with it."""
+    with interrupts_end_here():
+        played = play(pair, _prepare(config, pair, asked))
+    seconds = round(played.results[0].compile_seconds, 3)
+    folder.add_compile_seconds({method.name: seconds})
+    console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
+
+
+def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+    """What was just measured, and how much faster than the baseline it was."""
+    row, plain = known[job.key], known.get((*job.key[:3], config.chosen_methods()[0].name))
+    rate = row["num_emitted_tokens"] / row["seconds"]
+    line = f"{job.method.name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rate:6.1f} tokens/s"
+    return line if plain is None else f"{line} {rate * plain['seconds'] / plain['num_emitted_tokens']:6.2f}"
+
+
+def _show_live(config: CompareConfig, job: Job, pair: Pair, asked: Question, console: Console) -> None:
+    """One generation as it is decoded; a stream is a program of its own to compile."""
     said = {"chat": config.chat, "system": config.system}
-    show_live(console, pairs[last.name], last.name, request.prompt, request.sampling, **said)
+    show_live(console, pair, job.method.name, asked.prompt, asked.sampling, **said)
 
 
 def _measure(

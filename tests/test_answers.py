@@ -105,3 +105,18 @@ def test_an_honest_file_passes_also_where_it_reads_phases(tmp_path):
         RULE.format(answer="context.monitor.phase < 1").replace("(check=check)", "(check=check, needs_phases=True)")
     )
     assert choose("policy", str(tmp_path / "my_rule.py")).needs_phases
+
+
+def test_rows_are_asked_for_anew_where_the_state_does_not_change_with_them():
+    def check(state, distribution, drafted, context):
+        return jnp.zeros(1, bool), state
+
+    def update(state, draft, result):
+        return state
+
+    answers = {"begin": lambda state, context: (context.alive, state), "check": check, "update": update}
+    answers["proceed"] = lambda state, distribution, token, drafted, context: (context.alive, state)
+    decoder, params = toy_decoder(static().replace(init=lambda batch: (), **answers), rejection())
+    decoder.prefill(params, [[0, 1]], max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"answer for each of 2 rows; it answers bool\[1\]"):
+        decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)

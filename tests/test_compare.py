@@ -91,7 +91,7 @@ def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     assert "Greedy: all 2 outputs equal plain decoding token for token." in text
 
 
-def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypatch, capsys):
     whole, out = rows(finished[1]), tmp_path / "out"
     out.mkdir()
     for name in ("manifest.json", "results.jsonl"):
@@ -103,6 +103,10 @@ def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypa
     monkeypatch.setattr(compare, "_measure", lambda *args: measured.append(args[1].key) or real(*args))
     assert main([str(config), "--out", str(out)]) == 0
     assert len(measured) == 3
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
+    lines = [line for line in shown if "temperature" in line]
+    assert [(line[0], line[1], line[3]) for line in lines] == [(key[3], key[1], f"{key[0]:g}") for key in measured]
+    assert all(float(line[4]) > 0 and float(line[6]) > 0 for line in lines)
     again = rows(out)
     assert [row["tokens"] for row in again] == [row["tokens"] for row in whole]
     assert [row["seconds"] for row in again[:5]] == [row["seconds"] for row in whole[:5]]
@@ -116,6 +120,18 @@ def test_a_finished_run_is_only_reported_again(finished, config, monkeypatch, ca
     assert "outputs equal plain decoding" in capsys.readouterr().out
     seconds = [json.loads(text)["compile_seconds"] for text in (before, (finished[1] / "manifest.json").read_text())]
     assert seconds[0] == seconds[1]
+
+
+def test_each_method_is_compiled_when_its_turn_comes_and_the_last_can_be_seen_live(config, tmp_path, monkeypatch):
+    events = []
+    warm_up, measure = compare._warm_up, compare._measure
+    monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[0].name}") or warm_up(*args))
+    monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[1].method.name) or measure(*args))
+    monkeypatch.setattr(compare, "show_live", lambda console, pair, name, *args, **kw: events.append(f"live {name}"))
+    assert main([str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0", "--live"]) == 0
+    assert events == ["+plain", "plain", "+static-2", "static-2", "live static-2"]
+    assert main([str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0", "--live"]) == 0
+    assert len(events) == 5
 
 
 def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):

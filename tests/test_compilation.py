@@ -78,6 +78,36 @@ def test_buckets_are_few_and_hold_what_they_must():
     assert all(slots_for(prompt, 64, 8) >= prompt + 72 for prompt in range(1, 4000))
 
 
+def program_of_layers(count):
+    """(StableHLO, optimised HLO) of a prefill of so many layers."""
+    config = dataclasses.replace(llama.example_config(), num_hidden_layers=count)
+    tiny = llama.language_model(config, jnp.float32)
+    decoder = build_decoder(tiny, model(tiny, 3, catch_up=4), static(), rejection())
+    params = llama.init_params(config, jax.random.key(0), jnp.float32)
+    lowered = decoder.jitted["prefill"].lower(params, np.zeros((1, 64), np.int32), np.full(1, 3, np.int32))
+    return lowered.as_text(), lowered.compile().as_text()
+
+
+def test_layers_are_traced_once_and_share_what_is_alike():
+    """One function lowered for all but the last, whose output no prefill reads; one cosine, no concatenation each."""
+    few, many = program_of_layers(2), program_of_layers(5)
+    assert few[0].count("func.func private @_traced_block") == many[0].count("func.func private @_traced_block") == 2
+    for operation in (" cosine(", " concatenate("):
+        assert many[1].count(operation) == few[1].count(operation)
+    assert many[1].count(" cosine(") > 0
+
+
+def test_decoders_of_one_target_share_what_reads_the_prompt():
+    config = llama.example_config()
+    tiny, params = llama.language_model(config, jnp.float32), llama.init_params(config, jax.random.key(0), jnp.float32)
+    drafter = model(tiny, 3, catch_up=4)
+    decoders = [build_decoder(tiny, drafter, policy, rejection()) for policy in (adaedl(), static())]
+    for decoder in decoders:
+        decoder.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=8)
+    for name in ("prefill", "prefill_drafter"):
+        assert [decoder.jitted[name]._cache_size() for decoder in decoders] == [1, 1]
+
+
 @pytest.mark.parametrize("name", ["run", "step"])
 def test_a_state_is_donated(name):
     decoder, params = tiny_pair(adaedl(), rejection())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.base import CompareConfig, Method, config_hash, describe, load_config, override, rebuild
-from experiments.lib.prompts import read_prompts
+from experiments.lib.prompts import load_prompts, read_prompts
 from specdec_jax.stopping import adaedl, at_least, policy_bandit, static, survival
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +58,15 @@ def test_every_committed_config_loads_and_opens_with_its_question(path):
 
 def test_the_demo_is_what_it_says():
     config = load_config("configs/demo.py")
+    assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl", "survival", "survival-8192"]
+    categories = [prompt.category for prompt in load_prompts(config.prompts)]
+    assert len(categories) == 6 and len(set(categories)) == 4
+    assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
+    assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
+
+
+def test_the_rest_of_the_demo_is_one_option_away():
+    config = load_config("configs/demo.py", ["--only", "--prompts", "configs/prompts/demo.jsonl"])
     assert [method.name for method in config.chosen_methods()] == [
         "plain",
         "static-3",
@@ -67,8 +76,7 @@ def test_the_demo_is_what_it_says():
         "survival",
         "survival-8192",
     ]
-    assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
-    assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
+    assert len(load_prompts(config.prompts)) == 12
 
 
 def test_overrides():

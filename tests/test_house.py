@@ -37,9 +37,10 @@ CORE = {
     "models": {"types"},
     "loading": {"types", "models"},
     "decoding.rounds": {"types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"},
+    "decoding.prefill": {"types", "decoding.cache_feed"},
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,
-        *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds"),
+        *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
     },
 }
 ABOVE = ["lossless", "text", "distillation", "replay", "metrics", "app", "__main__"]

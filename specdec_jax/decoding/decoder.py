@@ -1,4 +1,4 @@
-"""build_decoder: prefill, extend, step, run and score. The only file that jits and donates.
+"""build_decoder: prefill, extend, step, run and score. The only file that donates.
 
 One dispatch takes a prompt from prefill to its last token (`run`), or a given number of rounds (`run(..., rounds=n)`,
 `step`). States are donated, so a state that was passed in must not be used again; parameters are arguments, never
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.answers import check_answers
-from specdec_jax.decoding.cache_feed import feed
+from specdec_jax.decoding.prefill import drafter_prefill, fill, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, play_round
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
@@ -46,6 +46,7 @@ class Decoder(NamedTuple):
     """What build_decoder returns. `jitted` holds the compiled functions for lowering, exporting and cost analysis."""
 
     prefill: Callable[..., DecodeState]
+    compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
     extend: Callable[..., DecodeState]
     step: Callable[[ModelParams, DecodeState], DecodeState]
     run: Callable[..., DecodeState]
@@ -118,24 +119,19 @@ def build_decoder(
 
         return lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
 
-    def fill(params: ModelParams, state: DecodeState) -> DecodeState:
-        return _fill(parts, params, state, prefill_chunk)
-
-    def begin(params: ModelParams, state: DecodeState) -> DecodeState:
-        batch, slots = state.tokens.shape
-        _check_policy(parts, state)
-        cache = target.init_cache(params.target, batch, slots)
-        return fill(params, state._replace(target_cache=cache, drafter=drafter.init(params.drafter, batch, slots)))
-
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = _common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
-        return fill(params, fresh._replace(target_cache=_known(target, state, same), drafter=drafter_state))
+        known = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
+        cache = fill(target, params.target, fresh.tokens, fresh.length, known, prefill_chunk)
+        drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
+        return fresh._replace(target_cache=cache, drafter=drafter_state)
 
     jitted = {
         "run": jax.jit(run_rounds, donate_argnums=1),
         "step": jax.jit(lambda params, state: play_round(parts, params, state), donate_argnums=1),
-        "prefill": jax.jit(begin),
+        "prefill": target_prefill(target, prefill_chunk),
+        "prefill_drafter": drafter_prefill(drafter),
         "extend": jax.jit(continue_from, donate_argnums=1),
         "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
     }
@@ -144,9 +140,27 @@ def build_decoder(
 
 def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     """The Python side: arguments are checked here, before anything compiles."""
+    checked = set()  # shapes that the policy has answered for, before anything compiled
+
+    def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> DecodeState:
+        state = fresh_state(parts, prompts, **options)
+        leaves, structure = jax.tree.flatten(state.policy)
+        asked = (len(prompts), structure, *((np.shape(leaf), np.result_type(leaf)) for leaf in leaves))
+        if asked not in checked:
+            _check_policy(parts, state)
+            checked.add(asked)
+        return jax.tree.map(jnp.array, state)  # copies: `run` takes them, and a policy may have kept its own
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        return jitted["prefill"](params, fresh_state(parts, prompts, **options))
+        state = begin(prompts, options)
+        cache = jitted["prefill"](params.target, state.tokens, state.length)
+        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length)
+        return state._replace(target_cache=cache, drafter=drafter)
+
+    def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
+        state = begin(prompts, options)
+        jitted["prefill"].lower(params.target, state.tokens, state.length).compile()
+        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length).compile()
 
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
@@ -171,7 +185,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
-    return Decoder(prefill, extend, jitted["step"], run, score, parts, jitted)
+    return Decoder(prefill, compile_prefill, extend, jitted["step"], run, score, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:
@@ -202,7 +216,6 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
 
 
 def _check_policy(parts: Parts, state: DecodeState) -> None:
-    """Once for each program: while prefill is traced `init` knows the hyperparameters, and nothing is compiled yet."""
     batch, vocab, most = state.tokens.shape[0], parts.target.spec.vocab_size, parts.drafter.max_draft_length
     check_answers(parts.policy, state.policy, state.monitor, batch=batch, vocab_size=vocab, max_draft_length=most)
 
@@ -218,26 +231,11 @@ def _warn_if_lossy(verifier: Verifier) -> None:
         warnings.warn(text, LossyVerification, stacklevel=3)
 
 
-def _fill(parts: Parts, params: ModelParams, state: DecodeState, chunk: int) -> DecodeState:
-    """Feed the target all tokens but the last, from where its cache ends, and let the drafter catch up."""
-    tokens, length = jnp.asarray(state.tokens), jnp.asarray(state.length)
-    with jax.named_scope("prefill"):
-        known = state.target_cache.length
-        cache, _ = feed(parts.target, params.target, state.target_cache, tokens, known, length - 1, chunk)
-    drafter = parts.drafter.commit(params.drafter, state.drafter, tokens, length)
-    return state._replace(target_cache=parts.target.with_length(cache, length - 1), drafter=drafter)
-
-
 def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
     """Tokens [B] that both begin with."""
     slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]
     both = slot < jnp.minimum(state.length, fresh.length)[:, None]
     return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
-
-
-def _known(target: LanguageModel, state: DecodeState, same: Array) -> Cache:
-    """The target's cache cut back to the common prefix (it never held the last token)."""
-    return target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))
 
 
 def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:

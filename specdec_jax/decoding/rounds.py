@@ -50,6 +50,13 @@ class ModelParams(NamedTuple):
     drafter: Params = None
 
 
+class _Chance(NamedTuple):
+    """A round's uniforms of the verification, made before the switch: in it every width would compile its own."""
+
+    accepted: Array  # [B] float32
+    following: Array  # [B, K+1] float32, by how many drafts were accepted
+
+
 class _Verified(NamedTuple):
     result: VerificationResult
     cache: Cache
@@ -75,7 +82,8 @@ def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeS
     with jax.named_scope("verify"):
         choice = _narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
-        verified = lax.switch(choice, branches, params.target, state, draft, context)
+        chance = _chance(state.seed, context, parts.drafter.max_draft_length)
+        verified = lax.switch(choice, branches, params.target, state, draft, context, chance)
     with jax.named_scope("commit"):
         threshold = parts.policy.threshold(policy)
         policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.result), policy)
@@ -126,7 +134,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
     most = parts.drafter.max_draft_length
     held = min(width - 1, most)  # drafts this width can hold
 
-    def verify(params: Params, state: DecodeState, draft: Draft, context: RoundContext) -> _Verified:
+    def verify(params: Params, state: DecodeState, draft: Draft, context: RoundContext, chance: _Chance) -> _Verified:
         draft = Draft(
             draft.tokens[:, :held],
             None if draft.log_q is None else draft.log_q[:, :held],
@@ -141,8 +149,9 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
             logits, cache = parts.target.apply(params, fed, cache)
         target = distributions(logits[:, : held + 1], state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
-        accepted = draw_accepted(log_prob_accepted, state.seed, context)
-        token = draw_next(next_distribution(accepted), state.seed, context, accepted)
+        accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
+        following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
+        token = draw(next_distribution(accepted), following)
         result = _result(draft.tokens, accepted, token, most)
         verifier = select_rows(context.alive, verifier, state.verifier)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
@@ -172,15 +181,10 @@ def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], A
     return uniform
 
 
-def draw_accepted(log_prob_accepted: Array, seed: Array, context: RoundContext) -> Array:
-    """How many drafts survive, [B] int32, drawn from log P [B, K+1] by the round's acceptance uniform."""
-    uniform = uniforms(seed, context.emitted, jnp.int32(0), ACCEPT)
-    return draw(jnp.exp(log_prob_accepted), uniform)
-
-
-def draw_next(weights: Array, seed: Array, context: RoundContext, accepted: Array) -> Array:
-    """The recovered or bonus token [B] int32 from the next distribution's weights [B, V]."""
-    return draw(weights, uniforms(seed, context.emitted, accepted, NEXT))
+def _chance(seed: Array, context: RoundContext, most: int) -> _Chance:
+    """What acceptance and the recovered or bonus token are drawn with; of the latter's, one entry is read."""
+    each = jax.vmap(lambda accepted: uniforms(seed, context.emitted, accepted, NEXT), out_axes=1)
+    return _Chance(uniforms(seed, context.emitted, jnp.int32(0), ACCEPT), each(jnp.arange(most + 1, dtype=jnp.int32)))
 
 
 def _result(drafts: Array, accepted: Array, token: Array, most: int) -> VerificationResult:

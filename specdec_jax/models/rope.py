@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 Array = jax.Array
 
@@ -57,13 +58,24 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
 
 
 def rotation(positions: Array, frequency: np.ndarray) -> tuple[Array, Array]:
-    """cos and sin, each [B, T, 1, head_dim / 2] float32, of positions [B, T]; once a pass, used by every layer."""
-    angle = positions.astype(jnp.float32)[:, :, None, None] * jnp.asarray(frequency)[None, None, None, :]
-    return jnp.cos(angle), jnp.sin(angle)
+    """cos and signed sin, each [B, T, 1, 2, head_dim / 2] float32, of positions [B, T]; once a pass, for every layer.
+
+    The sine comes with the sign of what each half subtracts. The barrier makes them once: XLA's CPU code would fuse
+    cosine and sine into each layer, to compile and compute them there anew.
+    """
+    angle = positions.astype(jnp.float32)[:, :, None, None, None] * jnp.asarray(frequency)[None, None, None, None, :]
+    sin = jnp.sin(angle)
+    cos = jnp.broadcast_to(jnp.cos(angle), (*sin.shape[:3], 2, sin.shape[4]))
+    return lax.optimization_barrier((cos, jnp.concatenate([sin, -sin], axis=3)))
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """Rotates x [B, T, H, head_dim] float32."""
+    """Rotates x [B, T, H, head_dim] float32: first * cos - second * sin, second * cos + first * sin.
+
+    The halves change places by `rev`, not by a concatenation: XLA's CPU code compiles each of those by itself, however
+    many are alike, and fuses none. As a difference, so that compilers round the product of the sine in either half and
+    fuse the other into the subtraction.
+    """
     cos, sin = cos_sin
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    return (halves * cos - lax.rev(halves, (halves.ndim - 2,)) * sin).reshape(x.shape)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
@@ -185,23 +186,21 @@ def play(pair: Pair, request: Request) -> Played:
 
 
 def start(pair: Pair, request: Request) -> Begun:
-    """Prefill, and compile what is not yet: `run` with zero rounds compiles the whole generation and plays none."""
-    watch = time.perf_counter()
-    prefill, run = pair.decoder.jitted["prefill"], pair.decoder.jitted["run"]
-    known = prefill._cache_size()
-    state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
-    first = time.perf_counter()
-    compile_seconds = 0.0
-    if prefill._cache_size() > known:
-        compile_seconds = first - watch
-        watch = time.perf_counter()
-        state = jax.block_until_ready(pair.decoder.prefill(pair.params, request.prompts, **request.options))
-        first = time.perf_counter()
-    known = run._cache_size()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
-    if run._cache_size() > known:
-        compile_seconds += time.perf_counter() - first
-    return Begun(state, first - watch, compile_seconds)
+    """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
+    decoder, watch = pair.decoder, time.perf_counter()
+    known = _programs(decoder)
+    decoder.compile_prefill(pair.params, request.prompts, **request.options)
+    begun = time.perf_counter()
+    state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
+    filled = time.perf_counter()
+    state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
+    compiling = begun - watch + time.perf_counter() - filled
+    return Begun(state, filled - begun, compiling if _programs(decoder) > known else 0.0)
+
+
+def _programs(decoder: Decoder) -> int:
+    """How many `start` has compiled by now."""
+    return sum(decoder.jitted[name]._cache_size() for name in ("prefill", "prefill_drafter", "run"))
 
 
 def finish(pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun) -> Generation:
