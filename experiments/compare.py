@@ -34,7 +34,7 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import load_model
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.text.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.text.generation import Pair, Request, build_pair, decode, encode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
@@ -180,8 +180,8 @@ def _warm_up(
 ) -> None:
     """Compiles a method and decodes a prompt untimed with it."""
     with interrupts_end_here():
-        played = play(pair, _prepare(config, pair, asked))
-    seconds = round(played.results[0].compile_seconds, 3)
+        decoded = decode(pair, _prepare(config, pair, asked))
+    seconds = round(decoded.results[0].compile_seconds, 3)
     folder.add_compile_seconds({method.name: seconds})
     console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
 
@@ -205,7 +205,7 @@ def _measure(
 ) -> dict[str, Any]:
     """One row: a timed generation and, under greedy, whether it equals plain decoding."""
     asked = _prepare(config, pair, question)
-    (result,), state = play(pair, asked)
+    (result,), state = decode(pair, asked)
     counts = {
         name: result.statistics[name]
         for name in result.statistics

@@ -12,7 +12,7 @@ Output:    runs/long_run-<time>/ with manifest.json, results.jsonl (a line a tem
 
 By default the texts of a trace are replayed one after the other, in an order drawn by --seed and as often as the tokens
 need, and the rule's state is carried from text to text (specdec_jax.replay.long says what is exact): a
-session of many requests, at the price of seconds. `--live` decodes one text of that length instead, all starts in one
+session of many requests, at the cost of seconds. `--live` decodes one text of that length instead, all starts in one
 batch. The target's context ends long before, so whenever a window is full the last half of it is processed again as
 the prompt of the next, and the rule's state is carried over; drafts are cut at the end of a window.
 """

@@ -39,7 +39,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
-from specdec_jax.text.generation import Pair, Request, build_pair, encode, play, prepare
+from specdec_jax.text.generation import Pair, Request, build_pair, decode, encode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -166,7 +166,7 @@ def measure(
             status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
             asked, pair = _asked(config, job, slots), job.variant.pair
             if id(pair.decoder) not in ready:
-                play(pair, asked)
+                decode(pair, asked)
                 ready.add(id(pair.decoder))
             folder.append(measured(job, asked, judge, longest))
 
@@ -199,7 +199,7 @@ def _asked(config: Lossy, job: Job, slots: int) -> Request:
 
 def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
     """One row: a timed generation, and what its text is worth."""
-    result = play(job.variant.pair, asked).results[0]
+    result = decode(job.variant.pair, asked).results[0]
     counts = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "drafter_passes")
     return {
         "temperature": job.temperature,

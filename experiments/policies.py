@@ -52,7 +52,7 @@ from specdec_jax.replay.trace import Trace
 
 ORACLE, CLAIRVOYANT = "oracle", "oracle acceptance"
 LIMITS = (CLAIRVOYANT, ORACLE)
-HEAD = ("rule", "publ.", "chosen", "over static (95 %)", "room", "rank", "acc.", "tokens", "wasted")
+HEAD = ("rule", "publ.", "chosen", "over static (95 %)", "head-room", "rank", "acc.", "tokens", "wasted")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from experiments.lib.run_folder import RunFolder
 from specdec_jax.compilation_cache import enable
 from specdec_jax.loading import save_hf_folder
 from specdec_jax.replay.step_cost import summary
-from specdec_jax.text.generation import Pair, Request, build_pair, play, prepare
+from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
@@ -109,7 +109,7 @@ def _start_torch(config: Versus, weights: Path, prompt: list[int]) -> "subproces
 
 def _ours(pair: Pair, request: Request) -> tuple[int, float]:
     """Tokens and seconds of one generation, prompt included as on the other side."""
-    result = play(pair, request).results[0]
+    result = decode(pair, request).results[0]
     return result.statistics["num_emitted_tokens"], result.prefill_seconds + result.seconds
 
 

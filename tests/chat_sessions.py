@@ -6,7 +6,7 @@ from rich.console import Console
 
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.chat.settings import Settings
-from specdec_jax.text.generation import play, prepare
+from specdec_jax.text.generation import decode, prepare
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 
@@ -36,7 +36,7 @@ def fresh(session, turn):
     """The same ids decoded by a new state."""
     request = prepare(session.pair, ["x"], session.settings, slots=turn.slots, record=True)
     request = request._replace(prompts=[turn.ids])
-    return play(session.pair, request).results[0]
+    return decode(session.pair, request).results[0]
 
 
 def shown(renderable):

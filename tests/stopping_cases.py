@@ -82,7 +82,7 @@ def story():
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def play_round(policy, state, now, distributions, tokens, hits):
+def decode_round(policy, state, now, distributions, tokens, hits):
     """One round as the draft loop and the decoder play it. Leaves of the lists are [MOST, ROWS, ...]."""
     begins, state = policy.begin(state, now)
     zeros = jnp.zeros_like(now.budget)
@@ -113,7 +113,7 @@ def play_rows(policy, hyperparameters):
     for index in range(ROUNDS):
         now = context(ROWS, TEMPERATURES, told.budgets[index].astype(np.int32), emitted=index)
         distributions = jax.tree.map(lambda leaf, at=index: leaf[at], told.distributions)
-        state, happened = play_round(policy, state, now, distributions, told.tokens[index], told.hits[index])
+        state, happened = decode_round(policy, state, now, distributions, told.tokens[index], told.hits[index])
         rounds.append(jax.tree.map(np.asarray, happened))
     return [np.stack(column) for column in zip(*rounds, strict=True)], state
 

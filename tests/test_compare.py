@@ -115,7 +115,7 @@ def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypa
 
 def test_a_finished_run_is_only_reported_again(finished, config, monkeypatch, capsys):
     before = (finished[1] / "manifest.json").read_text()
-    monkeypatch.setattr(compare, "play", lambda *args: pytest.fail("something was decoded"))
+    monkeypatch.setattr(compare, "decode", lambda *args: pytest.fail("something was decoded"))
     assert main([str(config), "--out", str(finished[1])]) == 0
     assert "outputs equal plain decoding" in capsys.readouterr().out
     seconds = [json.loads(text)["compile_seconds"] for text in (before, (finished[1] / "manifest.json").read_text())]
@@ -146,7 +146,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
 
 def refused(capsys, monkeypatch, *arguments):
     """The one line of an exit code 2; nothing may have been compiled or decoded by then."""
-    monkeypatch.setattr(compare, "play", lambda *args: pytest.fail("something was compiled"))
+    monkeypatch.setattr(compare, "decode", lambda *args: pytest.fail("something was compiled"))
     assert main([str(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1

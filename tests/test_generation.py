@@ -12,7 +12,7 @@ from tiny_pair import write_pair
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.text import generation
-from specdec_jax.text.generation import build_pair, encode, generate, play, prepare
+from specdec_jax.text.generation import build_pair, decode, encode, generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
@@ -106,9 +106,9 @@ def test_what_comes_back(scripted, script):
 def test_a_prepared_request_is_played_as_often_as_one_likes(scripted, script):
     request = prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
     for _ in range(2):
-        results, state = play(scripted, request)
+        results, state = decode(scripted, request)
         assert [result.tokens for result in results] == [script[:8]] and np.all(np.asarray(state.done))
-    cut = play(scripted, request._replace(stop=("two",))).results[0]
+    cut = decode(scripted, request._replace(stop=("two",))).results[0]
     assert (cut.text, cut.finish_reason) == ("one ", "stop_string")
 
 
@@ -126,7 +126,7 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
     for name, takes in {"start": 100.0, "_run": 5.0, "finish": 1000.0}.items():
         monkeypatch.setattr(generation, name, slow(getattr(generation, name), takes))
     assert (
-        play(scripted, prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)).results[0].seconds
+        decode(scripted, prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)).results[0].seconds
         == 5.0
     )
 

@@ -110,7 +110,7 @@ def test_imports_point_downwards(relative):
         ("decoding/draft_loop.py", "from specdec_jax.decoding.decoder import Decoder"),
         ("decoding/draft_loop.py", "from specdec_jax.decoding.rounds import Parts"),
         ("decoding/decoder.py", "def f():\n    from specdec_jax.stopping import static"),
-        ("analysis/new.py", "from experiments.lib.table import cells"),
+        ("metrics/new.py", "from experiments.lib.table import cells"),
         ("types/values.py", "import flax"),
     ],
 )

@@ -196,11 +196,11 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
 
 
 def asking_costs():
-    """A policy that stops where a pass is dearer than its number, and says at its end what each row was told."""
+    """A policy that stops where a pass costs more than its number, and says at its end what each row was told."""
 
-    def init(batch, dearest=1.0):
+    def init(batch, highest=1.0):
         zeros = jnp.zeros((batch,), jnp.float32)
-        return zeros + dearest, zeros - 1.0
+        return zeros + highest, zeros - 1.0
 
     def begin(state, context):
         return jnp.full(context.length.shape, True), (state[0], context.relative_drafter_cost)
@@ -214,8 +214,8 @@ def asking_costs():
     return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
-def test_rules_are_told_who_drafts_at_what_price():
-    """In passes of the first model: a lookup is free, and a drafter twice as dear costs two."""
+def test_rules_are_told_the_relative_cost_of_who_drafts():
+    """In passes of the first model: a lookup is free, and a drafter of twice the cost costs two."""
     joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
     state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
     rounds = rounds_of(state, 0)
@@ -226,7 +226,7 @@ def test_rules_are_told_who_drafts_at_what_price():
 
 
 def test_a_lookup_alone_is_free_too():
-    state = decode(prompt_lookup(MOST), None, policy=asking_costs(), policy_hyperparameters={"dearest": 0.0})
+    state = decode(prompt_lookup(MOST), None, policy=asking_costs(), policy_hyperparameters={"highest": 0.0})
     rounds = rounds_of(state, 0)
     assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
 
@@ -315,7 +315,7 @@ def test_the_text_is_the_targets_in_distribution(verifier):
 
 
 def test_estimates_are_the_written_down_sums():
-    rng, price = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
+    rng, cost = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
     tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
     state = MultiDrafterState(
         (), jnp.zeros((3, 2), jnp.int32), *(jnp.asarray(x, jnp.float32) for x in (tokens, time)), *[None] * 4
@@ -329,11 +329,11 @@ def test_estimates_are_the_written_down_sums():
             drafter=as_array(who), phase=as_array(phase), passes=as_array(passes), length=as_array(length)
         )
         length = length + emitted
-        state = _learnt(state, as_array(length), jnp.asarray(price, jnp.float32), 0.7, 0.1)
+        state = _learnt(state, as_array(length), jnp.asarray(cost, jnp.float32), 0.7, 0.1)
         for row in range(2):
             if who[row] == 3 or emitted[row] == 0:
                 continue
-            at, paid = (row, phase[row]), 1 + price[who[row]] * passes[row]
+            at, paid = (row, phase[row]), 1 + cost[who[row]] * passes[row]
             learn_by_hand(tokens[at], time[at], who[row], emitted[row], paid, 0.7, 0.1)
     np.testing.assert_allclose(state.tokens, tokens, rtol=1e-5)
     np.testing.assert_allclose(state.time, time, rtol=1e-5)

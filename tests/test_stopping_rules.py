@@ -224,9 +224,9 @@ def test_thompsons_choice_is_the_rows_own():
 
 
 def test_goodput_pays_for_passes_what_this_rounds_drafter_costs():
-    """A price of 0 is a drafter cost of 0, of 3 one three times as high: [0.1, 0.0, 0.3] at price [1, 0, 3]."""
+    """0 is a drafter cost of 0, 3 one three times as high: [0.1, 0.0, 0.3] at relative cost [1, 0, 3]."""
     policy, told = goodput(most=K), context(3)
-    told = told._replace(price=jnp.array([1.0, 0.0, 3.0]))
+    told = told._replace(relative_drafter_cost=jnp.array([1.0, 0.0, 3.0]))
     _, state = policy.begin(policy.init(3, drafter_cost=0.1, verification_cost=0.05), told)
     costs = policy.init(3, drafter_cost=[0.1, 0.0, 0.3], verification_cost=0.05)
     _, expected = policy.begin(costs, context(3))

@@ -16,11 +16,11 @@ K = 6
 DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
 
 
-def context(rows, temperature=0.0, budget=K, price=None):
+def context(rows, temperature=0.0, budget=K, cost=None):
     zeros = jnp.zeros(rows, jnp.int32)
     warp = make_warp(rows, temperature)
-    price = None if price is None else jnp.asarray(price, jnp.float32)
-    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), price)
+    cost = None if cost is None else jnp.asarray(cost, jnp.float32)
+    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), cost)
 
 
 def distributions(rows, seed=0, temperature=0.0, vocab=30):
@@ -78,12 +78,12 @@ class Twin:
             brought, reach = 0.0, self.survival * first
             for _ in range(count):
                 brought, reach = brought + reach, reach * later
-            time = (count - paid) * self.price * self.c + self.verify(drafted + count) - self.verify(drafted)
+            time = (count - paid) * self.cost * self.c + self.verify(drafted + count) - self.verify(drafted)
             best = max(best, brought - max(self.tokens / self.time, 1 / self.times[0]) * time)
         return best
 
-    def begin(self, room, price):
-        self.survival, self.passes, self.told, self.price = 1.0, 0, [], price
+    def begin(self, room, cost):
+        self.survival, self.passes, self.told, self.cost = 1.0, 0, [], cost
         mean = self.chance(self.prior.next_bias)
         return self.gain(mean, mean, 0, room, 0)
 
@@ -94,7 +94,7 @@ class Twin:
         self.logit = p.bias + p.log_temperature * self.log_temperature + slope * math.sqrt(entropy)
         self.logit += p.confidence * math.log(largest / (1 - largest))
         self.told.append(self.chance(self.logit))
-        self.passes += self.price
+        self.passes += self.cost
         return self.gain(self.told[-1], self.chance(p.next_bias), drafted, room - drafted, 1)
 
     def proceed(self, surprise, drafted, room):
@@ -122,7 +122,7 @@ TIMES = (1.0, 1.0, 1.05, 1.3, 1.3, 1.32, 1.6)
 @pytest.mark.parametrize("look_ahead", [True, False])
 def test_rounds_line_by_line(look_ahead):
     """30 rounds of 40 rows: whenever the twin's gain is not within rounding of 0, both say the same. In some rounds
-    another drafter takes its turn, at a price of its own. Every other row is greedy."""
+    another drafter takes its turn, at a cost of its own. Every other row is greedy."""
     rows, rng, decided = 40, np.random.default_rng(3), set()
     temperatures = np.resize([0.0, 0.8], rows)
     is_sampled = temperatures > 0
@@ -136,11 +136,11 @@ def test_rounds_line_by_line(look_ahead):
     ]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
-        price = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
-        now = context(rows, temperatures, room, price)
+        cost = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
+        now = context(rows, temperatures, room, cost)
         says, state = policy.begin(state, now)
-        prices = np.ones(rows) if price is None else price
-        gains = [twin.begin(room, one) for twin, one in zip(twins, prices, strict=True)]
+        costs = np.ones(rows) if cost is None else cost
+        gains = [twin.begin(room, one) for twin, one in zip(twins, costs, strict=True)]
         decided |= agree("begin", says, gains)
         length = int(rng.integers(1, room + 1))
         for drafted in range(length):

@@ -9,7 +9,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors import phases
 from specdec_jax.replay.step_cost import Cost, summary
 from specdec_jax.stopping import adaedl, static, survival
-from specdec_jax.text.generation import Pair, build_pair, play, prepare, start
+from specdec_jax.text.generation import Pair, build_pair, decode, prepare, start
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Monitor, StoppingPolicy
 
@@ -88,7 +88,7 @@ def _generation(config: Measured, pair: Pair, temperature: float) -> Callable[[]
     start(pair, request)
 
     def generate() -> _Timed:
-        results, state = play(pair, request)
+        results, state = decode(pair, request)
         return _Timed(results[0].seconds, int(np.max(np.asarray(state.statistics.drafter_passes))))
 
     return generate

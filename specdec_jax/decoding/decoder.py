@@ -16,7 +16,7 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_answers
 from specdec_jax.decoding.prefill import drafter_prefill, fill, target_prefill
-from specdec_jax.decoding.rounds import ModelParams, Parts, play_round
+from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.types import (
@@ -115,7 +115,7 @@ def build_decoder(
             return (played < rounds) & jnp.any(~state.done)
 
         def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-            return carry[0] + 1, play_round(parts, params, carry[1])
+            return carry[0] + 1, decode_round(parts, params, carry[1])
 
         return lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
 
@@ -129,7 +129,7 @@ def build_decoder(
 
     jitted = {
         "run": jax.jit(run_rounds, donate_argnums=1),
-        "step": jax.jit(lambda params, state: play_round(parts, params, state), donate_argnums=1),
+        "step": jax.jit(lambda params, state: decode_round(parts, params, state), donate_argnums=1),
         "prefill": target_prefill(target, prefill_chunk),
         "prefill_drafter": drafter_prefill(drafter),
         "extend": jax.jit(continue_from, donate_argnums=1),

@@ -65,7 +65,7 @@ class _Verified(NamedTuple):
     seen: Any  # what the drafter's observer read, leaves [B, K+1, ...]; () without one
 
 
-def play_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
+def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
     """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
     context = _context(parts, state)
     with jax.named_scope("draft"):

@@ -21,7 +21,7 @@ from specdec_jax.replay.rounds import (
     as_settings,
     first_rows,
     most_drafts,
-    play_pass,
+    replay_pass,
     texts_of,
 )
 from specdec_jax.replay.trace import FEATURES, Trace
@@ -96,7 +96,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tu
             rows, counts, seen = carry
             index = jnp.where(rows.done, rounds, counts.rounds)
             seen = seen.at[jnp.arange(size), index].set(policy.threshold(rows.policy), mode="drop")
-            rows, counts = play_pass(policy, texts, most, rows, counts)
+            rows, counts = replay_pass(policy, texts, most, rows, counts)
             return rows, counts, seen
 
         rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.replay.cost_model import CostModel
-from specdec_jax.replay.rounds import Counts, Texts, as_settings, first_rows, most_drafts, play_pass, texts_of
+from specdec_jax.replay.rounds import Counts, Texts, as_settings, first_rows, most_drafts, replay_pass, texts_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy
 
@@ -157,7 +157,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[[Texts,
     """One compiled replay of a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
-        step = functools.partial(play_pass, policy, texts, most)
+        step = functools.partial(replay_pass, policy, texts, most)
         start = first_rows(texts, begun, most, rounds)
         return lax.while_loop(lambda carry: jnp.any(~carry[0].done), lambda carry: step(*carry), start)[1]
 

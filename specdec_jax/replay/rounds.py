@@ -97,7 +97,7 @@ def first_rows(texts: Texts, begun: PolicyState, most: int, rounds: int) -> tupl
     return Rows(zero, zero, zero, zero, ~no, no, no, begun), counts
 
 
-def play_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
     """One drafter pass of every row, with the round's beginning before it and its end after it where they are due.
 
     Rows do not wait for each other at the ends of rounds: a row with short drafts would wait for the longest.

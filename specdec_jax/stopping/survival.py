@@ -7,7 +7,7 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 - a distribution that is paid for gives its token unless the wider verification costs more than it and its successors
   bring;
 - n more passes pay iff  S (a_1 + a_1 a_2 + ... n terms)  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
-  and the best n within the budget decides, because V is a staircase: the first token of a wider width is dear alone.
+  and the best n within the budget decides, because V is a staircase: the first token of a wider width alone is costly.
 
 The chance of a token is a logistic function of the distribution's entropy and largest probability before it is drawn
 (and of the temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of
@@ -216,7 +216,7 @@ def _chance(state: SurvivalState, logit: Any) -> Array:
 def _rate(state: SurvivalState) -> Array:
     """R [B] float32, tokens per pass of plain decoding; never below what decoding without drafts gives.
 
-    Without that floor a row that drafts at a loss would find time cheap, and go on.
+    Without that floor a row that drafts at a loss would take its time to be worth little, and go on.
     """
     return jnp.maximum(state.tokens / state.time, 1.0 / state.settings.verification[:, 0]).astype(jnp.float32)
 

@@ -68,7 +68,7 @@ def generate(
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
     request = prepare(pair, prompts, sampling, record=record, **options)
-    results = play(pair, request).results
+    results = decode(pair, request).results
     return results if many else results[0]
 
 
@@ -80,7 +80,7 @@ class Request(NamedTuple):
     stop: tuple[str, ...] = ()  # strings that end a text
 
 
-class Begun(NamedTuple):
+class Prefilled(NamedTuple):
     """A prefilled state and what it took."""
 
     state: DecodeState
@@ -88,7 +88,7 @@ class Begun(NamedTuple):
     compile_seconds: float
 
 
-class Played(NamedTuple):
+class Decoded(NamedTuple):
     """A request decoded to its end."""
 
     results: list[Generation]  # one a row; each has the seconds of the whole batch
@@ -175,27 +175,27 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
     return target.tokenizer.encode(target.tokenizer.chat(messages))
 
 
-def play(pair: Pair, request: Request) -> Played:
+def decode(pair: Pair, request: Request) -> Decoded:
     """Start, run to the end by the clock, and finish every row. What compiles is not in `Generation.seconds`."""
-    begun = start(pair, request)
+    prefilled = start(pair, request)
     watch = time.perf_counter()
-    state = jax.block_until_ready(_run(pair, begun.state, request.stop))
+    state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
     seconds = time.perf_counter() - watch
     rows = range(len(request.prompts))
-    return Played([finish(pair, request, state, row, seconds, begun) for row in rows], state)
+    return Decoded([finish(pair, request, state, row, seconds, prefilled) for row in rows], state)
 
 
-def start(pair: Pair, request: Request) -> Begun:
+def start(pair: Pair, request: Request) -> Prefilled:
     """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
     decoder, watch = pair.decoder, time.perf_counter()
     known = _programs(decoder)
     decoder.compile_prefill(pair.params, request.prompts, **request.options)
-    begun = time.perf_counter()
+    compiled = time.perf_counter()
     state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
     filled = time.perf_counter()
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
-    compiling = begun - watch + time.perf_counter() - filled
-    return Begun(state, filled - begun, compiling if _programs(decoder) > known else 0.0)
+    compiling = compiled - watch + time.perf_counter() - filled
+    return Prefilled(state, filled - compiled, compiling if _programs(decoder) > known else 0.0)
 
 
 def _programs(decoder: Decoder) -> int:
@@ -203,7 +203,9 @@ def _programs(decoder: Decoder) -> int:
     return sum(decoder.jitted[name]._cache_size() for name in ("prefill", "prefill_drafter", "run"))
 
 
-def finish(pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, begun: Begun) -> Generation:
+def finish(
+    pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, prefilled: Prefilled
+) -> Generation:
     """Row `row` of a state as a Generation; ids that end a text are among the tokens and not in the text."""
     length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
     prompt_length = int(np.asarray(state.prompt_length)[row])
@@ -227,8 +229,8 @@ def finish(pair: Pair, request: Request, state: DecodeState, row: int, seconds: 
         finish_reason=reason,
         statistics=summarise(counts),
         seconds=seconds,
-        prefill_seconds=begun.prefill_seconds,
-        compile_seconds=begun.compile_seconds,
+        prefill_seconds=prefilled.prefill_seconds,
+        compile_seconds=prefilled.compile_seconds,
         rounds=rounds,
     )
 

@@ -13,10 +13,10 @@ import numpy as np
 from specdec_jax.decoding.statistics import recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.text.generation import (
-    Begun,
     Conversation,
     Generation,
     Pair,
+    Prefilled,
     Request,
     find_stop,
     finish,
@@ -58,8 +58,8 @@ class Stream(Iterator[Chunk]):
     def __init__(self, pair: Pair, request: Request, rounds: int, kept: DecodeState | None = None):
         self.pair, self.request, self._rounds = pair, request, rounds
         self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
-        self._begun = start(pair, request) if kept is None else resume(pair, request, kept)
-        self._state = self._begun.state
+        self._prefilled = start(pair, request) if kept is None else resume(pair, request, kept)
+        self._state = self._prefilled.state
         self._seconds = 0.0
         self._chunks = self._play()
 
@@ -73,7 +73,7 @@ class Stream(Iterator[Chunk]):
 
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self.pair, self.request, self._state, 0, self._seconds, self._begun)
+        return finish(self.pair, self.request, self._state, 0, self._seconds, self._prefilled)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -122,7 +122,7 @@ def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
     return min(int(differs[0]) if len(differs) else len(known), length - 1, len(prompt) - 1)
 
 
-def resume(pair: Pair, request: Request, kept: DecodeState) -> Begun:
+def resume(pair: Pair, request: Request, kept: DecodeState) -> Prefilled:
     """As `start`, from a state that `can_continue`; it is donated. A first call's time counts as compilation.
 
     Everything but tokens and caches comes from the request, so it may be the state of another policy.
@@ -138,7 +138,9 @@ def resume(pair: Pair, request: Request, kept: DecodeState) -> Begun:
         state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
     compiled = [size > before for size, before in zip((extend._cache_size(), run._cache_size()), known, strict=True)]
     prefill, warm = first - watch, time.perf_counter() - first
-    return Begun(state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0))
+    return Prefilled(
+        state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0)
+    )
 
 
 def stream(

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from specdec_jax.app.chat.session import Session
 from specdec_jax.stopping.static import static
-from specdec_jax.text.generation import Generation, Pair, Request, build_pair, play
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode
 
 REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
 
@@ -53,10 +53,10 @@ def against_plain(pair: Pair, request: Request) -> str:
 
 def measure(methods: list[tuple[str, Pair, Request]]) -> list[Compared]:
     """The methods by name, each compiled before it is timed, in turn; the first is what texts are compared with."""
-    played = [[play(pair, request).results[0] for _, pair, request in methods] for _ in range(REPEATS)]
-    plain = played[0][0].tokens
+    decoded = [[decode(pair, request).results[0] for _, pair, request in methods] for _ in range(REPEATS)]
+    plain = decoded[0][0].tokens
     rows = []
-    for (name, _, _), results in zip(methods, zip(*played, strict=True), strict=True):
+    for (name, _, _), results in zip(methods, zip(*decoded, strict=True), strict=True):
         seconds = sum(result.seconds for result in results)
         speed = sum(len(result.tokens) for result in results) / max(seconds, 1e-9)
         rows.append(Compared(name, results[0], speed, results[0].tokens == plain))
