@@ -17,8 +17,8 @@ demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
 test: $(VENV)/.dev ## everything, real weights included
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore tests/test_chat_terminal.py $(ARGS)
-	$(RUN) -m pytest tests/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore tests/app/test_chat_terminal.py $(ARGS)
+	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN) -m ruff check .

@@ -26,7 +26,7 @@ import numpy as np
 from configs.base import config_hash, describe
 from specdec_jax.loading.new_folder import replacing
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
 
 

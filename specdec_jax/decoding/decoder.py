@@ -145,7 +145,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> DecodeState:
         state = fresh_state(parts, prompts, **options)
         leaves, structure = jax.tree.flatten(state.policy)
-        asked = (len(prompts), structure, *((np.shape(leaf), np.result_type(leaf)) for leaf in leaves))
+        asked = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
         if asked not in checked:
             _check_policy(parts, state)
             checked.add(asked)

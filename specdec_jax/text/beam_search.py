@@ -17,6 +17,7 @@ from jax import lax
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
 from specdec_jax.text.generation import Conversation, build_pair, prepare
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 MOST_PENALTY = 8.0  # length**8 of the longest contexts still fits float32
@@ -93,8 +94,8 @@ def beam_search(
     """
     numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
     pair = build_pair(target, None, dtype=dtype)
-    asked = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "chat": chat, "system": system, "slots": slots}
-    request = prepare(pair, [prompt], **asked)
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    request = prepare(pair, [prompt], sampling, chat=chat, system=system, slots=slots)
     ends = request.options["stop_ids"]
     state = pair.decoder.prefill(pair.params, request.prompts, **request.options)
     search = _program(pair.target.model, width)

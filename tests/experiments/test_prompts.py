@@ -11,7 +11,7 @@ import pytest
 from experiments.lib.datasets_by_name import DATASETS, as_entries
 from experiments.lib.prompts import HALVES, Prompt, load_prompts, read_prompts
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "prompts"
 # Rows as the hub has them, with texts of our own: columns by short name.
 ROWS = {

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
+import plain_oracles as oracles
 import pytest
 
 from specdec_jax.decoding import sampling

@@ -12,7 +12,7 @@ from configs.base import CompareConfig, Method, config_hash, describe, load_conf
 from experiments.lib.prompts import load_prompts, read_prompts
 from specdec_jax.stopping import adaedl, at_least, policy_bandit, static, survival
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEMO_PROMPTS = ROOT / "configs" / "prompts" / "demo.jsonl"
 PLAIN = Method("plain", policy=None)
 

@@ -147,5 +147,5 @@ def test_every_command_has_help_and_a_line_in_the_documentation():
     text = shown(commands.run(commands.Chat(None), "/help"))  # type: ignore[arg-type]
     assert all(name in text for name in commands.COMMANDS)
     assert np.all([command.help for command in commands.COMMANDS.values()])
-    page = (Path(__file__).parent.parent / "docs" / "chat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
     assert [name for name in commands.COMMANDS if name not in page] == []

@@ -10,7 +10,7 @@ import pytest
 from experiments import compare
 from experiments.lib.commands import config_words, exit_codes, told
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ending(error, *also, **options):

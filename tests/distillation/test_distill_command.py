@@ -18,7 +18,7 @@ from experiments.lib import distill_judge
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from configs.base_distillation import DistillConfig
 from specdec_jax.distillation.batches import Packing

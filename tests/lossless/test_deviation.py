@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import lossy_oracles as plain
 import numpy as np
-import oracles
+import plain_oracles as oracles
 import pytest
 from lossy_oracles import tables
 

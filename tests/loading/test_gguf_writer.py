@@ -21,7 +21,7 @@ from specdec_jax.loading.gguf.tokenizer import NAMES, pre_tokenizer
 from specdec_jax.loading.gguf.tokenizer_writer import pre_tokenizer_name
 from specdec_jax.models import llama
 
-REFERENCE = json.loads((Path(__file__).parent / "data" / "tokenizer_reference.json").read_text())
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 CONFIG = tiny.CONFIG | {"vocab_size": len(tiny.vocabulary())}  # an embedding without padding, unless a test wants it
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "12 lls"}]
 TEXTS = ["hello, 12  worlds 345", "<s>hello</s>", "</s> <unk>hell", "ünïcode 🙂 ٣٤\n\n x", "'s hello's 'S"]
@@ -81,7 +81,7 @@ def test_float32_is_the_same_model(tmp_path, loaded, changes):
 
 
 def test_the_file_is_what_the_independent_writer_makes(tmp_path, loaded):
-    """Not only our reader's inverse: names, row order and metadata are those tests/tiny_weights.py writes."""
+    """Not only our reader's inverse: names, row order and metadata are those tests/fixtures/tiny_weights.py writes."""
     config = config_of(head_dim=8)
     named = tiny_llama.random_named(config)
     theirs = read_gguf(tiny.write_gguf(tmp_path / "t.gguf", named, CONFIG | {"head_dim": 8}))

@@ -14,7 +14,7 @@ from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
 
-CHEATS = Path(__file__).parent / "cheats"
+CHEATS = Path(__file__).parents[1] / "cheats"
 MOST = 5
 FEW = {"warps": ({"temperature": 1.0},), "rounds": 4, "max_draft_length": MOST}
 
@@ -70,7 +70,7 @@ def policy(where, says_no):
     def proceed(state, distribution, token, drafted, context):
         return jnp.ones_like(context.alive), state
 
-    return static()._replace(
+    return static().replace(
         init=init,
         begin=begin,
         check=check,

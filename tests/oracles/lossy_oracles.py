@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
-import oracles
+import plain_oracles as oracles
 
 
 def entropy(prob):

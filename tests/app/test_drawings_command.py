@@ -29,7 +29,7 @@ def test_a_page_and_a_picture_beside_the_same_text(capsys, models, tmp_path):
     drawn = capsys.readouterr()
     assert sorted(tmp_path.iterdir()) == files
     html = files[0].read_text(encoding="utf-8")
-    assert "hello &lt;b&gt;" in html and "adaedl threshold=0.1" in html and "bound 1" in html
+    assert "hello &lt;b&gt;" in html and "adaedl(threshold=0.1)" in html and "bound 1" in html
     assert files[1].read_text(encoding="utf-8").startswith("<?xml")
     assert plain.err == "" and drawn.err == f"page: {files[0]}\npicture: {files[1]}\n"
     assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]

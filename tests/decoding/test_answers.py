@@ -35,7 +35,7 @@ def matched(pattern: str) -> str:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_decoder_refuses_a_wrong_answer_when_it_is_prefilled(name):
     function, words = WRONG[name]
-    decoder, params = toy_decoder(static()._replace(**{name: function}), rejection())
+    decoder, params = toy_decoder(static().replace(**{name: function}), rejection())
     with pytest.raises(ValueError, match=matched(f"the policy's {words}")):
         decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)
 

@@ -259,7 +259,7 @@ def test_time_is_counted_by_width():
 
 def reading(**answers):
     """A static rule with some of its questions answered otherwise."""
-    return static()._replace(**answers)
+    return static().replace(**answers)
 
 
 def by_token(state, distribution, token, drafted, context):

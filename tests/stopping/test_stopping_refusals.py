@@ -53,5 +53,5 @@ def test_wrong_static_options_are_named(factory, words):
 
 @pytest.mark.parametrize("factory", [max_confidence, stopping.draft_and_verify])
 def test_a_fixed_threshold_has_no_other_hyperparameters(factory):
-    with pytest.raises(TypeError, match="step"):
+    with pytest.raises(ValueError, match="has no hyperparameter .step."):
         factory(adaptive=False).init(1, step=0.1)

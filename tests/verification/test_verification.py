@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
+import plain_oracles as oracles
 import pytest
 
 from specdec_jax.decoding.sampling import distributions, make_warp

@@ -196,7 +196,7 @@ def test_help_teaches(capsys):
 
     overview, page = text_of(), text_of("generate")
     assert "generate" in overview and "verify-lossless" in overview and len(overview.splitlines()) < 20
-    assert 'generate "Why is the sky blue?"' in page and "keep_checked_token=true" in page
+    assert 'generate "Why is the sky blue?"' in page and "--compare" in page
     for option in ("target", "drafter", "policy", "verifier", "temperature", "top-k", "top-p", "min-p", "stop", "seed"):
         assert f"--{option} " in page
     assert "--no-chat" in page and "--no-no" not in page
@@ -233,7 +233,7 @@ def test_json_after_the_end_of_sequence_has_it_among_the_tokens(capsys):
 
 
 def command(models, *arguments):
-    root = str(Path(cli.__file__).parent.parent)
+    root = str(Path(cli.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "TERM": "xterm-256color", "COLUMNS": "80"}
     environment.pop("NO_COLOR", None)
     return [sys.executable, "-m", "specdec_jax", "generate", "hello", *models, *SHORT, *arguments], environment

@@ -15,7 +15,7 @@ from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
-REFERENCE = json.loads((Path(__file__).parent / "data" / "tokenizer_reference.json").read_text())
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 
 
 def from_target() -> Tokenizer:
@@ -245,7 +245,7 @@ assert dict(os.environ) == before
 
 
 def test_transformers_is_imported_for_chats_alone_and_quietly():
-    environment = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": ""}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", LAZY], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

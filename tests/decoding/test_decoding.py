@@ -4,7 +4,7 @@ import functools
 
 import jax
 import numpy as np
-import oracles
+import plain_oracles as oracles
 import pytest
 from rules import FAST, counting
 

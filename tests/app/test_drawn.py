@@ -27,7 +27,7 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import Generation, build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NAN = math.nan
 
 

@@ -31,7 +31,7 @@ def distributions(rows, seed=0, temperature=0.0, vocab=30):
 
 def compiled(policy):
     functions = {name: jax.jit(getattr(policy, name)) for name in ("begin", "check", "proceed", "update")}
-    return policy._replace(**functions)
+    return policy.replace(**functions)
 
 
 def outcome(drafted, accepted):
