@@ -101,7 +101,7 @@ def diff(config: Diff, console: Console) -> int:
 
 
 def setup_changes(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Fields of two manifests that differ, with their values; as `config.methods[adaedl].hyperparameters.threshold`."""
+    """Fields of two manifests that differ, with their values: `config.methods[adaedl].policy.options.raw_entropy`."""
     flat = [flatten(entry) for entry in (a, b)]
     every = dict.fromkeys([*flat[0], *flat[1]])
     names = [name for name in every if not any(f"{name}.".startswith(f"{left_out}.") for left_out in NO_SETUP)]

@@ -9,11 +9,11 @@ Expected:  the built-in pair, greedy, published settings: adaedl 1.02, adaedl-ke
 Output:    runs/replay-<time>/ with manifest.json, results.jsonl (a line a trace, task, rule and setting), table.md and
            replay.png; a stopped run goes on where it was with the same --out
 
-A rule is a name in lib/rules.py at its published setting, a file of specdec_jax/stopping, or a path to a .py
-file. --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT; all combinations are replayed, for every rule
-that has a hyperparameter of that name. A --set that names what a factory takes is a static option of that rule
-(policy=svip). What is exact in a replay and what is not: specdec_jax/replay/replay.py. The best static length and the
-oracle (nothing drafted that is rejected) are known in hindsight only: they are where the head-room begins and ends.
+A rule is a name in lib/rules.py at its published setting, or a call of a file of specdec_jax/stopping or of your own:
+"at_least(minimum=2, policy=svip)", my_rule.py. --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT; all
+combinations are replayed, for every rule that has a hyperparameter of that name. What is exact in a replay and what is
+not: specdec_jax/replay/replay.py. The best static length and the oracle (nothing drafted that is rejected) are known in
+hindsight only: they are where the head-room begins and ends.
 """
 
 import sys

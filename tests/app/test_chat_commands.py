@@ -29,7 +29,10 @@ FAILING = [
     ("/gamma many", "must be a whole number, got 'many'"),
     ("/gamma -1", "must lie in 0 to 64, got -1"),
     ("/gamma auto", "there is no answer yet"),
-    ("/entropy-factor 0.2", "policy static has no entropy_factor; /policy adaedl.entropy_factor=0.2. has"),
+    (
+        "/entropy-factor 0.2",
+        r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl\(entropy_factor=0.2\) has",
+    ),
     ("/lambda x", "threshold must be a number, got 'x'"),
     ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
     ("/max-draft-length 65", "at most 64, got 65"),

@@ -107,13 +107,14 @@ def test_the_order_of_the_rows_does_not_matter(diff):
     assert diff(results(), results()[::-1])[0] == 0
 
 
-def test_the_setup_is_compared_field_by_field(diff, tmp_path):
+def test_the_setup_is_compared_field_by_field(diff, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # no name is wrapped
     fields = {"max_new_tokens": 32, "hyperparameters": {"threshold": 0.5}}
     code, printed, _ = diff(results(), results(), **fields)
     assert code == 0  # the results agree
     assert "config.max_new_tokens 64 32" in printed
-    assert "config.methods[adaedl].hyperparameters.threshold (none) 0.5" in printed
-    assert "config.methods[adaedl].hyperparameters " not in printed  # {} against what stands inside it
+    assert "config.methods[adaedl].policy.hyperparameters.threshold (none) 0.5" in printed
+    assert "config.methods[adaedl].policy.hyperparameters " not in printed  # {} against what stands inside it
     assert "config_hash" in printed and "started" not in printed and "config.out" not in printed
     for row in (tmp_path / "b" / "results.jsonl").read_text().splitlines():
         assert json.loads(row)["config_hash"] in printed

@@ -296,13 +296,13 @@ def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
     out = tmp_path / "out"
     options = ["--ratio", "0.3", "--slope", "0.05", "--max-draft-length", "5", "--out", str(out)]
     folders = [str(tmp_path / "one"), str(tmp_path / "two" / "trace-1.npz")]
-    more = ["--rules", str(rule), "--set", "draft_length=2:4:2", "unused=1"]
+    more = ["--rules", f"{rule}(unused=1)", "--set", "draft_length=2:4:2"]
     assert replay.main([*folders, *more, *options]) == 0
     costs = cost_model(0.3, {width: 1 + 0.05 * (width - 1) for width in range(1, 7)})
     text = section(out, "Two, temperature 1")
     for length in (2, 4):
         seconds = totals(trace, lambda: Static(length), 5, costs=costs)[0]  # noqa: B023
-        shown = value(cells(text, f"short draft_length={length}")[0])
+        shown = value(cells(text, f"short(unused=1) draft_length={length}")[0])
         assert shown == pytest.approx(over_plain(trace, seconds, costs=costs), abs=0.006)
     capsys.readouterr()
     save_trace(tmp_path / "one" / "trace-1.npz", made_up_trace(1.0, texts=6, seed=1))
