@@ -180,7 +180,10 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
         if key.startswith("--") and key not in [*known, "--help"] and key.replace("--no-", "--", 1) not in known:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, known)}")
     style = (tyro.conf.AvoidSubcommands,)
-    return tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
+    told = tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
+    # What only a file can set is the file's: tyro makes it anew out of its fields, and a strategy is more than those.
+    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
+    return dataclasses.replace(told, **kept)
 
 
 def _options(config: Any, prefix: str = "--") -> list[str]:
@@ -190,9 +193,14 @@ def _options(config: Any, prefix: str = "--") -> list[str]:
         value, name = getattr(config, f.name), prefix + f.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
             names += _options(value, f"{name}.")
-        elif "Suppress" not in str(f.type) and tyro.conf.Suppress not in getattr(f.type, "__metadata__", ()):
+        elif not _is_files(f):
             names.append(name)
     return names
+
+
+def _is_files(field: dataclasses.Field[Any]) -> bool:
+    """Whether only a file can set it."""
+    return "Suppress" in str(field.type) or tyro.conf.Suppress in getattr(field.type, "__metadata__", ())
 
 
 def describe(value: Any) -> Any:

@@ -91,9 +91,9 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
 
 def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperature: float) -> bool:
     """Whether its rounds are a trace's: the config's own drafter, and verification that keeps what rejection keeps."""
-    own = method["drafter"] not in (None, config["drafter"])
-    verifier = method["verifier"]["strategy"].rpartition(":")[2]
-    return method["policy"] is not None and not own and temperature <= ALIKE.get(verifier, -1.0)
+    if method["policy"] is None or method["drafter"] not in (None, config.get("drafter")):
+        return False
+    return temperature <= ALIKE.get(method["verifier"]["strategy"].rpartition(":")[2], -1.0)
 
 
 def _calibration(config: Mapping[str, Any]) -> Calibration | None:

@@ -187,11 +187,9 @@ def test_a_repeated_paragraph_is_accepted_from_the_prompt(smollm2):
         "The lighthouse at Marrow Point was built in 1873 by a crew of forty masons. Its lamp burned whale oil for "
         "eleven years, then kerosene, and the keeper climbed two hundred and six steps every evening to light it."
     )
-    pair = build_pair(smollm2, "prompt_lookup", policy=static(), max_draft_length=7)
+    pair = build_pair(smollm2, "prompt_lookup", policy=static(draft_length=7), max_draft_length=7)
     prompt = f"Repeat this paragraph word for word:\n\n{paragraph}"
-    result = generate(
-        prompt, SamplingParams(max_new_tokens=64), pair=pair, policy_hyperparameters={"draft_length": 7}, record=True
-    )
+    result = generate(prompt, SamplingParams(max_new_tokens=64), pair=pair, record=True)
     assert result.statistics["num_accepted_tokens"] > 32, result.text
     assert result.statistics["drafter_passes"] == 0
 

@@ -12,7 +12,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 
 CONFIG = """
 from configs.base import CompareConfig, Method
-from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.stopping import static
 
 config = CompareConfig(

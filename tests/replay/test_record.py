@@ -54,10 +54,8 @@ def test_its_greedy_replay_is_the_live_decoder(place, recorded, row):
     path, _ = place
     models = [load_model(folder, dtype="float32") for folder in write_pair(path)]
     trace = load_trace(recorded / "trace-0.npz")
-    pair = build_pair(*models, policy=adaedl(), max_draft_length=5, verification_widths=(6,))
-    live = generate(
-        TEXTS[row], SamplingParams(max_new_tokens=20), pair=pair, chat=False, policy_hyperparameters={"threshold": 0.2}
-    )
+    pair = build_pair(*models, policy=adaedl(threshold=0.2), max_draft_length=5, verification_widths=(6,))
+    live = generate(TEXTS[row], SamplingParams(max_new_tokens=20), pair=pair, chat=False)
     assert trace.tokens[row, : trace.length[row]].tolist() == live.tokens
     found = replay(trace, adaedl(), {"threshold": 0.2})
     assert found.rounds[0, row] == live.statistics["num_rounds"]
