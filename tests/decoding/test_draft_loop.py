@@ -58,7 +58,7 @@ def policy_of(told, events):
         events.append("proceed")
         return at(told.goes, drafted), state._replace(proceeded=state.proceeded + 1)
 
-    return StoppingPolicy(None, begin, check, proceed, None, None)
+    return StoppingPolicy(lambda batch: (), begin, check, proceed, None, None)
 
 
 def source_of(told, events):

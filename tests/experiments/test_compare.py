@@ -124,7 +124,7 @@ def test_a_finished_run_is_only_reported_again(finished, config, monkeypatch, ca
 def test_each_method_is_compiled_when_its_turn_comes_and_the_last_can_be_seen_live(config, tmp_path, monkeypatch):
     events = []
     warm_up, measure = compare._warm_up, compare._measure
-    monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[0].name}") or warm_up(*args))
+    monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[1].name}") or warm_up(*args))
     monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[1].method.name) or measure(*args))
     monkeypatch.setattr(compare, "show_live", lambda console, pair, name, *args, **kw: events.append(f"live {name}"))
     assert main([str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0", "--live"]) == 0

@@ -126,7 +126,11 @@ def compare_folder(path, most=20):
     methods = [{"name": "plain", "policy": None}]
     static = {
         "name": "static-3",
-        "policy": {"strategy": "specdec_jax.stopping.static:static", "options": {}, "hyperparameters": {}},
+        "policy": {
+            "strategy": "specdec_jax.stopping.static:static",
+            "options": {},
+            "hyperparameters": {"draft_length": 3},
+        },
         "verifier": {"strategy": "specdec_jax.verification.rejection:rejection", "options": {}, "hyperparameters": {}},
         "drafter": None,
         "max_draft_length": None,

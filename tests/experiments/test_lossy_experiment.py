@@ -10,7 +10,10 @@ from experiments.lib.lossy_report import equal_share, label, lines
 from experiments.lib.run_folder import read_rows
 from experiments.lib.traced import costs_or_default
 
-CHOSEN = ("lenience:lenience=0.5", "lenience:lenience=0.1", "easd:top_n=3,target_entropy=0.1", "by_phase:lenience=0.5")
+CHOSEN = (
+    *("lenience(lenience=0.5)", "lenience(lenience=0.1)"),
+    *("easd(top_n=3, target_entropy=0.1)", "by_phase(lenience=0.5)"),
+)
 COMMAND = ["--smoke", "--variants", *CHOSEN, "--repeats", "2"]
 
 
@@ -60,23 +63,23 @@ def test_the_figures_are_those_of_the_rows(ran):
             gap = np.mean([a["log_likelihood"] - b["log_likelihood"] for a, b in zip(mine, base, strict=True)])
             assert line.difference.estimate == pytest.approx(gap)
         assert found["rejection"].total_variation < 1e-5 and found["rejection"].difference.estimate == 0
-        assert found["lenience:lenience=0.1"].total_variation > 0.01
-        assert np.isnan(found["by_phase:lenience=0.5"].total_variation)
+        assert found["lenience(lenience=0.1)"].total_variation > 0.01
+        assert np.isnan(found["by_phase(lenience=0.5)"].total_variation)
     greedy = {line.variant: line for line in lines(rows, 0.0, costs)}
     assert greedy["rejection"].equal == 1 and greedy["rejection"].first_choice == 1
-    assert greedy["lenience:lenience=0.1"].equal < 1
+    assert greedy["lenience(lenience=0.1)"].equal < 1
 
 
 def test_tokens_after_the_first_difference_are_not_equal():
     assert equal_share([([1, 2, 3, 4], [1, 2, 9, 4]), ([5], [5])]) == 3 / 5
-    assert label("easd:top_n=3,overlap=0.5") == "easd 3/0.5" and label("typical") == "typical"
+    assert label("easd(top_n=3, overlap=0.5)") == "easd 3/0.5" and label("typical") == "typical"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--variants", "lenient"], "unknown verifier 'lenient'; did you mean 'lenience'?"),
-        (["--variants", "typical:epsilon=2"], "epsilon must lie in [0, 1], got 2"),
+        (["--variants", "typical(epsilon=2)"], "epsilon must lie in [0, 1], got 2"),
         (["--each", "0"], "each must be 1 or more, got 0"),
         (["--max-new-tokens", "2000"], "more than the context of smollm2, 1024"),
         (["--policy", "statik"], "unknown policy 'statik'"),

@@ -77,6 +77,12 @@ def ran(tmp_path_factory):
     return folder / "run", {0.0: load_trace(folder / "traces" / "trace-0.npz")}
 
 
+def described(name, **hyperparameters):
+    """A strategy as a manifest has it."""
+    factory = f"specdec_jax.{name}:{name.rpartition('.')[2]}"
+    return {"strategy": factory, "options": {}, "hyperparameters": hyperparameters}
+
+
 def changed(run, folder, methods=None, told=False, **entries):
     """A copy of a run folder whose config, or whose methods by name, say otherwise.
 
@@ -145,7 +151,10 @@ def test_sampled_runs_have_the_sampled_hyperparameters(ran, tmp_path):
     lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
     (warm / "results.jsonl").write_text(lines)
     cold, points = found(run, traces), found(warm, traces)
-    fixed = changed(run, tmp_path / "fixed", {"static": {"hyperparameters": {"draft_length": 4}}}, calibration=None)
+    other = {"static": {"policy": described("stopping.static", draft_length=4)}}
+    fixed = changed(run, tmp_path / "fixed", other, calibration=None)
+        run, tmp_path / "fixed", {"static": {"policy": described("stopping.static", draft_length=4)}}, calibration=None
+    )
     assert points["static"].predicted == found(fixed, traces)["static"].predicted != cold["static"].predicted
 
 
@@ -168,9 +177,9 @@ def test_the_built_in_calibration_is_the_drafters(ran, tmp_path):
     [
         (False, {"drafter": "prompt_lookup"}),
         (False, {"drafter": ["smollm2-drafter", "prompt_lookup"]}),
-        (False, {"verifier": "specdec_jax.verification.lenience:lenience"}),
-        (False, {"verifier": "my_verifier:mine"}),
-        (True, {"verifier": "specdec_jax.verification.block:block"}),
+        (False, {"verifier": described("verification.lenience")}),
+        (False, {"verifier": {"strategy": "my_verifier:mine", "options": {}, "hyperparameters": {}}}),
+        (True, {"verifier": described("verification.block")}),
         (True, {"drafter": None}),
     ],
 )
@@ -182,7 +191,7 @@ def test_what_no_trace_tells_of_is_left_out(ran, tmp_path, told, entries):
 
 def test_block_verification_of_sampled_texts_is_left_out(ran, tmp_path):
     run, traces = ran
-    block = {"static": {"verifier": "specdec_jax.verification.block:block"}}
+    block = {"static": {"verifier": described("verification.block")}}
     warm = changed(run, tmp_path / "run", block)
     lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
     (warm / "results.jsonl").write_text(lines)
