@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint format typecheck bench clean help FORCE
+.PHONY: demo test check lint format typecheck bench clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
@@ -19,6 +19,9 @@ demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side
 test: $(VENV)/.dev ## everything, real weights included
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore tests/app/test_chat_terminal.py $(ARGS)
 	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
+
+check: lint typecheck ## for every save: lint, types, and the tests that are quick and read no real weights
+	$(RUN) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN) -m ruff check .

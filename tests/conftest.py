@@ -33,6 +33,16 @@ def programs_are_dropped():
     jax.clear_caches()
 
 
+REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float32"}
+
+
+def pytest_collection_modifyitems(items):
+    """What reads real weights is slow too; files of over twenty seconds say so themselves."""
+    for item in items:
+        if REAL & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 def load_or_skip(source: str, dtype: str):
     """A built-in model; skips where its weights are not installed, except in CI, where that is a failure."""
     from specdec_jax.loading import load_model

@@ -167,6 +167,7 @@ LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIER
 VERIFIED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "verifier"), VERIFIED)
 def test_what_calls_itself_lossless_is(policy, verifier):
     built = find_factory("verifier", verifier)()
@@ -178,6 +179,7 @@ def test_what_calls_itself_lossless_is(policy, verifier):
 SHOWN = {"static": 0, "at_least": 0, "phase_length": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
     policy = find_factory("policy", name)()
@@ -187,6 +189,7 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
     assert shown == [SHOWN[name]] * 2 if name in SHOWN else min(shown) >= 4, shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
@@ -196,6 +199,7 @@ def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_decodes_as_plain_decoding_does(name):
     """The greedy output is the target's with every drafter; those that ask are given models or drafters."""

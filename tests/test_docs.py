@@ -17,6 +17,8 @@ from specdec_jax.app import cli
 from specdec_jax.lossless import prove_exactly
 from specdec_jax.text.strategies import choose
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

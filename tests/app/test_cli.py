@@ -26,6 +26,8 @@ from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 STATIC = ["--policy", "static(draft_length=1)"]
 

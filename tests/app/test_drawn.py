@@ -27,6 +27,8 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import Generation, build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAN = math.nan
 

@@ -8,6 +8,8 @@ from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, varian
 
 from specdec_jax.models import layers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _exact_products():

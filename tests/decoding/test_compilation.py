@@ -18,6 +18,8 @@ from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.verification import block, rejection
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent
 
 

@@ -19,6 +19,8 @@ from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
+pytestmark = pytest.mark.slow
+
 CONFIG = tiny_llama.variant(max_position_embeddings=256)
 # This llama is never sure, and often rejected: at the published hyperparameters lambda soon forbids every draft.
 LIVELY = {"entropy_factor": 0.05, "threshold": 0.6, "step": 0.04, "threshold_decay": 0.2, "target_acceptance": 0.4}

@@ -18,6 +18,8 @@ from experiments.lib import distill_judge
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from configs.base_distillation import DistillConfig

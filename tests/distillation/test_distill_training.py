@@ -13,6 +13,8 @@ from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.models import llama
 
+pytestmark = pytest.mark.slow
+
 VOCAB, K = 61, 4
 TARGET = llama.LlamaConfig(VOCAB, 96, 64, 2, 4, 2, 16, tie_word_embeddings=True, eos_token_ids=(2,))
 SHAPE = initial.Shape(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")

@@ -19,6 +19,8 @@ from specdec_jax.stopping import accepted_length_ema, static
 from specdec_jax.types import Draft
 from specdec_jax.verification import block, greedy, rejection
 
+pytestmark = pytest.mark.slow
+
 
 class Counts:
     """What the table should hold, with lists: per context length, per bucket, contexts and candidates latest first."""

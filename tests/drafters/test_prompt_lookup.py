@@ -20,6 +20,8 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import RoundContext
 from specdec_jax.verification import block, greedy, rejection
 
+pytestmark = pytest.mark.slow
+
 
 def looked_up(text, longest, shortest, most):
     """(draft, tokens matched) of one text, by loops."""

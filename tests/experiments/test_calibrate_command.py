@@ -23,6 +23,8 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import build
 from specdec_jax.verification import easd
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_threshold_is_the_best_of_all():
     rng = np.random.default_rng(0)

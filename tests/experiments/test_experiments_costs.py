@@ -20,6 +20,8 @@ from specdec_jax.replay.step_cost import Cost
 from specdec_jax.replay.trace import check, select
 from specdec_jax.stopping import adaedl
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 16
 
 

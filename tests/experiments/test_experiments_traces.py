@@ -15,6 +15,8 @@ from experiments.lib.traced import costs_or_default
 from specdec_jax.replay.cost_model import cost_model
 from specdec_jax.replay.trace import FEATURES, save_trace
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = {
     "replay": (replay, "replay.png", ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
     "lambda_dynamics": (lambda_dynamics, "lambda.png", ()),

@@ -153,8 +153,6 @@ def test_sampled_runs_have_the_sampled_hyperparameters(ran, tmp_path):
     cold, points = found(run, traces), found(warm, traces)
     other = {"static": {"policy": described("stopping.static", draft_length=4)}}
     fixed = changed(run, tmp_path / "fixed", other, calibration=None)
-        run, tmp_path / "fixed", {"static": {"policy": described("stopping.static", draft_length=4)}}, calibration=None
-    )
     assert points["static"].predicted == found(fixed, traces)["static"].predicted != cold["static"].predicted
 
 

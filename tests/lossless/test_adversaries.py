@@ -14,6 +14,8 @@ from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
 
+pytestmark = pytest.mark.slow
+
 CHEATS = Path(__file__).parents[1] / "cheats"
 MOST = 5
 FEW = {"warps": ({"temperature": 1.0},), "rounds": 4, "max_draft_length": MOST}

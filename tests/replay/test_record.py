@@ -14,6 +14,8 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 
 

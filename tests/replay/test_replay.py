@@ -21,6 +21,8 @@ from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static,
 from specdec_jax.text.strategies import find_factory, names
 from specdec_jax.verification import rejection
 
+pytestmark = pytest.mark.slow
+
 MOST, VOCAB, LIMIT = 6, 12, 60
 TABLE = toys.table_model(VOCAB)
 PAIR = toys.toy_pair(VOCAB, 5, distance=0.6)

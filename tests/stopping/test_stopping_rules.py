@@ -16,6 +16,8 @@ from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
 from specdec_jax.text.strategies import find_factory, names
 
+pytestmark = pytest.mark.slow
+
 ROWS = 300
 TEMPERATURES = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
 

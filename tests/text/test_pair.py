@@ -10,6 +10,8 @@ from specdec_jax.text.generation import build_pair, generate, prepare
 from specdec_jax.text.pair import _relative_size
 from specdec_jax.text.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
 

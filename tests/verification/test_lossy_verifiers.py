@@ -18,6 +18,8 @@ from specdec_jax.text.strategies import choose
 from specdec_jax.types import Draft, RoundContext, Verifier
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
 
+pytestmark = pytest.mark.slow
+
 DRAFTS, TOKENS = 2, 3
 UNCERTAIN = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}
 CERTAIN = {"drafter_entropy": 1.0986, "target_entropy": 1.0986, "overlap": 0.6}  # log 3: no toy is less certain
