@@ -128,7 +128,7 @@ def test_a_conversation(chat, tmp_path):
     child.send("/compare\r")
     child.expect("against plain")
     child.expect(r"plain [^\r]*1.00x[^\r]*identical")
-    child.expect(r"static draft_length=2 [^\r]*identical")
+    child.expect(r"static\(draft_length=2\) [^\r]*identical")
     child.send("/tokens off\r")
     child.expect("tokens off")
     child.send("/save no/such/folder/run.html\r")
