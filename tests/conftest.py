@@ -37,7 +37,7 @@ REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float3
 
 
 def pytest_collection_modifyitems(items):
-    """What reads real weights is slow too; files of over twenty seconds say so themselves."""
+    """What reads real weights is slow too; files that take long say so themselves."""
     for item in items:
         if REAL & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)

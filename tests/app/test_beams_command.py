@@ -12,6 +12,8 @@ from specdec_jax.app.views.searching import print_beams, table
 from specdec_jax.loading import load_model
 from specdec_jax.text.beam_search import Hypothesis, beam_search
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]
 SEARCH = ["--beams", "3", *SHORT]
 

@@ -11,6 +11,8 @@ from specdec_jax.loading import load_model
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.strategies import choose
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 
 

@@ -11,6 +11,8 @@ from specdec_jax.distillation.judging import judge as judge_texts
 from specdec_jax.loading import load_model
 from specdec_jax.text.generation import encode
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
     names = write_pair(tmp_path)

@@ -16,6 +16,8 @@ from specdec_jax.distillation.losses import (
     tvd_plus_plus,
 )
 
+pytestmark = pytest.mark.slow
+
 N, OUTCOMES = 5, 7
 START = jnp.zeros(())
 rng = np.random.default_rng(0)

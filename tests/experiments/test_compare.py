@@ -10,6 +10,8 @@ from experiments.compare import equality_summary, main
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 from configs.base import CompareConfig, Method
 from specdec_jax.stopping import static

@@ -10,6 +10,8 @@ from experiments.lib.lossy_report import equal_share, label, lines
 from experiments.lib.run_folder import read_rows
 from experiments.lib.traced import costs_or_default
 
+pytestmark = pytest.mark.slow
+
 CHOSEN = (
     *("lenience(lenience=0.5)", "lenience(lenience=0.1)"),
     *("easd(top_n=3, target_entropy=0.1)", "by_phase(lenience=0.5)"),

@@ -14,6 +14,8 @@ from specdec_jax.replay.cost_model import flat
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.text.calibration import fingerprint
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 5
 COSTS = flat(0.1, LONGEST)
 HYPERPARAMETERS = {

@@ -10,6 +10,8 @@ from tiny_llama import model_and_params, one_pass, random_tokens
 from specdec_jax.models import adapters
 from specdec_jax.types import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _exact_products():

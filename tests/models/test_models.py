@@ -15,6 +15,8 @@ from specdec_jax import models
 from specdec_jax.models import llama
 from specdec_jax.types import LanguageModel, ModelSpec
 
+pytestmark = pytest.mark.slow
+
 SHARED = {"adapters", "layers", "reduced_head", "rope", "weights"}  # parts of families; the other files are families
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 
