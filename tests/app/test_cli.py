@@ -63,6 +63,16 @@ def test_piped_text_is_plain_and_statistics_are_elsewhere(capsys, models, expect
     assert re.fullmatch(r"\[12 tokens, .* tokens/s, \d+% of drafts accepted, .*reached max-new-tokens\]\n", err)
 
 
+def test_drafting_is_compared_with_plain_decoding(capsys, models, expected):
+    code, out, err = run(capsys, "hello", *models, *SHORT, *STATIC, "--compare")
+    assert (code, out) == (0, expected.text + "\n")
+    said = re.search(
+        r"\[measured: ([\d.]+) times plain decoding, ([\d.]+) against ([\d.]+) tokens/s, 2 times each", err
+    )
+    ratio, drafted, plain = (float(number) for number in said.groups())
+    assert ratio == pytest.approx(drafted / plain, rel=0.05) and "predicted" in err
+
+
 def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected):
     arguments = ["hello", *models, *SHORT, *STATIC]
     code, out, err = run(capsys, *arguments, "--json", "--record")

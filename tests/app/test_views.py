@@ -110,6 +110,9 @@ def test_the_line_of_statistics():
     assert "nothing drafted" in nothing and "lower threshold" in nothing
     assert nothing.endswith("compiled in 3.2 s, ended]")
     assert "25% in reasoning phases" in summary(generation(statistics={"num_reasoning_tokens": 5}))
+    counted = generation(statistics={"num_rounds": 8, "num_emitted_tokens": 20})  # and 12 drafter passes
+    assert "predicted 2.17 times plain decoding" in summary(counted, drafter_cost=0.1)  # 20 / (8 + 1.2)
+    assert "predicted 2.50 times" in summary(counted, drafter_cost=0.0)
     without = {"num_draft_tokens": 0, "drafter_passes": 0}
     assert summary(generation(statistics=without, seconds=0.0)) == "[20 tokens, reached max-new-tokens]"
 
