@@ -10,6 +10,7 @@ from experiments.lib import studies
 from experiments.lib.plots import COLOURS, INK
 from specdec_jax.metrics.intervals import Interval, mean_interval, total_speedup
 from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.text.strategies import name_in
 
 PLAIN, REJECTION = "plain", "rejection"
 NOTES = (
@@ -152,9 +153,9 @@ def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
     figure = Figure(figsize=(max(5.4 * len(temperatures), 6.4), 4.4), dpi=150, layout="constrained")
     for axes, temperature in zip(figure.subplots(1, len(temperatures), squeeze=False)[0], temperatures, strict=True):
         found = [line for line in lines(rows, temperature, costs) if line.variant != PLAIN]
-        families = list(dict.fromkeys(line.variant.partition("(")[0] for line in found))
+        families = list(dict.fromkeys(name_in(line.variant) for line in found))
         for place, family in enumerate(families):
-            mine = [line for line in found if line.variant.partition("(")[0] == family]
+            mine = [line for line in found if name_in(line.variant) == family]
             colour = INK if family == REJECTION else COLOURS[1 + place % (len(COLOURS) - 1)]
             across, up = [line.speed.estimate for line in mine], [line.difference.estimate for line in mine]
             axes.plot(across, up, "o-", color=colour, lw=1.4, ms=5, label=family)

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.lib.rules import RULES, Rule, rule
 from experiments.lib.trace_tables import number
 from specdec_jax.strategy import nearest
-from specdec_jax.text.strategies import choose, names
+from specdec_jax.text.strategies import choose, name_in, names
 
 
 def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Rule]:
@@ -40,7 +40,7 @@ def _rule(words: str) -> Rule:
     listed = {entry.name for entry in RULES}
     if words in listed:
         return rule(words)
-    name = words.partition("(")[0].strip()
+    name = name_in(words)
     if not name.endswith(".py") and name not in names("policy"):
         files = {file for file in names("policy") if file.replace("_", "-") not in listed}
         raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")

@@ -19,7 +19,7 @@ from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
-from specdec_jax.text.strategies import choose, names, parse_call
+from specdec_jax.text.strategies import choose, name_in, names, parse_call
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
@@ -42,9 +42,7 @@ class Pair(NamedTuple):
     policy: StoppingPolicy  # as asked for: the decoder's is the same without its hyperparameters
     verifier: Verifier
     monitor: Monitor | None
-    first_drafter: Params = (
-        None  # of the first drafter with a model, whose pass is what rules that weigh costs are told of
-    )
+    first_drafter: Params = None  # the first with a model: its pass is what rules that weigh costs are told of
 
     @property
     def drafter_cost(self) -> float | None:
@@ -125,10 +123,7 @@ def split_drafters(words: str) -> list[str]:
 
 def without_model(drafter: Any) -> TypeGuard[str]:
     """Whether the words are for a drafter that needs no model: a file of drafters/, or a .py file."""
-    if not isinstance(drafter, str):
-        return False
-    name = drafter.partition("(")[0].strip()
-    return name in _modelless() or name.endswith(".py")
+    return isinstance(drafter, str) and (name_in(drafter) in _modelless() or name_in(drafter).endswith(".py"))
 
 
 def check_drafter(drafter: Any) -> None:

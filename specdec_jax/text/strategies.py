@@ -87,6 +87,11 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
     return made
 
 
+def name_in(words: str) -> str:
+    """The name, or the path, that the words begin with; for words that need not be a call of a strategy."""
+    return words.partition("(")[0].strip()
+
+
 def parse_call(kind: str, words: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a call; arguments without a name are the factory's parameters in order.
 

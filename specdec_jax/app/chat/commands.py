@@ -84,7 +84,7 @@ def _shown(chat: Chat, *fields: str) -> Text:
 
 
 def _said(value: Any) -> str:
-    return " ".join(value) or "(its defaults)" if isinstance(value, tuple) else "none" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:

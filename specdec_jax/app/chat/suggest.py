@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specdec_jax.app.chat.settings import Settings
-from specdec_jax.text.strategies import choose
+from specdec_jax.text.strategies import choose, name_in
 
 HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with
 MOST = 16  # beyond it a draft is hardly ever accepted whole
@@ -36,17 +36,17 @@ def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None
     if rate is None:
         if not figures["drafter_passes"]:
             return None
-        if _name(settings) == "adaedl" and _told(settings, "threshold") > LOW_THRESHOLD:
+        if name_in(settings.policy) == "adaedl" and _told(settings, "threshold") > LOW_THRESHOLD:
             return Suggestion("a lower lambda, since nothing was drafted", f"/lambda {LOW_THRESHOLD}")
         return Suggestion("drafts of a fixed length, since nothing was drafted", "/gamma 3")
     if LOW <= rate <= HIGH:
         return None
-    if _name(settings) == "static":
+    if name_in(settings.policy) == "static":
         return _static(settings, rate > HIGH)
     if rate > HIGH and mean > 0.8 * settings.max_draft_length:
         most = min(2 * settings.max_draft_length, MOST)
         return None if most <= settings.max_draft_length else Suggestion("longer drafts", f"/max-draft-length {most}")
-    if _name(settings) == "adaedl":
+    if name_in(settings.policy) == "adaedl":
         return _adaedl(settings, rate > HIGH)
     if rate > HIGH:
         return Suggestion("longer drafts", f"/gamma {min(round(mean) + 2, MOST)}")
@@ -68,10 +68,6 @@ def _adaedl(settings: Settings, high: bool) -> Suggestion | None:
     if changed == threshold:
         return None
     return Suggestion("longer drafts" if high else "shorter drafts", f"/lambda {changed:g}")
-
-
-def _name(settings: Settings) -> str:
-    return settings.policy.partition("(")[0].strip()
 
 
 def _told(settings: Settings, hyperparameter: str) -> float:
