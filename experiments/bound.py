@@ -28,9 +28,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import studies
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
 from experiments.lib.plots import COLOURS, INK
-from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, fill, finish, open_run
-from experiments.lib.trace_tables import NONE, about_traces, legend_below, number, panels, sections, share, times
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles
+from experiments.lib.trace_tables import NONE, share, times
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.replay.trace import FEATURES
 
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study(options: Bound, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
-    run = open_run("bound", options, console)
+    run = runs.open_run("bound", options, console)
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         del what
@@ -81,8 +83,8 @@ def study(options: Bound, console: Console) -> None:
             for task, texts in source.tasks.items()
         }
 
-    rows = fill(run, (WHAT,), measure)
-    finish(run, report(run, rows), {"bound.png": picture(run, rows)})
+    rows = runs.fill(run, (WHAT,), measure)
+    runs.finish(run, report(run, rows), {"bound.png": picture(run, rows)})
 
 
 def positions_of(source: Source, texts: np.ndarray) -> Positions:
@@ -183,11 +185,12 @@ def ratios(found: Positions) -> dict[str, Any]:
 def report(run: Run, rows: Sequence[Row]) -> str:
     """The bins of all texts, then a line a task, by temperature."""
     factor = run.options.entropy_factor
-    blocks = ["# Is the bound a bound?", f"{about_traces(run)} The bound: 1 - sqrt({factor:g} H), 0 at the least."]
-    for source, title in sections(run):
-        here = {row["task"]: row for row in rows if (row["drafter"], row["temperature"]) == source[:2]}
+    about = f"{tables.about_traces(run)} The bound: 1 - sqrt({factor:g} H), 0 at the least."
+    blocks = ["# Is the bound a bound?", about, NOTES]
+    for source, title in tables.sections(run):
+        here = {row["task"]: row for row in runs.of_source(rows, source)}
         blocks += [f"## {title}", bins_table(here[ALL]), coverage_table(here), fits_table(here, factor)]
-    return "\n\n".join([*blocks, NOTES, ""])
+    return "\n\n".join([*blocks, ""])
 
 
 NOTES = (
@@ -235,7 +238,13 @@ def coverage_table(rows: Mapping[str, Row]) -> str:
 
 def fits_table(rows: Mapping[str, Row], factor: float) -> str:
     """By task: factors that fit, and the stable-entropy assumption."""
-    head = ["task", "moments", "least squares", f"covers {COVERED:.0%}", f"CE/H ({number(1 + 2 * factor)} assumed)"]
+    head = [
+        "task",
+        "moments",
+        "least squares",
+        f"covers {COVERED:.0%}",
+        f"CE/H ({tables.number(1 + 2 * factor)} assumed)",
+    ]
     head += ["of positions: median", "quartiles", "10–90 %"]
     lines = []
     for task, row in rows.items():
@@ -251,14 +260,14 @@ def fits_table(rows: Mapping[str, Row], factor: float) -> str:
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
     """Acceptance against entropy with the bound, and below it how stable the ratio of the entropies is."""
-    figure, grid = panels([title for _, title in sections(run)], 3.4, rows=2)
+    figure, grid = tables.panels([title for _, title in tables.sections(run)], 3.4, rows=2)
     for column, source in enumerate(run.sources):
-        here = {row["task"]: row for row in rows if (row["drafter"], row["temperature"]) == source[:2]}
+        here = {row["task"]: row for row in runs.of_source(rows, source)}
         acceptance_panel(grid[0][column], here, run.options.entropy_factor)
         ratio_panel(grid[1][column], here[ALL]["ratio"], 1 + 2 * run.options.entropy_factor)
     grid[0][0].set_ylabel("expected acceptance")
     grid[1][0].set_ylabel("share of positions")
-    legend_below(figure, grid[0][0], 5)
+    tables.legend_below(figure, grid[0][0], 5)
     return figure
 
 

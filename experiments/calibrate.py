@@ -26,7 +26,7 @@ from rich.console import Console
 
 from experiments.lib import calibrate_report
 from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
-from experiments.lib.calibrate_report import carry_over
+from experiments.lib.calibrate_report import carry_over, prior_gain
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from experiments.lib.studies import publish, run
@@ -103,6 +103,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
             variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
             figures[kind] |= {"lenience": lenience[kind], "carry_over": carry_over(trace, costs, longest)}
+            figures[kind]["prior_gain"] = prior_gain(kind, trace, costs, longest)
     content = {
         "format": FORMAT,
         "target": _described(models[0]),

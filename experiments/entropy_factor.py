@@ -15,40 +15,24 @@ lambdas were fastest on the other half of the prompts of the task. `fitted` star
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 
 from experiments.lib import studies
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
 from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import (
-    ALL,
-    Row,
-    Run,
-    Source,
-    TraceOptions,
-    chosen,
-    fill,
-    find,
-    finish,
-    fixed,
-    gain,
-    open_run,
-    replayed,
-    speedup,
-)
-from experiments.lib.trace_tables import about, band, legend_below, panels, percent_more, sections, setting, times
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, variant
 
-FITTED, PUBLISHED = "fitted", 0.2
+FITTED, PUBLISHED = "fitted", "0.2"
 LAMBDA = 0.7
-LAMBDAS = (0.0, *THRESHOLDS)
-KINDS = ("published", "chosen")
+LAMBDAS = {"published": (LAMBDA,), "chosen": (0.0, *THRESHOLDS)}
 
 
 @dataclass(frozen=True)
@@ -66,76 +50,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study(options: EntropyFactor, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    factors = sorted({*options.factors, PUBLISHED})
+    factors = sorted({*options.factors, float(PUBLISHED)})
     rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
-    names = {f"{factor:g}": factor for factor in factors}
-    whats = {f"{name}, {kind}": (name, kind) for name in (*names, FITTED) for kind in KINDS}
+    rules = {f"{factor:g}": (rule("adaedl"), {"entropy_factor": factor}) for factor in factors}
+    rules[FITTED] = rule("adaptive-gamma"), {}
+    variants = {
+        f"{name}, {kind}": variant(entry, [fixed | {"threshold": value} for value in values])
+        for name, (entry, fixed) in rules.items()
+        for kind, values in LAMBDAS.items()
+    }
     two = {
         f"{name}, made up": {1.0: made_up_trace(1.0, boost=boost)} for name, boost in (("worse", 0.0), ("better", 0.7))
     }
-    run = open_run("entropy_factor", options, console, two)
-
-    def measure(source: Source, what: str) -> Mapping[str, Row]:
-        name, kind = whats[what]
-        entry = rule("adaptive-gamma" if name == FITTED else "adaedl")
-        factor = {} if name == FITTED else {"entropy_factor": names[name]}
-        values = (LAMBDA,) if kind == "published" else LAMBDAS
-        settings = [factor | {"threshold": value} for value in values]
-        found = replayed(run, source, entry, settings)
-        return (
-            fixed(run, source, found, settings=settings) if len(values) == 1 else chosen(run, source, found, settings)
-        )
-
-    rows = fill(run, tuple(whats), measure)
-    finish(run, report(run, rows, [*names, FITTED]), {"factors.png": picture(run, rows, factors)})
+    run = runs.open_run("entropy_factor", options, console, made_up=two)
+    rows = runs.compare(run, variants)
+    runs.finish(run, report(run, rows, list(rules)), {"factors.png": picture(run, rows, factors)})
 
 
 def report(run: Run, rows: Sequence[Row], names: Sequence[str]) -> str:
     """Factors at the published lambda and at the chosen one, against 0.2; then by task."""
-    blocks = ["# The entropy factor", about(run)]
-    for source, title in sections(run):
-        here = [row for row in rows if (row["drafter"], row["temperature"]) == source[:2]]
+    blocks = ["# The entropy factor", tables.about(run), NOTES]
+    for source, title in tables.sections(run):
+        here = runs.of_source(rows, source)
         blocks += [f"## {title}", whole_table(here, names)]
         if len(source.tasks) > 1:
-            blocks += [tasks_table(source, here, names, kind) for kind in KINDS]
-    return "\n\n".join([*blocks, NOTES, ""])
+            blocks += [tasks_table(source, here, names, kind) for kind in LAMBDAS]
+    return "\n\n".join([*blocks, ""])
 
 
 NOTES = (
-    f"Speed-up over plain decoding, total over total; over 0.2: against the published factor at the published lambda "
-    f"({LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where they "
-    "leave 0 out. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above which a "
-    "draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
+    f"Speed-up over plain decoding, total over total; over {PUBLISHED}: against the published factor at the published "
+    f"lambda ({LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where "
+    "they leave 0 out. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above "
+    "which a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
 
 
 def whole_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Both lambdas over all texts."""
-    head = [
-        "factor",
-        f"speed-up at {LAMBDA:g}",
-        "over 0.2",
-        "cut-off",
-        "chosen lambda",
-        "speed-up",
-        "over 0.2",
-        "cut-off",
-    ]
+    head = ["speed-up", f"over {PUBLISHED}", "cut-off"]
     lines = []
     for name in names:
         line = [name]
-        for kind in KINDS:
-            row, other = (find(rows, what=f"{factor}, {kind}", task=ALL) for factor in (name, f"{PUBLISHED:g}"))
-            line += [setting(row["settings"], "threshold")] if kind == "chosen" else []
-            line += [times(speedup(row)), "" if row is other else percent_more(gain(row, other)), cutoffs(row)]
+        for kind in LAMBDAS:
+            row, other = (runs.find(rows, what=f"{factor}, {kind}", task=ALL) for factor in (name, PUBLISHED))
+            line += [tables.setting(row["settings"], "threshold")] if kind == "chosen" else []
+            gain = "" if row is other else tables.percent_more(runs.gain(row, other))
+            line += [tables.times(runs.speedup(row)), gain, cutoffs(row)]
         lines.append(line)
-    return studies.table(head, lines)
+    return studies.table(["factor", f"speed-up at {LAMBDA:g}", *head[1:], "chosen lambda", *head], lines)
 
 
 def cutoffs(row: Row) -> str:
     """The entropies above which a draft stops, of each setting."""
     if "entropy_factor" not in row["settings"][0]:
-        return "–"
+        return tables.NONE
     found = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
     return " / ".join(dict.fromkeys(f"{value:.2g}" for value in found))
 
@@ -143,33 +112,30 @@ def cutoffs(row: Row) -> str:
 def tasks_table(source: Source, rows: Sequence[Row], names: Sequence[str], kind: str) -> str:
     """Total speed-ups by task."""
     tasks = [task for task in source.tasks if task != ALL]
-    lines = []
-    for name in names:
-        found = [speedup(find(rows, what=f"{name}, {kind}", task=task)).estimate for task in tasks]
-        lines.append([name, *(f"{value:.2f}" for value in found)])
+    lines = [
+        [name, *(f"{runs.speedup(runs.find(rows, what=f'{name}, {kind}', task=t)).estimate:.2f}" for t in tasks)]
+        for name in names
+    ]
     title = f"at lambda {LAMBDA:g}" if kind == "published" else "lambda chosen by task"
     return studies.table([f"factor, {title}", *tasks], lines)
 
 
 def picture(run: Run, rows: Sequence[Row], factors: Sequence[float]) -> Figure:
     """Speed-up against the factor, lambda published or chosen, and the fitted factor as a level."""
-    figure, grid = panels([title for _, title in sections(run)], sharey=True)
-    styles = {"published": (COLOURS[1], "o-", f"lambda {LAMBDA:g}"), "chosen": (COLOURS[2], "s-", "lambda chosen")}
-    for axes, source in zip(grid[0], run.sources, strict=True):
-        here = [row for row in rows if (row["drafter"], row["temperature"], row["task"]) == (*source[:2], ALL)]
-        for kind, (colour, style, label) in styles.items():
-            values = [speedup(find(here, what=f"{factor:g}, {kind}")) for factor in factors]
-            band(axes, factors, values, colour, marker=style[0], ls=style[1:], label=label)
-            level = speedup(find(here, what=f"{FITTED}, {kind}")).estimate
-            axes.axhline(level, color=colour, ls="--", lw=1.2, label=f"{label}, factor fitted")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(list(factors)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticklabels([f"{factor:g}" for factor in factors])
-        axes.set_xlabel("entropy factor")
-    grid[0][0].set_ylabel("speed-up over plain decoding")
-    legend_below(figure, grid[0][0], 4)
-    return figure
+    labels = {"published": f"lambda {LAMBDA:g}", "chosen": "lambda chosen"}
+    lines, styles = {}, {}
+    for colour, label in zip(COLOURS[1:], labels.values(), strict=False):
+        styles[label] = {"color": colour, "marker": "o"}
+        styles[f"{label}, factor fitted"] = {"color": colour, "ls": "--"}
+    for source, title in tables.sections(run):
+        here = runs.of_source(rows, source, ALL)
+        lines[title] = {}
+        for kind, label in labels.items():
+            values = [runs.speedup(runs.find(here, what=f"{factor:g}, {kind}")) for factor in factors]
+            fitted = runs.speedup(runs.find(here, what=f"{FITTED}, {kind}")).estimate
+            lines[title][label] = factors, values
+            lines[title][f"{label}, factor fitted"] = factors, [fitted] * len(factors)
+    return tables.lines_figure(lines, ("entropy factor", "speed-up over plain decoding"), styles, ticks=factors)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from experiments.lib.long_live import Live, live_run
 from experiments.lib.plots import INK
 from experiments.lib.rules import Rule, rule
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.traced import costs_or_default
+from experiments.lib.traced import costs_or_default, traces_of
 from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.trace import Trace
 
@@ -85,7 +85,7 @@ def study(config: LongRunStudy, console: Console) -> None:
     if config.live:
         traces: dict[float, Trace | None] = {config.decoder.temperature: None}
     else:
-        traces = dict(studies.traces_of(config.traces, config.smoke, config.max_draft_length))
+        traces = dict(traces_of(config.traces, config.smoke, config.max_draft_length))
     folder = RunFolder.create("long_run", config, config.out)
     for temperature, trace in traces.items():
         for entry in rules:

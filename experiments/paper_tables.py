@@ -28,36 +28,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import studies
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
 from experiments.lib.rules import rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import (
-    Row,
-    Run,
-    Source,
-    TraceOptions,
-    acceptance,
-    chosen,
-    fill,
-    find,
-    finish,
-    fixed,
-    gain,
-    open_run,
-    speedup,
-)
-from experiments.lib.trace_tables import (
-    NONE,
-    about,
-    legend_below,
-    palette,
-    panels,
-    percent_more,
-    sections,
-    setting,
-    share,
-    times,
-)
-from experiments.lib.traced import replay_rule
+from experiments.lib.trace_runs import Row, Run, Source, TraceOptions, variant
 
 LENGTHS = (3, 7, 16)
 METHODS = ("static", "max-confidence", "adaedl")
@@ -119,21 +94,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study(options: PaperTables, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    run = open_run("paper_tables", options, console, {"made up": {0.7: made_up(0.7)}})
+    run = runs.open_run("paper_tables", options, console, made_up={"made up": {0.7: made_up(0.7)}})
     if not any(tasks_of_sets(source) for source in run.sources):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
-    whats = {f"{method}, {length}": (method, length) for length in LENGTHS for method in OURS}
     rule("adaedl").policy.init(len(options.starts), threshold=np.array(options.starts))  # refuses what is out of range
-
-    def measure(source: Source, what: str) -> Mapping[str, Row]:
-        method, length = whats[what]
-        static = method == "static"
-        settings = [{"draft_length": length}] if static else [{"threshold": start} for start in options.starts]
-        found = replay_rule(source.trace, rule(method), run.costs, length, settings)
-        return fixed(run, source, found, settings=settings) if static else chosen(run, source, found, settings)
-
-    rows = fill(run, tuple(whats), measure)
-    finish(run, report(run, rows), {"paper.png": picture(run, rows)})
+    starts = [{"threshold": start} for start in options.starts]
+    rows = runs.compare(
+        run,
+        {
+            f"{method}, {length}": variant(
+                rule(method), [{"draft_length": length}] if method == "static" else starts, max_draft_length=length
+            )
+            for length in LENGTHS
+            for method in OURS
+        },
+    )
+    runs.finish(run, report(run, rows), {"paper.png": picture(run, rows)})
 
 
 def made_up(temperature: float):
@@ -154,12 +130,11 @@ def tasks_of_sets(source: Source) -> dict[str, str]:
 
 def report(run: Run, rows: Sequence[Row]) -> str:
     """A table a temperature, and what AdaEDL gains, published and here."""
-    blocks = ["# The paper's tables", about(run)]
-    for source, title in sections(run):
-        here = [row for row in rows if (row["drafter"], row["temperature"]) == source[:2]]
+    blocks = ["# The paper's tables", tables.about(run), NOTES]
+    for source, title in tables.sections(run):
         if tasks_of_sets(source):
-            blocks += [f"## {title}", lengths_table(source, here)]
-    return "\n\n".join([*blocks, "## What AdaEDL gains", gains_table(run, rows), NOTES, ""])
+            blocks += [f"## {title}", lengths_table(source, runs.of_source(rows, source))]
+    return "\n\n".join([*blocks, "## What AdaEDL gains", gains_table(run, rows), ""])
 
 
 NOTES = (
@@ -182,41 +157,33 @@ def lengths_table(source: Source, rows: Sequence[Row]) -> str:
             line = [f"{length}, {method}"]
             for name, task in tasks.items():
                 known = PUBLISHED.get((name, source.temperature))
-                row = find(rows, task=task, what=f"{method}, {length}")
-                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else NONE)
-                line.append(f"{times(speedup(row))} ({share(acceptance(row))})")
+                row = runs.find(rows, task=task, what=f"{method}, {length}")
+                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else tables.NONE)
+                line.append(f"{tables.times(runs.speedup(row))} ({tables.share(runs.acceptance(row))})")
             lines.append(line)
     return studies.table(head, lines)
 
 
 def gains_table(run: Run, rows: Sequence[Row]) -> str:
     """AdaEDL at its best L against the best static length of the three, and against max-confidence at its best."""
-    head = [
-        "set",
-        "over static, published",
-        "here",
-        "over max-confidence, published",
-        "here",
-        "lambda",
-        "keep over static",
-    ]
+    head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
     lines = []
-    for source, title in sections(run):
+    for source, title in tables.sections(run):
         for name, task in tasks_of_sets(source).items():
-            here = [row for row in rows if (row["drafter"], row["temperature"], row["task"]) == (*source[:2], task)]
+            here = runs.of_source(rows, source, task)
             best = {method: fastest(here, method) for method in OURS}
             known, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
             for other in ("static", "max-confidence"):
-                line.append(published_gain(known, other) if known else NONE)
-                line.append(percent_more(gain(best["adaedl"], best[other])))
-            line += [setting(best["adaedl"]["settings"], "threshold"), percent_more(gain(best[KEPT], best["static"]))]
-            lines.append(line)
-    return studies.table(head, lines)
+                line.append(published_gain(known, other) if known else tables.NONE)
+                line.append(tables.percent_more(runs.gain(best["adaedl"], best[other])))
+            line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
+            lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
+    return studies.table([*head, "keep over static"], lines)
 
 
 def fastest(rows: Sequence[Row], method: str) -> Row:
     """The method's row at its best L."""
-    found = [find(rows, what=f"{method}, {length}") for length in LENGTHS]
+    found = [runs.find(rows, what=f"{method}, {length}") for length in LENGTHS]
     return min(found, key=lambda row: np.sum(row["seconds"]))
 
 
@@ -227,34 +194,25 @@ def published_gain(known: Published, other: str) -> str:
 
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
-    """A row a set and a column a temperature: bars are ours, diamonds the paper's."""
+    """A row a set and a column a temperature: speed-up by L, ours with intervals and the paper's dotted."""
+    colours = studies.colours(OURS)
+    styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
+    styles |= {f"{method}, published": {"color": colours[method], "ls": ":", "marker": "D"} for method in METHODS}
     names = [name for name in SETS if any(name in tasks_of_sets(source) for source in run.sources)]
-    figure, grid = panels([title for _, title in sections(run)], 2.6, rows=len(names), sharey=True, sharex=True)
-    colours = palette(OURS)
-    for column, source in enumerate(run.sources):
-        tasks = tasks_of_sets(source)
-        for axes, name in zip(grid[:, column], names, strict=True):
-            if name not in tasks:
-                axes.set_axis_off()
+    lines = {}
+    for name in names:
+        for source, title in tables.sections(run):
+            series = lines.setdefault(f"{name}, {title.lower()}", {})
+            if (task := tasks_of_sets(source).get(name)) is None:
                 continue
-            here = [
-                row for row in rows if (row["drafter"], row["temperature"], row["task"]) == (*source[:2], tasks[name])
-            ]
-            known = PUBLISHED.get((name, source.temperature))
-            for place, method in enumerate(OURS):
-                x = np.arange(len(LENGTHS)) + 0.21 * (place - 1.5)
-                values = np.array([speedup(find(here, what=f"{method}, {length}")) for length in LENGTHS])
-                bars = np.nan_to_num([values[:, 0] - values[:, 1], values[:, 2] - values[:, 0]])
-                axes.bar(x, values[:, 0], 0.19, yerr=bars, color=colours[method], label=method, error_kw={"lw": 1})
+            here, known = runs.of_source(rows, source, task), PUBLISHED.get((name, source.temperature))
+            for method in OURS:
+                values = [runs.speedup(runs.find(here, what=f"{method}, {length}")) for length in LENGTHS]
+                series[method] = LENGTHS, values
                 if known and method in METHODS:
-                    y = [known.ratio(length, method) for length in LENGTHS]
-                    axes.plot(x, y, "D", color="white", mec="#222222", ms=5, label="published" if place == 2 else None)
-            axes.axhline(1.0, color="#222222", lw=0.8, ls=":")
-            axes.set_xticks(range(len(LENGTHS)), [f"L = {length}" for length in LENGTHS])
-    for axes, name in zip(grid[:, 0], names, strict=True):
-        axes.set_ylabel(f"{name}\nover plain decoding")
-    legend_below(figure, grid[0][-1], 5)
-    return figure
+                    series[f"{method}, published"] = LENGTHS, [known.ratio(length, method) for length in LENGTHS]
+    labels = "L, drafts a round", "speed-up over plain decoding"
+    return tables.lines_figure(lines, labels, styles, columns=len(run.sources))
 
 
 if __name__ == "__main__":

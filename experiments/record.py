@@ -5,7 +5,7 @@ Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0
 Time:      about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16)
 Output:    trace-<temperature>.npz in --out with manifest.json; batches that are there are not recorded again
 
-`python -m experiments.replay trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
+`python -m experiments.policies trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
 """
 
 import hashlib

@@ -1,6 +1,5 @@
 """Rules and their settings from a command line: `--rules adaedl my_rule.py --set threshold=0.1:0.9:9`."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,30 +8,38 @@ from typing import Any
 import numpy as np
 
 from experiments.lib.rules import RULES, Rule, rule
+from experiments.lib.trace_runs import Variant, variant
 from experiments.lib.trace_tables import number
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names
 
 
-def chosen_rules(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Rule]:
-    """The rules by name, the hyperparameters of --set as their grids.
+def variants_of(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
+    """The rules by name with their grids to choose from; those that --set tells of, a label and variant a setting.
 
     Raises:
         ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
     """
-    parsed = dict(parse_values(entry) for entry in settings)
-    rules, taken = {}, set()
-    for name in dict.fromkeys(wanted):
-        entry = _rule(name)
+    parsed, taken, found = dict(parse_values(entry) for entry in settings), set(), {}
+    for words in dict.fromkeys(wanted):
+        entry = _rule(words)
         grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
         taken |= grid.keys()
-        rules[entry.name] = dataclasses.replace(entry, grid=grid)
         for key, values in grid.items():
-            entry.policy.init(len(values), **{key: np.array(values)})
+            entry.policy.init(len(values), **{key: np.array(values)})  # refuses what is out of range
+        found |= _settings_of(entry, grid) if grid else {entry.name: variant(entry)}
     for key in parsed:
         if key not in taken:
-            raise ValueError(f"--set {key}: none of {', '.join(rules)} has a hyperparameter of that name")
-    return rules
+            raise ValueError(f"--set {key}: none of {', '.join(wanted)} has a hyperparameter of that name")
+    return found
+
+
+def _settings_of(entry: Rule, grid: dict[str, list[Any]]) -> dict[str, Variant]:
+    """Every combination of a grid, labelled, the other hyperparameters as published."""
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    labels = [" ".join([entry.name, *(f"{key}={number(value)}" for key, value in c.items())]) for c in combinations]
+    published = dict(entry.policy.given)
+    return {label: variant(entry, [published | chosen]) for label, chosen in zip(labels, combinations, strict=True)}
 
 
 def _rule(words: str) -> Rule:
@@ -74,10 +81,3 @@ def _number(text: str) -> Any:
         except ValueError:
             continue
     return text.strip()
-
-
-def entry_settings(entry: Rule) -> list[tuple[str, dict[str, Any]]]:
-    """Every setting of a rule with its label; without a grid the published one under the rule's name."""
-    combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
-    labels = [" ".join([entry.name, *(f"{key}={number(value)}" for key, value in c.items())]) for c in combinations]
-    return [(label, dict(entry.policy.given) | c) for label, c in zip(labels, combinations, strict=True)]

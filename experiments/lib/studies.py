@@ -1,10 +1,7 @@
-"""What studies share that weigh rules over traces by a machine's costs: arguments to exit code, rules by name, tables.
-
-Settings are never chosen on the prompts they are judged on.
-"""
+"""What studies share: arguments to exit code, rules that are always compared, Markdown tables, the look of a plot."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,15 +9,9 @@ from rich.console import Console
 
 from experiments.lib.commands import exit_codes, told
 from experiments.lib.plots import INK
-from experiments.lib.rules import RULES, Rule, rule
+from experiments.lib.rules import RULES
 from experiments.lib.run_folder import TABLE, RunFolder
-from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import Whole
-from experiments.lib.traced import Judged, chosen_on_other_half, faster, load_traces, replay_rule
-from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.cost_model import CostModel
-from specdec_jax.replay.replay import Replay
-from specdec_jax.replay.trace import Trace
 
 Config = TypeVar("Config")
 STATIC = "static"  # its best length is looked for like any other setting
@@ -42,75 +33,11 @@ SHORT_NAMES = {  # headings that a terminal need not cut
 SPARE_COLOURS = ("#CC79A7", "#8C564B", "#7F7F00", "#17BECF")
 
 
-class Cell(NamedTuple):
-    """How a rule did: totals over the judged texts."""
-
-    speedup: Interval  # over plain decoding
-    acceptance: float  # accepted over drafted
-    tokens_per_pass: float
-    settings: tuple[dict[str, Any], ...]
-
-
 @exit_codes()
 def run(config_type: type[Config], study: Callable[[Config, Console], None], doc: str | None, arguments: Any) -> int:
     """Reads the command line and runs the study; 2 and one line on bad input."""
     study(told(config_type, doc, arguments), Console(highlight=False, markup=False))
     return 0
-
-
-def traces_of(paths: Sequence[str], smoke: bool, longest: int) -> dict[float, Trace]:
-    """The traces by temperature, or made-up ones. Raises as `load_traces` does."""
-    if not paths and not smoke:
-        raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
-    return made_up_traces() if smoke else load_traces(paths, longest)
-
-
-def chosen_rules(names: Sequence[str]) -> list[Rule]:
-    """The rules of these names, the best static length first. Raises ValueError naming the nearest."""
-    return [rule(name) for name in dict.fromkeys((STATIC, *names))]
-
-
-def judged(
-    trace: Trace, entry: Rule, costs: CostModel, longest: int, known: dict[str, Replay] | None = None, seed: int = 0
-) -> Judged:
-    """The rule at the setting that was fastest on the other half of the texts.
-
-    `known` keeps the replays of rules that costs do not change: every further machine is arithmetic for those.
-    """
-    settings = entry.settings()
-    kept = known if known is not None and entry.costs is None else {}
-    if entry.name not in kept:
-        kept[entry.name] = replay_rule(trace, entry, costs, longest, settings)
-    return chosen_on_other_half(kept[entry.name], costs, settings, seed)
-
-
-def cell(trace: Trace, found: Judged, costs: CostModel, texts: Any = slice(None), seed: int = 0) -> Cell:
-    """The totals of some texts against plain decoding of the same."""
-    emitted = trace.length[texts]
-    return Cell(
-        faster(found.seconds[texts], emitted * costs.plain_pass, seed),
-        float(found.accepted[texts].sum() / max(found.drafted[texts].sum(), 1)),
-        float(emitted.sum() / found.rounds[texts].sum()),
-        found.settings,
-    )
-
-
-def as_judged(found: Replay, costs: CostModel) -> Judged:
-    """A replay of one setting, nothing chosen."""
-    fields = {name: np.asarray(getattr(found, name)[0], float) for name in Judged._fields[1:-1]}
-    return Judged(seconds=found.seconds(costs)[0], **fields, settings=({},))
-
-
-def as_row(entry: Cell) -> dict[str, Any]:
-    """A cell as fields of a result line."""
-    return {
-        "speedup": entry.speedup.estimate,
-        "low": entry.speedup.low,
-        "high": entry.speedup.high,
-        "acceptance": entry.acceptance,
-        "tokens_per_pass": entry.tokens_per_pass,
-        "settings": list(entry.settings),
-    }
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,8 +1,9 @@
-"""What commands over traces have in common: their options, rows that are computed once, and figures of a row.
+"""A study over traces: it declares what it compares, and its tables and pictures are made of rows.
 
-A row is one drafter, temperature, task and thing compared ("what"). It keeps every text's counts and seconds, so that
-tables, intervals and paired comparisons are made of rows alone and a finished folder is only reported again. Rules are
-replayed over all texts of a trace; a task is a part of that replay, with a setting chosen on its own other half.
+A row is one group (a drafter, or a machine), temperature, task and thing compared ("what"). It keeps every text's
+counts and seconds, so that intervals and paired comparisons are made of rows alone and a finished folder is only
+reported again. Rules are replayed over all texts of a trace; a task is a part of that replay, with a setting chosen on
+its own other half.
 """
 
 import dataclasses
@@ -30,14 +31,16 @@ from experiments.lib.traced import (
     replay_rule,
     texts_by_task,
 )
-from specdec_jax.metrics.intervals import Interval, mean_interval, ratio_of_totals
+from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.cost_model import CostModel
-from specdec_jax.replay.replay import Replay
+from specdec_jax.replay.oracle_acceptance import oracle_acceptance
+from specdec_jax.replay.replay import Replay, oracle
 from specdec_jax.replay.trace import Trace
 
 ALL = "all"
-KEYS = ("drafter", "temperature", "task", "what")
-COUNTS = ("rounds", "drafted", "accepted", "passes")  # of a row, a list of one number a text each
+KEYS = ("group", "temperature", "task", "what")
+COUNTS = ("rounds", "drafted", "accepted", "passes")
+COLUMNS = ("emitted", *COUNTS, "seconds", "first_seconds", "plain_seconds", "repeated")  # one number a text each
 Row = dict[str, Any]
 Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
 
@@ -48,6 +51,8 @@ class TraceFiles:
 
     traces: Positional[tuple[str, ...]] = ()
     """Traces, or folders of them, that experiments.record wrote; those of several drafters are told apart."""
+    seed: int = 0
+    """Of the halves of the prompts."""
     smoke: bool = False
     """Made-up traces: whether it works, nothing more."""
     out: str | None = None
@@ -61,7 +66,7 @@ class TraceFiles:
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
         if not (self.traces or self.smoke):
-            raise ValueError("name traces, or give --smoke")
+            raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
 
     def machine(self) -> CostModel:
         """Whose time is counted, if it is."""
@@ -80,8 +85,6 @@ class TraceOptions(TraceFiles):
     """With --ratio: what one more verified token costs, in target passes."""
     max_draft_length: int = 16
     """Most drafts a round."""
-    seed: int = 0
-    """Of the halves of the prompts."""
 
     @property
     def longest(self) -> int:
@@ -107,11 +110,12 @@ class TraceOptions(TraceFiles):
 
 
 class Source(NamedTuple):
-    """A trace among the others of a run."""
+    """A trace on a machine, among the others of a run."""
 
-    drafter: str
+    group: str
     temperature: float
     trace: Trace
+    costs: CostModel
     tasks: dict[str, np.ndarray]  # indices of texts; ALL first
     repeated: np.ndarray  # [N], of every text the share of its tokens that repeat earlier ones
 
@@ -122,44 +126,82 @@ class Run(NamedTuple):
     options: Any  # TraceFiles or what extends it
     folder: RunFolder
     sources: list[Source]
-    costs: CostModel
     console: Console
 
 
-def open_run(name: str, options: TraceFiles, console: Console, made_up: Traces | None = None) -> Run:
+class Variant(NamedTuple):
+    """What is compared. Of several settings the one is judged that is fastest on the other half of the prompts."""
+
+    replay: Callable[[Source, int], Replay]  # of a source and the longest draft: a setting a row, over all texts
+    settings: Sequence[Mapping[str, Any]] = ({},)
+
+
+ORACLE, ORACLE_ACCEPTANCE = "oracle", "oracle acceptance"
+LIMITS = {
+    ORACLE_ACCEPTANCE: Variant(lambda source, longest: oracle_acceptance(source.trace, source.costs, longest)),
+    ORACLE: Variant(lambda source, longest: oracle(source.trace, longest)),
+}
+
+
+def variant(
+    rule: Rule, settings: Sequence[Mapping[str, Any]] | None = None, max_draft_length: int | None = None
+) -> Variant:
+    """A rule at these settings (its grid's unless given), drafting as far as the run does unless told otherwise."""
+    tried, known = rule.settings() if settings is None else settings, {}
+
+    def replayed(source: Source, longest: int) -> Replay:
+        key = id(source.trace) if rule.costs is None else (id(source.trace), source.group)
+        if key not in known:  # other machines are arithmetic for a rule that is not told the costs
+            known[key] = replay_rule(source.trace, rule, source.costs, max_draft_length or longest, tried)
+        return known[key]
+
+    return Variant(replayed, tried)
+
+
+def open_run(
+    name: str,
+    options: TraceFiles,
+    console: Console,
+    *,
+    made_up: Traces | None = None,
+    sources: Sequence[Source] | None = None,
+) -> Run:
     """Reads the traces and opens the folder; other traces or costs than its rows were made of are refused.
 
     Args:
         made_up: what --smoke runs on; one drafter unless given.
+        sources: instead of the traces of the options.
 
     Raises:
         FileNotFoundError, ValueError: bad input, before anything is written.
     """
-    sources = read_sources(options, made_up)
-    costs = options.machine()
-    config = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    config |= {"machine": costs._asdict()}
-    return Run(options, RunFolder.create(name, config, options.out), sources, costs, console)
+    found = list(read_sources(options, made_up) if sources is None else sources)
+    config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    config |= {"machines": {source.group: source.costs._asdict() for source in found}}
+    return Run(options, RunFolder.create(name, config, options.out), found, console)
 
 
 def read_sources(options: TraceFiles, made_up: Traces | None = None) -> list[Source]:
     """The traces by drafter and temperature. Raises as `load_by_drafter`, and for bad options."""
     options.check()
+    costs = options.machine()
     if options.smoke:
         groups = made_up or {"made up": made_up_traces()}
     else:
         groups = load_by_drafter(options.traces, options.longest)
-    return [
-        Source(drafter, temperature, trace, tasks_of(trace), np.round(repeated_shares(trace), 4))
-        for drafter, traces in groups.items()
-        for temperature, trace in traces.items()
-    ]
+    return [source_of(drafter, t, trace, costs) for drafter, traces in groups.items() for t, trace in traces.items()]
 
 
-def tasks_of(trace: Trace) -> dict[str, np.ndarray]:
-    """The texts of a trace, all of them first and then by task where there are several."""
+def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) -> Source:
+    """A trace with its tasks, all texts first and then by task where there are several."""
     found = texts_by_task(trace)
-    return {ALL: np.arange(trace.num_texts)} | (found if len(found) > 1 else {})
+    tasks = {ALL: np.arange(trace.num_texts)} | (found if len(found) > 1 else {})
+    return Source(group, temperature, trace, costs, tasks, np.round(repeated_shares(trace), 4))
+
+
+def compare(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
+    """The rows of all variants; what the folder has is not replayed again."""
+    return fill(run, tuple(variants), lambda source, what: rows_of(run, source, variants[what]))
 
 
 def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mapping[str, Row]]) -> list[Row]:
@@ -168,7 +210,7 @@ def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mappin
     order = []
     for source in run.sources:
         for what in whats:
-            keys = {task: (source.drafter, source.temperature, task, what) for task in source.tasks}
+            keys = {task: (source.group, source.temperature, task, what) for task in source.tasks}
             order += keys.values()
             if all(key in known for key in keys.values()):
                 continue
@@ -186,44 +228,71 @@ def key_of(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in KEYS)
 
 
-def of_texts(found: Replay, texts: np.ndarray) -> Replay:
+def rows_of(run: Run, source: Source, compared: Variant) -> dict[str, Row]:
+    """A variant's row of every task."""
+    found, settings = compared.replay(source, run.options.longest), compared.settings
+    return {
+        task: _row(source, texts, _of_texts(found, texts), settings, run.options.seed)
+        for task, texts in source.tasks.items()
+    }
+
+
+def _of_texts(found: Replay, texts: np.ndarray) -> Replay:
     """The part of a replay that belongs to some texts."""
     parts: dict[str, Any] = {"record": None}
     parts |= {name: value[:, texts] for name, value in found._asdict().items() if value is not None}
     return Replay(**parts)
 
 
-def fixed(run: Run, source: Source, found: Replay, index: int = 0, **more: Any) -> dict[str, Row]:
-    """Rows by task of one setting of a replay; `more` is added to each."""
-    counts = {name: getattr(found, name)[index] for name in COUNTS} | {"seconds": found.seconds(run.costs)[index]}
-    return {task: _row(run, source, texts, _of(counts, texts), more) for task, texts in source.tasks.items()}
-
-
-def chosen(run: Run, source: Source, found: Replay, settings: Sequence[dict[str, Any]], **more: Any) -> dict[str, Row]:
-    """Rows by task, every text at the setting that was fastest on the other half of its task."""
-    rows = {}
-    for task, texts in source.tasks.items():
-        judged = chosen_on_other_half(of_texts(found, texts), run.costs, settings, run.options.seed)
-        counts = {name: getattr(judged, name) for name in (*COUNTS, "seconds")}
-        rows[task] = _row(run, source, texts, counts, more | {"settings": list(judged.settings)})
-    return rows
-
-
-def replayed(run: Run, source: Source, rule: Rule, settings: Sequence[Mapping[str, Any]] | None = None) -> Replay:
-    """A rule's settings (its published one unless given) over all texts of a source."""
-    return replay_rule(source.trace, rule, run.costs, run.options.max_draft_length, settings)
-
-
-def _of(counts: Mapping[str, np.ndarray], texts: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: values[texts] for name, values in counts.items()}
-
-
-def _row(run: Run, source: Source, texts: np.ndarray, counts: Mapping[str, np.ndarray], more: Mapping[str, Any]) -> Row:
+def _row(
+    source: Source, texts: np.ndarray, found: Replay, settings: Sequence[Mapping[str, Any]], seed: int
+) -> dict[str, Any]:
     emitted = source.trace.length[texts].astype(int)
-    columns = {name: np.asarray(counts[name]).astype(int).tolist() for name in COUNTS}
-    seconds = {"seconds": counts["seconds"].tolist(), "plain_seconds": (emitted * run.costs.plain_pass).tolist()}
-    repeated = source.repeated[texts].tolist()
-    return {"emitted": emitted.tolist(), **columns, **seconds, "repeated": repeated, **more}
+    judged = chosen_on_other_half(found, source.costs, settings, seed)
+    return {
+        "emitted": emitted.tolist(),
+        **{name: np.asarray(getattr(judged, name)).astype(int).tolist() for name in COUNTS},
+        "seconds": judged.seconds.tolist(),
+        "first_seconds": found.seconds(source.costs)[0].tolist(),  # at the first setting, the published one
+        "plain_seconds": (emitted * source.costs.plain_pass).tolist(),
+        "repeated": source.repeated[texts].tolist(),
+        "settings": list(judged.settings[: len(settings)]),
+        "curve": found.total_speedup(source.costs).tolist(),  # of every setting
+    }
+
+
+def of_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:
+    """The rows of a source, of one task if that is given."""
+    return [row for row in rows if (row["group"], row["temperature"]) == source[:2] and task in (None, row["task"])]
+
+
+def find(rows: Iterable[Row], **wanted: Any) -> Row:
+    """The only row with these fields."""
+    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return row
+
+
+def pooled(rows: Iterable[Row]) -> Row:
+    """Rows of several tasks as one of all their texts, each task at its own setting."""
+    rows = list(rows)
+    return {name: [value for row in rows for value in row[name]] for name in COLUMNS}
+
+
+def each_its_own(source: Source, rows: Sequence[Row], what: str) -> Row:
+    """All texts of a source, every task at the setting chosen within it; `rows` are the source's."""
+    tasks = [task for task in source.tasks if task != ALL] or [ALL]
+    return pooled(find(rows, what=what, task=task) for task in tasks)
+
+
+def part(row: Row, chosen: np.ndarray) -> Row:
+    """Some of a row's texts, by index or mask."""
+    return {name: np.asarray(row[name])[chosen].tolist() for name in COLUMNS}
+
+
+def without_repeats(row: Row) -> Row | None:
+    """The texts with little repeated in them; None if there are none."""
+    clean = np.array(row["repeated"]) <= MOST_REPEATED
+    return part(row, clean) if clean.any() else None
 
 
 def speedup(row: Row) -> Interval:
@@ -231,25 +300,9 @@ def speedup(row: Row) -> Interval:
     return faster(np.array(row["seconds"]), np.array(row["plain_seconds"]))
 
 
-def mean_speedup(row: Row) -> Interval:
-    """Over plain decoding, mean of the texts."""
-    return mean_interval(np.array(row["plain_seconds"]) / np.array(row["seconds"]))
-
-
-def clean_speedup(row: Row) -> Interval | None:
-    """`speedup` over the texts with little repeated in them; None if there are none."""
-    clean = np.array(row["repeated"]) <= MOST_REPEATED
-    return faster(np.array(row["seconds"])[clean], np.array(row["plain_seconds"])[clean]) if clean.any() else None
-
-
 def gain(row: Row, other: Row) -> Interval:
     """How many times faster than another row of the same texts, with a paired interval."""
     return faster(np.array(row["seconds"]), np.array(other["seconds"]))
-
-
-def wasted(row: Row) -> Interval:
-    """Drafter passes that gave no accepted token, by token emitted."""
-    return ratio_of_totals(np.subtract(row["passes"], row["accepted"]), row["emitted"])
 
 
 def total(row: Row, name: str) -> float:
@@ -257,22 +310,24 @@ def total(row: Row, name: str) -> float:
     return float(np.sum(row[name]))
 
 
+def per_round(row: Row, name: str) -> float:
+    """A count by target pass."""
+    return total(row, name) / total(row, "rounds")
+
+
 def acceptance(row: Row) -> float:
     """Accepted over drafted tokens."""
     return total(row, "accepted") / max(total(row, "drafted"), 1)
 
 
-def pooled(rows: Iterable[Row]) -> Row:
-    """Rows of several tasks as one of all their texts, each task at its own setting."""
-    rows = list(rows)
-    names = ("emitted", *COUNTS, "seconds", "plain_seconds", "repeated")
-    return {name: [value for row in rows for value in row[name]] for name in names}
+def wasted(row: Row) -> float:
+    """The share of the drafter passes that gave no accepted token."""
+    return 1 - total(row, "accepted") / total(row, "passes") if total(row, "passes") else 0.0
 
 
-def find(rows: Iterable[Row], **wanted: Any) -> Row:
-    """The only row with these fields."""
-    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return row
+def discarded(row: Row) -> float:
+    """The share of the drafter passes whose distribution gave no token."""
+    return 1 - total(row, "drafted") / total(row, "passes") if total(row, "passes") else 0.0
 
 
 def finish(run: Run, text: str, figures: Mapping[str, Figure]) -> None:

@@ -1,4 +1,4 @@
-"""Cells, headings and panels that tables and pictures of traces share."""
+"""Cells, headings and pictures that studies over traces share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.lib import studies
+from experiments.lib.plots import INK
 from experiments.lib.trace_runs import Run, Source
 from specdec_jax.metrics.intervals import Interval
 
 NONE = "–"
+BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
 
 
 def times(value: Interval | None, digits: int = 2) -> str:
@@ -23,15 +26,18 @@ def times(value: Interval | None, digits: int = 2) -> str:
     return f"{value.estimate:.{digits}f} [{value.low:.{digits}f}–{value.high:.{digits}f}]"
 
 
-def percent_more(value: Interval | None) -> str:
+def percent_more(value: Interval) -> str:
     """A ratio as the percentage above 1, with its interval; bold where the interval leaves 1 out."""
-    if value is None:
-        return NONE
     texts = [f"{100 * (bound - 1):+.1f}" for bound in value]
     if not value.high > value.low:
         return f"{texts[0]} %"
     text = f"{texts[0]} % [{texts[1]}, {texts[2]}]"
-    return f"**{text}**" if value.low > 1 or value.high < 1 else text
+    return f"**{text}**" if leaves_one_out(value) else text
+
+
+def leaves_one_out(value: Interval) -> bool:
+    """Whether an interval says that a ratio is not 1."""
+    return value.low > 1 or value.high < 1
 
 
 def share(value: float) -> str:
@@ -44,43 +50,35 @@ def number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def setting(settings: Sequence[Mapping[str, Any]], name: str | None = None) -> str:
-    """What was chosen on either half: 'threshold 0.3 / 0.4'; only the values of one number if its name is given."""
-    texts = []
-    for chosen in settings:
-        values = {key: value for key, value in chosen.items() if name in (None, key)}
-        texts.append(", ".join(number(v) if name else f"{key} {number(v)}" for key, v in values.items()))
-    return " / ".join(dict.fromkeys(text or "as published" for text in texts))
+def setting(settings: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The hyperparameter that was chosen on either half: '0.3 / 0.4'."""
+    return " / ".join(dict.fromkeys(number(chosen[name]) for chosen in settings))
 
 
 def about(run: Run) -> str:
-    """One sentence on the traces and one on the machine."""
-    costs = run.costs
-    machine = costs.device or f"a machine with {costs.target_pass[-1] / costs.target_pass[0]:.2f} for its widest pass"
-    return f"{about_traces(run)} Replayed; time: {machine}, c = {costs.ratio:.3f}."
+    """One sentence on the traces and one on the machines."""
+    machines = {source.costs for source in run.sources}
+    named = [f"{costs.device or 'a machine by two numbers'}, c = {costs.ratio:.3f}" for costs in machines]
+    return f"{about_traces(run)} Replayed; time: {'; '.join(sorted(named))}."
 
 
 def about_traces(run: Run) -> str:
     """One sentence on the traces."""
-    first = run.sources[0]
-    texts = {source.trace.num_texts for source in run.sources}
-    positions = sum(source.trace.num_positions for source in run.sources)
-    names = ", ".join(dict.fromkeys(source.drafter for source in run.sources))
+    sources = {id(source.trace): source for source in reversed(run.sources)}.values()
+    traces = [source.trace for source in sources]
+    texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
+    target = run.sources[0].trace.about.get("target", "a target")
+    names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
     made_up = " **Made-up traces: the numbers mean nothing.**" if run.options.smoke else ""
-    return (
-        f"Traces of {first.trace.about.get('target', 'a target')} with {names}: "
-        f"{' or '.join(map(str, sorted(texts)))} texts a trace, {positions} tokens in all.{made_up}"
-    )
+    positions = sum(trace.num_positions for trace in traces)
+    return f"Traces of {target} with {names}: {texts} texts a trace, {positions} tokens in all.{made_up}"
 
 
 def sections(run: Run) -> list[tuple[Source, str]]:
     """Every source with its heading."""
-    several = len({source.drafter for source in run.sources}) > 1
+    several = len({source.group for source in run.sources}) > 1
     names = [
-        f"{source.drafter}, {studies.at_temperature(source.temperature)}"
-        if several
-        else studies.at_temperature(source.temperature)
-        for source in run.sources
+        (f"{source.group}, " if several else "") + studies.at_temperature(source.temperature) for source in run.sources
     ]
     return [(source, name[0].upper() + name[1:]) for source, name in zip(run.sources, names, strict=True)]
 
@@ -89,8 +87,7 @@ def panels(
     titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
 ) -> tuple[Figure, np.ndarray]:
     """A figure with a column a title; axes are [rows, columns]."""
-    wide = max(width * len(titles), 6.0)
-    figure = Figure(figsize=(wide, height * rows), dpi=150, layout="constrained")
+    figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
     grid = figure.subplots(rows, len(titles), squeeze=False, **options)
     for row in range(rows):
         for axes, title in zip(grid[row], titles, strict=True):
@@ -98,18 +95,74 @@ def panels(
     return figure, grid
 
 
-def palette(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each rule; those of these commands have the same in all their pictures."""
-    return studies.colours(list(dict.fromkeys(("max-confidence", "svip", *names))))
-
-
-def band(axes: Axes, x: Sequence[float], values: Sequence[Interval], colour: str, **options: Any) -> None:
-    """A line with its interval as a band."""
-    axes.plot(x, [value.estimate for value in values], color=colour, **options)
-    axes.fill_between(x, [v.low for v in values], [v.high for v in values], color=colour, alpha=0.13, lw=0)
-
-
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """One legend for all panels, under them."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.legend(handles, labels, ncols=columns, **BELOW)
+
+
+Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there
+
+
+def lines_figure(
+    lines: Mapping[str, Mapping[str, Line]],
+    labels: tuple[str, str],
+    styles: Mapping[str, Mapping[str, Any]],
+    *,
+    columns: int | None = None,
+    ticks: Sequence[float] = (),
+) -> Figure:
+    """A panel a title, a line a name with its intervals as a band; level 1 is marked.
+
+    Args:
+        labels: of the axes.
+        styles: how matplotlib draws each name.
+        columns: panels side by side; all unless given.
+        ticks: of a logarithmic x axis.
+    """
+    wide = columns or len(lines)
+    figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
+    for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):
+        axes.set_title(title, fontsize=11, color=INK)
+        for name, (x, values) in series.items():
+            axes.plot(x, [np.atleast_1d(value)[0] for value in values], label=name, **styles[name])
+            known = [(at, *value[1:]) for at, value in zip(x, values, strict=True) if isinstance(value, tuple)]
+            if known:
+                axes.fill_between(*zip(*known, strict=True), color=styles[name]["color"], alpha=0.13, lw=0)
+        axes.axhline(1.0, color=INK, lw=0.8, ls=":")
+        if len(ticks):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter("{x:g}")
+    for axes in grid[-1]:
+        axes.set_xlabel(labels[0])
+    for axes in grid[:, 0]:
+        axes.set_ylabel(labels[1])
+    legend_below(figure, grid[0][0], min(4, 2 * wide))
+    return figure
+
+
+Point = tuple[str, float, float, float]  # name, estimate, low, high
+
+
+def dots_figure(panels: Mapping[str, Sequence[Point]], label: str, marked: Mapping[str, str]) -> Figure:
+    """Points with intervals, in the order given; `marked` names get a colour of their own."""
+    most = max(len(points) for points in panels.values())
+    figure = Figure(figsize=(4.9 * len(panels), 1.2 + 0.27 * most), dpi=150, layout="constrained")
+    axes_row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, points) in zip(axes_row, panels.items(), strict=True):
+        for place, (name, estimate, low, high) in enumerate(points):
+            colour = marked.get(name, INK)
+            axes.plot([low, high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
+            axes.plot([estimate], [place], "o", color=colour, ms=4.5)
+            axes.annotate(f"{estimate:.2f}", (high, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
+        axes.set_yticks(range(len(points)), [name for name, *_ in points], fontsize=8)
+        for tick, (name, *_) in zip(axes.get_yticklabels(), points, strict=True):
+            tick.set_color(marked.get(name, INK))
+        axes.set_ylim(len(points) - 0.5, -0.5)
+        axes.margins(x=0.12)
+        studies.plain_axes(axes, title)
+    figure.supxlabel(label, fontsize=9)
+    return figure

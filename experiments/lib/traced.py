@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.lib.rules import Rule
+from experiments.lib.smoke import made_up_traces
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.replay.cost_model import CostModel, cost_model, load_cost_model
@@ -14,7 +15,7 @@ from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, replay
 from specdec_jax.replay.trace import Trace, load_trace
 
-COSTS = "configs/costs/cpu.json"
+COSTS = Path(__file__).resolve().parents[2] / "configs" / "costs" / "cpu.json"
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out where repeats are
 
 
@@ -43,6 +44,13 @@ def load_traces(paths: Sequence[str | Path], least: int = 1) -> dict[float, Trac
     if len(groups) > 1:
         raise ValueError(f"this takes traces of one drafter, got those of {', '.join(groups)}")
     return next(iter(groups.values()), {})
+
+
+def traces_of(paths: Sequence[str], smoke: bool, longest: int) -> dict[float, Trace]:
+    """Traces of one drafter by temperature, or made-up ones. Raises as `load_traces`."""
+    if not paths and not smoke:
+        raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
+    return made_up_traces() if smoke else load_traces(paths, longest)
 
 
 def load_by_drafter(paths: Sequence[str | Path], least: int = 1) -> dict[str, dict[float, Trace]]:

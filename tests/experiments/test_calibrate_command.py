@@ -8,9 +8,14 @@ from tiny_pair import write_pair
 
 from experiments.calibrate import main
 from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of
-from experiments.lib.smoke import made_up_traces
+from experiments.lib.calibrate_report import prior_gain
+from experiments.lib.smoke import made_up_trace, made_up_traces
+from experiments.lib.traced import costs_or_default
+from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate, youden
-from specdec_jax.stopping import phase_length
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import select
+from specdec_jax.stopping import phase_length, survival
 from specdec_jax.text.calibration import (
     ANY_STATIC_OPTIONS,
     calibration_of,
@@ -132,6 +137,23 @@ def test_every_calibrated_name_takes_its_hyperparameters(calibrated):
         for kind, entries in hyperparameters.items():
             for name, found in entries.items():
                 build(kind, name, found)
+
+
+@pytest.mark.parametrize("kind, temperature", [("greedy", 0.0), ("sampled", 1.0)])
+def test_a_learnt_prior_is_judged_on_the_texts_it_was_not_learnt_on(kind, temperature):
+    trace, costs = made_up_trace(temperature, texts=10), costs_or_default(None)
+    half = np.random.default_rng(0).permutation(10) % 2
+    times = {"drafter_cost": costs.ratio, "verification_times": costs.verification_times(7)[None, :]}
+    seconds = {None: replay(trace, survival(), times, max_draft_length=7).seconds(costs)[0]}
+    for which in (0, 1):
+        prior = fit_prior(select(trace, np.flatnonzero(half == which)))
+        learnt = times | {kind: np.array([prior])}
+        seconds[which] = replay(trace, survival(), learnt, max_draft_length=7).seconds(costs)[0]
+    total = sum(seconds[1 - half[text]][text] for text in range(10))
+    assert not np.allclose(seconds[0], seconds[1])
+    assert prior_gain(kind, trace, costs, 7).estimate == pytest.approx(seconds[None].sum() / total, rel=1e-5)
+    nothing = trace._replace(accepted=np.zeros_like(trace.accepted))
+    assert prior_gain(kind, nothing, costs, 7) is None
 
 
 def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import domains, drafter_size, gpt2_pairs, hardware, long_run, step_cost
+from experiments import drafter_size, gpt2_pairs, hardware, long_run, step_cost
 from experiments.lib import measured, tiny_gpt2
 from experiments.lib.long_live import Live, live_run
 from experiments.lib.run_folder import read_rows
@@ -109,16 +109,15 @@ def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoder
 
 def test_hardware_predicts_what_plain_loops_count(ran):
     _, rows = ran(hardware)
-    assert {row["machine"] for row in rows} == {"flat", "measured"} and len({row["ratio"] for row in rows}) == 3
+    kinds, ratios = {"flat", "measured"}, ("0.01", "0.1", "0.5")
+    assert {row["group"] for row in rows} == {f"{kind}, c = {ratio}" for kind in kinds for ratio in ratios}
     trace, costs = made_up_traces()[0.0], flat(0.1, LONGEST)
-    row = next(
-        r for r in rows if (r["machine"], r["temperature"], r["ratio"], r["rule"]) == ("flat", 0.0, 0.1, "static")
-    )
+    known = {(row["group"], row["temperature"], row["what"]): row["speedup"] for row in rows}
+    estimate, low, high = known["flat, c = 0.1", 0.0, "static"]
     expected = trace.length.sum() / best_static(trace, costs).sum()
-    assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["low"] < expected < row["high"]
-    for row in rows:
-        limit = next(r for r in rows if r["rule"] == "oracle" and all(r[k] == row[k] for k in hardware.KEYS[:3]))
-        assert row["speedup"] <= limit["speedup"] * 1.0001
+    assert estimate == pytest.approx(expected, rel=1e-9) and low < expected < high
+    for (group, temperature, _), speedup in known.items():
+        assert speedup[0] <= known[group, temperature, "oracle"][0] * 1.0001
 
 
 def compare_folder(path, most=20):
@@ -177,44 +176,23 @@ def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
         np.testing.assert_array_equal(long[:rounds], cut[:rounds])
 
 
-def test_domains_choose_on_one_half_and_judge_on_the_other(ran, tmp_path):
-    _, rows = ran(domains)
-    costs, differ = load_cost_model("configs/costs/cpu.json"), 0
-    for temperature, trace in made_up_traces().items():
-        first = domains.calibrating(trace, {}, 0)
-        grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
-        for task in ("code", "mathematics", "chat"):
-            mine = np.array([name == task for name in trace.about["tasks"]])
-            chosen, judged = first & mine, ~first & mine
-            best = int(np.argmin(grid[:, chosen].sum(axis=1)))
-            differ += best != int(np.argmin(grid[:, judged].sum(axis=1)))
-            row = next(r for r in rows if (r["temperature"], r["task"], r["rule"]) == (temperature, task, "static"))
-            expected = trace.length[judged].sum() * costs.plain_pass / grid[best, judged].sum()
-            assert row["settings"] == {"draft_length": best} and row["texts"] == chosen.sum() == 2
-            assert row["speedup"] == pytest.approx(expected, rel=1e-9) and row["over_static"] == 1.0
-    assert differ  # or the halves might be one
-    splits = {name: "judge" if index % 2 else "calibrate" for index, name in enumerate(trace.about["ids"])}
-    lines = [json.dumps({"id": name, "split": split, "text": "x"}) for name, split in splits.items()]
-    (tmp_path / "own.jsonl").write_text("\n".join(lines))
-    assert domains.known_splits(str(tmp_path)) == splits
-    np.testing.assert_array_equal(domains.calibrating(trace, splits, 0), np.arange(12) % 2 == 0)
-
-
 def test_drafters_have_their_own_costs(ran):
-    _, rows = ran(drafter_size)
+    out, rows = ran(drafter_size)
     trace = made_up_traces(boost=0.7)[1.0]
-    row = next(r for r in rows if (r["drafter"], r["temperature"], r["rule"]) == ("large", 1.0, "static-7"))
+    wanted = ("large", 1.0, "static-7", "all")
+    row = next(r for r in rows if (r["group"], r["temperature"], r["what"], r["task"]) == wanted)
     base = load_cost_model("configs/costs/cpu.json")
     costs = base._replace(drafter_step=0.2 * base.plain_pass)
     seconds, rounds = static_seconds(trace, 7, costs)
-    assert row["ratio"] == pytest.approx(0.2)
-    assert row["tokens_per_pass"] == pytest.approx(trace.num_positions / rounds)
-    assert row["speedup"] == pytest.approx(trace.num_positions * costs.plain_pass / seconds.sum())
+    assert np.sum(row["emitted"]) == trace.num_positions and np.sum(row["rounds"]) == rounds
+    np.testing.assert_allclose(row["seconds"], seconds)
     overlaps = [trace.overlap[text, at] for text in range(trace.num_texts) for at in range(trace.length[text])]
-    assert row["mean_acceptance"] == pytest.approx(np.mean(overlaps), rel=1e-5)
-    greedy = next(r for r in rows if (r["drafter"], r["temperature"]) == ("small", 0.0))
+    assert drafter_size.acceptance(trace).estimate == pytest.approx(np.mean(overlaps), rel=1e-5)
     plain = made_up_traces()[0.0]
-    assert greedy["mean_acceptance"] == pytest.approx(plain.accepted.sum() / plain.num_positions)
+    greedy = drafter_size.acceptance(plain).estimate
+    assert greedy == pytest.approx(plain.accepted.sum() / plain.num_positions)
+    table = (out / "table.md").read_text()
+    assert f"| small | 0.050 | {greedy:.3f} ±" in table and f"| {trace.num_positions / rounds:.2f} (" in table
 
 
 def adaedl_by_hand(trace, order, threshold, longest, keep=False):
@@ -333,8 +311,8 @@ def test_acceptance_by_entropy_is_counted_where_texts_are(ran):
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert "name traces" in refused(hardware, capsys)
     assert "ratios" in refused(hardware, capsys, "--smoke", "--ratios", 0.0)
-    assert "no rule 'survivl'; did you mean 'survival'" in refused(domains, capsys, "--smoke", "--rules", "survivl")
-    assert "nowhere" in refused(domains, capsys, tmp_path / "nowhere")
+    assert "no rule 'survivl'; did you mean 'survival'" in refused(hardware, capsys, "--smoke", "--rules", "survivl")
+    assert "nowhere" in refused(hardware, capsys, tmp_path / "nowhere")
     assert "NAME:TRACES:COSTS" in refused(drafter_size, capsys, "--groups", "one")
     assert "c must lie above 0" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:-1")
     assert "no cost model" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:none.json")

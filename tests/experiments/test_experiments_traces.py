@@ -8,7 +8,7 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import Seen
 
-from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, replay, temperature
+from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, policies
 from experiments.lib import traced
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.traced import costs_or_default
@@ -18,12 +18,15 @@ from specdec_jax.replay.trace import FEATURES, save_trace
 pytestmark = pytest.mark.slow
 
 COMMANDS = {
-    "replay": (replay, "replay.png", ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
-    "lambda_dynamics": (lambda_dynamics, "lambda.png", ()),
-    "entropy_factor": (entropy_factor, "factors.png", ("--factors", "0.05", "0.2")),
-    "bound": (bound, "bound.png", ()),
-    "temperature": (temperature, "temperature.png", ()),
-    "paper_tables": (paper_tables, "paper.png", ()),
+    "policies": (
+        policies,
+        ("drafting.png", "policies.png", "tasks.png"),
+        ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
+    ),
+    "lambda_dynamics": (lambda_dynamics, ("lambda.png",), ()),
+    "entropy_factor": (entropy_factor, ("factors.png",), ("--factors", "0.05", "0.2")),
+    "bound": (bound, ("bound.png",), ()),
+    "paper_tables": (paper_tables, ("paper.png",), ()),
 }
 COSTS = costs_or_default(None)
 
@@ -48,16 +51,14 @@ def rows_of(folder):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_run_writes_four_files(finished, name):
-    out = finished(name)
-    picture = COMMANDS[name][1]
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        ["manifest.json", "results.jsonl", "table.md", picture]
-    )
-    assert (out / picture).read_bytes().startswith(b"\x89PNG")
+def test_a_run_writes_rows_a_table_and_pictures(finished, name):
+    out, pictures = finished(name), COMMANDS[name][1]
+    written = sorted(path.name for path in out.iterdir())
+    assert written == sorted(["manifest.json", "results.jsonl", "table.md", *pictures])
+    assert all((out / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
     manifest, rows = json.loads((out / "manifest.json").read_text()), rows_of(out)
     assert {row["config_hash"] for row in rows} == {manifest["config_hash"]} and manifest["config"]["smoke"] is True
-    keys = [tuple(row[key] for key in ("drafter", "temperature", "task", "what")) for row in rows]
+    keys = [tuple(row[key] for key in ("group", "temperature", "task", "what")) for row in rows]
     assert len(set(keys)) == len(keys) and {key[2] for key in keys} > {"all"}
 
 
@@ -72,12 +73,12 @@ def test_a_finished_run_is_only_reported_again(finished, name, monkeypatch):
 
 
 def test_a_stopped_run_goes_on_where_it_was(finished, tmp_path, monkeypatch):
-    whole, out = finished("replay"), tmp_path / "out"
+    whole, out = finished("policies"), tmp_path / "out"
     out.mkdir()
     (out / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
     lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
     (out / "results.jsonl").write_bytes(b"".join(lines[:-7]) + lines[-7][:30])  # killed inside a line
-    assert replay.main(["--smoke", *COMMANDS["replay"][2], "--out", str(out)]) == 0
+    assert policies.main(["--smoke", *COMMANDS["policies"][2], "--out", str(out)]) == 0
     assert (out / "results.jsonl").read_bytes() == b"".join(lines)
     assert (out / "table.md").read_text() == (whole / "table.md").read_text()
 
@@ -154,24 +155,25 @@ def value(cell):
 
 
 @pytest.mark.parametrize("temperature, heading", [(0.0, "Greedy"), (1.0, "Temperature 1")])
-def test_replays_table_is_a_walk_along_the_trace(finished, temperature, heading):
-    trace, text = made_up_trace(temperature), section(finished("replay"), heading)
+def test_the_tables_of_rules_are_walks_along_the_trace(finished, temperature, heading):
+    trace, text = made_up_trace(temperature), section(finished("policies"), heading)
     for name, twin in (
         ("static-3", lambda: Static(3)),
         ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),
         ("adaedl threshold=0.6", lambda: twins.AdaEDL(threshold=0.6)),
     ):
         seconds, rounds, passes, accepted = totals(trace, twin)
-        assert value(cells(text, name)[0]) == pytest.approx(over_plain(trace, seconds), abs=0.006)
-        drafts = cells(text, name, table=1)
-        assert value(drafts[0]) == pytest.approx(trace.num_positions / rounds, abs=0.006)
-        assert value(drafts[3]) == pytest.approx(100 * (passes - accepted) / passes, abs=0.6)
-    code = [index for index, task in enumerate(trace.about["tasks"]) if task == "code"]
-    seconds = totals(trace, lambda: Static(3), texts=code)[0]
-    assert value(cells(text, "static-3", table=2)[0]) == pytest.approx(over_plain(trace, seconds, code), abs=0.006)
-    lengths = [over_plain(trace, totals(trace, lambda: Static(length))[0]) for length in range(17)]  # noqa: B023
-    best = int(np.argmax(lengths))
-    assert value(cells(text, f"best static ({best})")[0]) == pytest.approx(lengths[best], abs=0.006)
+        shown = dict(zip(policies.HEAD[1:], cells(text, name), strict=True))
+        assert value(shown["publ."]) == pytest.approx(over_plain(trace, seconds), abs=0.006)
+        assert value(shown["chosen"]) == pytest.approx(over_plain(trace, seconds), abs=0.0006)
+        assert value(shown["tokens"]) == pytest.approx(trace.num_positions / rounds, abs=0.006)
+        assert value(shown["wasted"]) == pytest.approx(100 * (passes - accepted) / passes, abs=0.6)
+    assert value(dict(zip(policies.HEAD[1:], cells(text, "static-3"), strict=True))["discarded"]) == 0
+    code, by_task = texts_of(trace, "code"), text.split("By task")[1]
+    three = over_plain(trace, totals(trace, lambda: Static(3), texts=code)[0], code)
+    best = over_plain(trace, on_the_other_half(trace, code, [7, *range(17)], Static)[1].sum(), code)
+    assert value(cells(by_task, "static")[0]) == pytest.approx(best, abs=0.006)
+    assert value(cells(by_task, "static-3")[0]) == pytest.approx(three / best, abs=0.006)
 
 
 def test_fixed_and_moving_lambdas_are_walks(finished):
@@ -189,7 +191,7 @@ def test_fixed_and_moving_lambdas_are_walks(finished):
 
 def test_slower_updates_differ_from_every_update(finished):
     rows = [row for row in rows_of(finished("lambda_dynamics")) if row["task"] == "all" and row["temperature"] == 1.0]
-    curves = {row["what"]: row["curve"] for row in rows if "curve" in row}
+    curves = {row["what"]: row["curve"] for row in rows if row["what"] in lambda_dynamics.TUNED}
     assert len(curves) == 5
     lively = [name for name in curves if name != "updated every 16th round"]  # of some 25 rounds: once, by 0.001
     assert len({tuple(curves[name]) for name in lively}) == 4
@@ -221,7 +223,7 @@ def texts_of(trace, task):
 
 
 def test_every_text_has_the_setting_of_the_other_half(finished):
-    rows = [row for row in rows_of(finished("temperature")) if row["what"] == "static"]
+    rows = [row for row in rows_of(finished("policies")) if row["what"] == "static"]
     differ = 0
     for row in rows:
         trace = made_up_trace(row["temperature"])
@@ -230,19 +232,6 @@ def test_every_text_has_the_setting_of_the_other_half(finished):
         np.testing.assert_allclose(row["seconds"], seconds)
         differ += lengths[0] != lengths[1]
     assert len(rows) == 8 and differ, "both halves always wanted the same: the halves might be mixed up"
-
-
-def test_the_tables_of_temperature_are_its_rows(finished):
-    (row,) = [
-        row
-        for row in rows_of(finished("temperature"))
-        if (row["what"], row["task"], row["temperature"]) == ("adaedl", "all", 0.0)
-    ]
-    shown = cells(section(finished("temperature"), "Greedy"), "adaedl")
-    assert value(shown[1]) == pytest.approx(sum(row["plain_seconds"]) / sum(row["seconds"]), abs=0.006)
-    passes, accepted, emitted = (sum(row[name]) for name in ("passes", "accepted", "emitted"))
-    assert value(shown[2]) == pytest.approx((passes - accepted) / emitted, abs=0.006)
-    assert value(shown[3]) == pytest.approx(100 * (1 - sum(row["drafted"]) / passes), abs=0.6)
 
 
 def test_the_bound_is_compared_with_the_overlap(finished):
@@ -299,7 +288,7 @@ def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
     options = ["--ratio", "0.3", "--slope", "0.05", "--max-draft-length", "5", "--out", str(out)]
     folders = [str(tmp_path / "one"), str(tmp_path / "two" / "trace-1.npz")]
     more = ["--rules", f"{rule}(unused=1)", "--set", "draft_length=2:4:2"]
-    assert replay.main([*folders, *more, *options]) == 0
+    assert policies.main([*folders, *more, *options]) == 0
     costs = cost_model(0.3, {width: 1 + 0.05 * (width - 1) for width in range(1, 7)})
     text = section(out, "Two, temperature 1")
     for length in (2, 4):
@@ -308,14 +297,14 @@ def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
         assert shown == pytest.approx(over_plain(trace, seconds, costs=costs), abs=0.006)
     capsys.readouterr()
     save_trace(tmp_path / "one" / "trace-1.npz", made_up_trace(1.0, texts=6, seed=1))
-    assert replay.main([*folders, *more, *options]) == 2
+    assert policies.main([*folders, *more, *options]) == 2
     assert "another config" in capsys.readouterr().err
 
 
 def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(replay, "MANY", 10)
+    monkeypatch.setattr(policies, "MANY", 10)
     monkeypatch.chdir(tmp_path)
-    assert replay.main(["--smoke", "--time"]) == 0
+    assert policies.main(["--smoke", "--time"]) == 0
     assert re.search(r"10 settings of adaedl over \d+ positions: [\d.]+ s", " ".join(capsys.readouterr().out.split()))
     assert list(tmp_path.iterdir()) == []
 
@@ -323,15 +312,15 @@ def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "name, arguments, words",
     [
-        *((name, (), "name traces, or give --smoke") for name in COMMANDS),
+        *((name, (), "name traces that python -m experiments.record wrote, or give --smoke") for name in COMMANDS),
         *((name, ("no/such/trace.npz",), "no trace 'no/such/trace.npz'") for name in COMMANDS),
-        ("replay", ("--smoke", "--rules", "adadl"), "no rule 'adadl'; did you mean 'adaedl'"),
-        ("replay", ("--smoke", "--set", "threshold=2"), "threshold must lie in"),
-        ("replay", ("--smoke", "--set", "treshold=0.5"), "--set treshold: none of"),
-        ("replay", ("--smoke", "--set", "threshold=1:2"), "got 'threshold=1:2'"),
-        ("replay", ("--smoke", "--ratio", "0.1", "--costs", "x.json"), "--costs or --ratio, not both"),
-        ("replay", ("--smoke", "--costs", "x.json"), "no cost model 'x.json'"),
-        ("replay", ("--smoke", "--slope", "0.1"), "goes with --ratio"),
+        ("policies", ("--smoke", "--rules", "adadl"), "no rule 'adadl'; did you mean 'adaedl'"),
+        ("policies", ("--smoke", "--set", "threshold=2"), "threshold must lie in"),
+        ("policies", ("--smoke", "--set", "treshold=0.5"), "--set treshold: none of"),
+        ("policies", ("--smoke", "--set", "threshold=1:2"), "got 'threshold=1:2'"),
+        ("policies", ("--smoke", "--ratio", "0.1", "--costs", "x.json"), "--costs or --ratio, not both"),
+        ("policies", ("--smoke", "--costs", "x.json"), "no cost model 'x.json'"),
+        ("policies", ("--smoke", "--slope", "0.1"), "goes with --ratio"),
         ("lambda_dynamics", ("--smoke", "--max-draft-length", "0"), "max_draft_length must be 1 or more, got 0"),
         ("entropy_factor", ("--smoke", "--factors", "0"), "entropy_factor must lie in (0, inf)"),
         ("bound", ("--smoke", "--entropy-factor", "-1"), "entropy_factor must be above 0, got -1"),

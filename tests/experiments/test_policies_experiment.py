@@ -1,4 +1,4 @@
-"""experiments.policies and experiments.tune_survival: their tables are what an independent sum of replays says."""
+"""experiments.policies: its tables are what an independent sum of replays says."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import policies, tune_survival
+from experiments import policies
 from experiments.lib.rules import RULES, rule
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.studies import table
@@ -39,34 +39,53 @@ def test_a_second_run_measures_nothing(folder):
 
 def test_the_chosen_static_length_is_that_of_the_other_half(folder):
     trace, costs = made_up_traces()[1.0], costs_or_default(None)
-    row = next(row for row in rows_of(folder) if row["rule"] == "static" and row["temperature"] == 1.0)
+    rows = {row["task"]: row for row in rows_of(folder) if row["what"] == "static" and row["temperature"] == 1.0}
     by_length = np.stack([replay(trace, static(), {"draft_length": k}).seconds(costs)[0] for k in range(17)])
     for task, texts in texts_by_task(trace).items():
-        first, second = (setting["draft_length"] for setting in row["settings"][task])
-        judged = {
-            text: [k for k in (first, second) if np.isclose(by_length[k, text], row["seconds"][text], rtol=1e-4)]
-            for text in texts
-        }
-        assert all(judged.values())
+        first, second = (setting["draft_length"] for setting in rows[task]["settings"])
         half = np.random.default_rng(0).permutation(len(texts)) < len(texts) // 2
         for chosen, learnt in ((first, texts[half]), (second, texts[~half])):
             assert by_length[chosen, learnt].sum() <= by_length[:, learnt].sum(axis=1).min() * (1 + 1e-9)
-        for text, own in zip(texts, half, strict=True):
-            assert (second if own else first) in judged[text]
+        expected = np.where(half, by_length[second, texts], by_length[first, texts])
+        np.testing.assert_allclose(rows[task]["seconds"], expected)
 
 
-def test_the_table_has_the_speedups_and_the_headroom(folder):
+def line_of(folder, name):
+    """The first line of a rule in the table of the greedy trace, by column."""
+    line = next(line for line in (folder / "table.md").read_text().splitlines() if line.startswith(f"| {name} |"))
+    return dict(zip(policies.headings(("static",)), (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
+
+
+@pytest.mark.parametrize("tuning", ["task", "all"])
+def test_the_table_has_the_speedups_and_the_headroom(folder, tmp_path, tuning):
+    if tuning == "all":
+        folder = tmp_path / "run"
+        assert policies.main(["--smoke", "--rules", *RULE_NAMES, "--tuning", "all", "--out", str(folder)]) == 0
     trace, costs = made_up_traces()[0.0], costs_or_default(None)
-    row = {row["rule"]: row for row in rows_of(folder) if row["temperature"] == 0.0}
+    rows = [row for row in rows_of(folder) if row["temperature"] == 0.0 and (row["task"] == "all") == (tuning == "all")]
+    seconds = {
+        name: sum(np.sum(row["seconds"]) for row in rows if row["what"] == name) for name in ("static", "adaedl")
+    }
     plain = trace.length.sum() * costs.plain_pass
     limit = plain / oracle(trace).seconds(costs).sum()
-    least = plain / np.sum(row["static"]["seconds"])
-    mine = plain / np.sum(row["survival"]["seconds"])
-    line = next(line for line in (folder / "table.md").read_text().splitlines() if line.startswith("| survival |"))
-    cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert float(cells[2]) == pytest.approx(mine, abs=6e-4)
-    assert cells[4] == f"{(mine - least) / (limit - least):.0%}"
-    assert float(cells[3].split()[0]) == pytest.approx(mine / least, abs=6e-4)
+    least, mine = (plain / seconds[name] for name in ("static", "adaedl"))
+    shown = line_of(folder, "adaedl")
+    assert float(shown["chosen"]) == pytest.approx(mine, abs=6e-4)
+    assert shown["head-room"] == f"{(mine - least) / (limit - least):.0%}"
+    assert float(shown["over static (95 %)"].split()[0]) == pytest.approx(mine / least, abs=6e-4)
+
+
+def test_every_rule_named_by_over_has_a_column(tmp_path):
+    out, over = tmp_path / "run", ("static", "adaedl")
+    assert policies.main(["--smoke", "--rules", "survival", "--over", *over, "--out", str(out)]) == 0
+    rows = [row for row in rows_of(out) if row["temperature"] == 1.0 and row["task"] != "all"]
+    total = {
+        name: sum(np.sum(row["seconds"]) for row in rows if row["what"] == name) for name in ("adaedl", "survival")
+    }
+    text = (out / "table.md").read_text().split("## Temperature 1")[1]
+    line = next(line for line in text.splitlines() if line.startswith("| survival |")).split("|")[1:-1]
+    shown = dict(zip(policies.headings(over), line, strict=True))["over adaedl (95 %)"]
+    assert float(shown.split()[0]) == pytest.approx(total["adaedl"] / total["survival"], abs=6e-4)
 
 
 def test_every_policy_has_a_place_in_the_comparison():
@@ -91,25 +110,13 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         rule("adaedle")
 
 
-def test_a_learnt_prior_is_written_for_the_policy(tmp_path):
-    out = tmp_path / "run"
-    assert tune_survival.main(["--smoke", "--out", str(out)]) == 0
-    prior = json.loads((out / "prior.json").read_text())
-    from specdec_jax.stopping import survival
-
-    state = survival().init(2, greedy=prior["greedy"], sampled=prior["sampled"])
-    np.testing.assert_allclose(state.settings.greedy[0], prior["greedy"], rtol=1e-5)
-    table = (out / "table.md").read_text()
-    assert table.count("| built-in |") == 2 and table.count("| learnt |") == 2
-
-
 @pytest.mark.parametrize("width", [80, 60, 40])
 def test_no_name_and_no_number_is_cut_on_a_narrow_terminal(width):
     names = [entry.name for entry in RULES]
-    cells = ["1.20", "1.200", "1.100 (1.000–1.200)", "100%", "10.0", "0.30", "1.20", "13%"]
+    cells = ["1.20", "1.200", "1.100 (1.000–1.200)", "100%", "10.0", "0.30", "1.20", "2.00", "7%", "13%"]
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(Whole(table(policies.HEAD, [[name, *cells] for name in names])))
+        console.print(Whole(table(policies.headings(["static"]), [[name, *cells] for name in names])))
     shown = captured.get()
     words = shown.split()
     assert "…" not in shown and all(name in words for name in names)
