@@ -64,7 +64,7 @@ class CompareConfig:
     name: str
     """Names the run folder."""
     prompts: str
-    """A JSONL file (turns, prompt or text a line), FILE:n for every n-th of its prompts, or hub:NAME."""
+    """A JSONL file (turns, prompt or text per line), FILE:n for every n-th of its prompts, or hub:NAME."""
     methods: tyro.conf.Suppress[tyro.conf.Fixed[tuple[Method, ...]]]
     """Set in the file; --only picks among them."""
     only: tuple[str, ...] = ()
@@ -90,11 +90,11 @@ class CompareConfig:
     max_new_tokens: int = 64
     """Most tokens a prompt."""
     seed: int = 0
-    """Every method gets the same."""
+    """The same for every method."""
     repeats: int = 1
-    """Timed passes a prompt and method, after one that is not timed."""
+    """Timed passes per prompt and method, after one that is not timed."""
     max_draft_length: int = 7
-    """Most drafts a round, for methods that do not say."""
+    """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None
     """Ascending; none: powers of two and the full width."""
     chat: bool = True
@@ -102,8 +102,8 @@ class CompareConfig:
     system: str | None = None
     """System prompt."""
     calibration: str | None = None
-    """A calibration.json of experiments.calibrate, or built-in: hyperparameters of methods that draft with a model, but
-    for those a method names."""
+    """A calibration.json of experiments.calibrate, or built-in: hyperparameters of methods that draft with a model,
+    except those a method sets."""
     live: bool = False
     """Show one generation of the last method as it is decoded, at the end; it is compiled for that."""
     out: str | None = None

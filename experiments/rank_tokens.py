@@ -1,6 +1,6 @@
 """Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.
 
-Command:   python -m experiments.rank_tokens --data runs/distill_smollm2/data --out DRAFTER_FOLDER
+Command:   python -m experiments.rank_tokens --data runs/distill-smollm2/data --out DRAFTER_FOLDER
            python -m experiments.rank_tokens --model org/name --texts mine.jsonl --out DRAFTER_FOLDER
 Time:      seconds
 Output:    token_ranking.npy in --out, beside the drafter's weights; prints how much of the text each size covers

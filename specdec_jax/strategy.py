@@ -103,7 +103,7 @@ class Strategy:
         return self.call.factory, _hashable(self.options), _hashable(self.given)
 
     def __repr__(self) -> str:
-        """The call, which `choices.choose` reads back; options that have their defaults are left out."""
+        """The call, which `strategies.choose` reads back; options that have their defaults are left out."""
         if self.call is None:
             return f"<{self.name}>"
         defaults = {name: found.default for name, found in inspect.signature(self.call.factory).parameters.items()}

@@ -19,11 +19,11 @@ FAILED, BAD_INPUT, NOT_SHOWN, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 @dataclass(frozen=True)
 class Beams:
     beams: Annotated[int | None, tyro.conf.arg(aliases=["--num-beams"], metavar="INT", help_behavior_hint="")] = None
-    """Search for the most probable text with so many beams instead of drafting; a table of all comes after it."""
+    """Beam search with this many beams instead of drafting; a table of all beams follows the text."""
     length_penalty: float = 1.0
-    """With --beams: a score is the log-probability over length to this power; above 0 favours long texts."""
+    """With --beams: the score is the log-probability over length to this power; above 0 favours long texts."""
     min_new_tokens: int = 0
-    """With --beams: no end of sequence before so many tokens."""
+    """With --beams: no end of sequence before this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Output:
     json: Switch = False
     """Print text, tokens, statistics and times as one line of JSON instead of streaming."""
     compare: Switch = False
-    """Decode the prompt plainly too, in turns, and say how much faster drafting was."""
+    """Also decode the prompt plainly, alternating with speculative decoding, and print the measured speed-up."""
     record: Switch = False
-    """Put every round into the JSON: drafted, accepted, lambda, entropies."""
+    """Add every round to the JSON: drafted, accepted, lambda, entropies."""
     rejected: Switch = True
     """Hide rejected drafts on a terminal."""
     phases: Switch = False
-    """Watch routine and reasoning phases, also where no rule reads them; page and picture shade the latter."""
+    """Run the phase monitor even if no rule reads it; page and picture shade reasoning phases."""
     statistics: Switch = True
     """Print no statistics to standard error at the end."""
     profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
@@ -52,9 +52,9 @@ class Output:
 class Generate(Drafting):
     """Decode a prompt with adaptive speculative decoding and stream the text.
 
-    A small drafter proposes tokens, the target checks them in one pass, and the text is the target's own. On a
-    terminal accepted drafts are green, rejected ones struck out in red with the target's token in yellow after them;
-    cyan is what the target added to drafts that were all accepted. Piped, the text is plain.
+    A small drafter proposes tokens and the target verifies them in one pass; the output distribution is the target's.
+    On a terminal accepted drafts are green, rejected ones struck out in red with the target's token in yellow after
+    them; bonus tokens, after drafts that were all accepted, are cyan. Piped, the text is plain.
 
       python -m specdec_jax generate "Why is the sky blue?"
       python -m specdec_jax generate "Why is the sky blue?" --policy "adaedl(threshold=0.3)" --compare
@@ -74,10 +74,10 @@ class Generate(Drafting):
 
 @dataclass(frozen=True)
 class Chat(Drafting):
-    """Talk to a model: speculative decoding by hand, with slash commands for everything that can be set.
+    """Chat with a model under speculative decoding; slash commands change every setting.
 
     Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer and keeps the session; /help lists the commands.
-    Where standard input is no terminal, each of its lines is a message or a command.
+    If standard input is not a terminal, each of its lines is a message or a command.
 
       python -m specdec_jax chat
       python -m specdec_jax chat --policy "static(draft_length=3)" --temperature 0.8
@@ -94,8 +94,8 @@ class VerifyLossless:
     """Prove that a policy and a verifier leave the target's distribution unchanged.
 
     Exact enumeration on toy models, all rounds of short drafts and every round of long ones, then chi-square tests of
-    what the whole decoder draws, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless; 3:
-    not shown, because the rule was never seen to say no to some draft, or some draft never occurred.
+    samples from the whole decoder, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless;
+    3: not shown, because the rule was never seen to stop at some draft, or some draft never occurred.
 
       python -m specdec_jax verify-lossless --policy "adaedl(keep_checked_token=True)" --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
@@ -103,7 +103,7 @@ class VerifyLossless:
 
     rules: Rules = field(default_factory=Rules)
     max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """The longest draft that is put to the test; 5 on toys and 7 on a pair unless given, at most 10."""
+    """The longest draft tested, at most 10; by default 5 on toys and 7 on a pair."""
     sequences: int = 40960
     """Sequences of the sampled test on a toy."""
     target: Annotated[str | None, Maybe] = None
@@ -113,9 +113,10 @@ class VerifyLossless:
     prompt: str = "Once upon a time"
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0
-    """Its temperature."""
+    """The temperature of the sampled test on a real pair."""
     pair_sequences: int = 512
-    """Its sequences; 512 take some minutes on two CPU cores, and Ctrl-C stops with what there is."""
+    """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
+    results so far."""
     json: Switch = False
     """Print the report as one line of JSON."""
 
@@ -161,7 +162,7 @@ def _parsed(arguments: list[str]) -> Any:
         Annotated[kind, tyro.conf.subcommand(name, description=str(kind.__doc__).split("\n")[0])]
         for name, kind in COMMANDS.items()
     ]
-    about = "Adaptive speculative decoding in JAX. A command's own --help says all of it."
+    about = "Adaptive speculative decoding in JAX. A command's own --help lists its options."
     return tyro.cli(Union[*listed], args=arguments, prog=program, description=about)  # type: ignore[arg-type]
 
 

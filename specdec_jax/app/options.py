@@ -44,30 +44,31 @@ class Models:
     target: str = "smollm2"
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
     drafter: str = "smollm2-drafter@8192"
-    """Given like the target, whose vocabulary it must share; or what needs no model: prompt_lookup(longest=4), ngram, a
-    path to your own .py. Several as a,b take turns. NAME@8192 drafts its 8,192 most frequent tokens only. none: plain
+    """Given like the target, with the same vocabulary; or without a model: prompt_lookup(longest=4), ngram, a path to
+    your own .py. a,b alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens. none: plain
     decoding."""
     dtype: str = "bfloat16"
-    """Of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
+    """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Thresholds learnt for this pair (python -m experiments.calibrate), or built-in; options overrule them."""
+    """Hyperparameters calibrated for this pair (python -m experiments.calibrate), or built-in; those given explicitly
+    take precedence."""
 
 
 @dataclass(frozen=True)
 class Rules:
     policy: str = "survival"
     """When to stop drafting: survival is the fastest we know, adaedl the paper's; any file of specdec_jax/stopping or a
-    path to your own .py, with its options:
+    path to your own .py, with options and hyperparameters:
     "adaedl(threshold=0.6, keep_checked_token=True)", "at_least(minimum=2, policy=survival)"."""
     verifier: str = "rejection"
-    """Which drafts survive: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy, saying so:
+    """How drafts are verified: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy:
     "lenience(lenience=0.8)", typical, easd, by_phase."""
 
 
 @dataclass(frozen=True)
 class Drafting:
     max_draft_length: int = 7
-    """Most tokens drafted in a round, whatever the policy says."""
+    """Most tokens drafted per round, whatever the policy."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Draft-stopping policies, one a file; a file's factory has the file's name."""
 
-# What most rules do not decide, for rules of one's own.
+# What most rules do not decide, for your own rules.
 from specdec_jax.stopping._defaults import always_begin as always_begin
 from specdec_jax.stopping._defaults import always_draw as always_draw
 from specdec_jax.stopping._defaults import always_proceed as always_proceed

@@ -118,7 +118,7 @@ def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:
 
 
 def _view(name: str) -> Any:
-    """A file of specdec_jax/views, or None where there is none."""
+    """A file of specdec_jax/app/views, or None where there is none."""
     module = f"specdec_jax.app.views.{name}"
     try:
         return importlib.import_module(module)

@@ -269,14 +269,14 @@ def show(proof: Proof, console: Console, title: str) -> None:
         f"{proof.rounds_to_the_end.error:.1e} (must be under {TOLERANCE:.0e})."
     )
     if not (rounds.alone and proof.rounds_to_the_end.alone):
-        console.print("A row's answers depend on the rows beside it, or on where it stands.", style="bold red")
+        console.print("A row's results depend on its neighbours or on its place in the batch.", style="bold red")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
     console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
     if proof.conclusion == NOT_SHOWN:
         console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
-        console.print("--max-draft-length says how long the drafts are that are put to the test.")
+        console.print("--max-draft-length sets the longest draft tested.")
         return
     style = "bold green" if proof.conclusion == LOSSLESS else "bold red"
     console.print("Lossless." if proof.conclusion == LOSSLESS else "NOT lossless.", style=style)
