@@ -14,6 +14,7 @@ import specdec_jax
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "specdec_jax"
+DATA = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["specdec_jax"]
 
 # What each file or folder of specdec_jax may import of it, besides itself; a file of a folder that has an entry of its
 # own goes by that alone. Strategies never import one another, and decoding receives them. Above the core the order of
@@ -225,3 +226,9 @@ def test_no_python_that_works_is_one_clear_error(tmp_path):
 def test_a_named_python_that_does_not_work_is_an_error_even_if_others_do(tmp_path):
     result = find_python(tmp_path, "python9", python3_13=WORKS)
     assert result.returncode == 1 and "PYTHON=python9" in result.stderr
+
+
+def test_an_installed_package_has_every_file_that_is_not_code():
+    packed = {path for pattern in DATA for path in PACKAGE.glob(pattern + ("/*" if pattern.endswith("**") else ""))}
+    others = {path for path in committed_files() if path.is_relative_to(PACKAGE) and path.suffix not in (".py", ".pyc")}
+    assert others and others <= packed, sorted(map(str, others - packed))

@@ -19,6 +19,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+BLOCKS_TOGETHER = 4096
 
 
 class TensorInfo(NamedTuple):
@@ -76,9 +77,11 @@ def dequantise(file: GGUF, name: str) -> np.ndarray:
     """Tensor `name` as float32. Raises ValueError for a type the gguf package cannot dequantise."""
     info = file.tensors[name]
     stored = np.frombuffer(file.buffer, np.uint8, info.size, info.offset)
-    rows = math.prod(info.shape[:-1])
+    block = gguf.GGML_QUANT_SIZES[info.kind][1]  # bytes
+    # The package takes sixteen rows at a time. Blocks know nothing of rows, and long rows take two thirds of the time.
+    row = block * math.gcd(info.size // block, BLOCKS_TOGETHER)
     try:
-        array = gguf.quants.dequantize(stored.reshape(rows, -1), info.kind)
+        array = gguf.quants.dequantize(stored.reshape(-1, row), info.kind)
     except NotImplementedError:
         raise ValueError(f"{file.path}: tensor {name} has type {info.kind.name}, which cannot be dequantised") from None
     return array.reshape(info.shape)
