@@ -221,7 +221,8 @@ def run_chat(command: Chat) -> int:
 
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
-    from specdec_jax.app.views.proof import LOSSLESS, NOT_LOSSLESS, verify
+    from specdec_jax.app.views.proof import verify
+    from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
     options = {name: value for name, value in vars(command).items() if name != "rules"}
     conclusion = verify(**asdict(command.rules), **options)

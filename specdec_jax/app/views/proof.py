@@ -4,8 +4,8 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 from rich import box
@@ -21,8 +21,6 @@ from specdec_jax.lossless import (
     TOLERANCE,
     TOYS,
     Case,
-    Coverage,
-    LosslessReport,
     RoundsReport,
     SampledReport,
     prove_exactly,
@@ -30,104 +28,15 @@ from specdec_jax.lossless import (
     test_by_sampling,
     toy_decoder,
 )
+from specdec_jax.lossless.conclusion import LOSSLESS, NOT_SHOWN, Proof, listed, warp_text
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import build_pair, encode
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
 
-LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
 TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
 CLOSE = 0.5  # how far the drafter of the sampled toy is from its target: long drafts are accepted
-
-
-class Proof(NamedTuple):
-    """What was found, of the policy with the verifier and of the verifier with drafts to the end."""
-
-    exact: LosslessReport
-    rounds: RoundsReport
-    rounds_to_the_end: RoundsReport
-    sampled: SampledReport
-    sampled_to_the_end: SampledReport
-    pair: SampledReport | None = None  # on the user's own models
-
-    @property
-    def passed(self) -> bool:
-        """No proof failed."""
-        return all(report.lossless for report in self if report is not None)
-
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """What was not put to the test, a clause each."""
-        return (*_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair))
-
-    @property
-    def shown(self) -> int:
-        """The longest draft of which all was put to the test."""
-        least = min(case.coverage.shown for case in self.rounds.cases)
-        accepted = [case.coverage.never_accepted for case in self.rounds_to_the_end.cases]
-        least = min([least, *(missing[0] - 1 for missing in accepted if missing)])
-        return max(0, least if self.pair is None else min(least, _occurred(self.pair)))
-
-    @property
-    def conclusion(self) -> str:
-        """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN: nothing failed, and something was not tried."""
-        if not self.passed:
-            return NOT_LOSSLESS
-        return NOT_SHOWN if self.gaps else LOSSLESS
-
-
-def _policy_gaps(report: RoundsReport) -> list[str]:
-    """Drafts that a rule was not seen to decide about."""
-    return _by_warp(report, _undecided)
-
-
-def _undecided(coverage: Coverage) -> list[str]:
-    if coverage.shown == len(coverage.asked):
-        return []
-    declined = [draft for draft in coverage.never_declined if draft > coverage.shown]
-    gaps = [f"the rule never said no to {_drafts(declined)}"] if declined else []
-    return gaps + ([f"{_drafts(coverage.never_asked)} never came up"] if coverage.never_asked else [])
-
-
-def _verifier_gaps(report: RoundsReport) -> list[str]:
-    """Numbers of accepted drafts that did not occur though drafts were as long."""
-    return _by_warp(report, _never_accepted)
-
-
-def _never_accepted(coverage: Coverage) -> list[str]:
-    missing = coverage.never_accepted
-    return [f"it never happened that {_listed(missing)} drafts were accepted"] if missing else []
-
-
-def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> list[str]:
-    """Each gap once, with the warps where it is unless that is all of them."""
-    found: dict[str, list[str]] = {}
-    for case in report.cases:
-        for gap in gaps_of(case.coverage):
-            found.setdefault(gap, []).append(_warp_text(case.warp))
-    everywhere = len(report.cases)
-    return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in found.items()]
-
-
-def _pair_gaps(report: SampledReport | None) -> list[str]:
-    if report is None or _occurred(report) == len(report.drafted):
-        return []
-    missing = range(_occurred(report) + 1, len(report.drafted) + 1)
-    return [f"on the pair drafts of {_listed(missing)} tokens never occurred"]
-
-
-def _occurred(report: SampledReport) -> int:
-    """The longest draft that occurred while sampling."""
-    return max((length for length, times in enumerate(report.drafted, 1) if times), default=0)
-
-
-def _drafts(numbers: Sequence[int]) -> str:
-    return ("drafts " if len(numbers) > 1 else "draft ") + _listed(numbers)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def verify(
@@ -260,7 +169,7 @@ def show(proof: Proof, console: Console, title: str) -> None:
     console.print(
         f"Exact, all rounds: the largest total variation of {len(exact.cases)} enumerated distributions from the "
         f"target's is {exact.total_variation:.1e} (must be under {TOLERANCE:.0e}); "
-        f"draft lengths that occurred: {_listed(exact.draft_lengths)}."
+        f"draft lengths that occurred: {listed(exact.draft_lengths)}."
     )
     console.print(_asked_table(rounds))
     console.print(
@@ -288,7 +197,7 @@ def _asked_table(report: RoundsReport) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("draft", justify="right")
     for case in report.cases:
-        table.add_column(_warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
+        table.add_column(warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
     for index in range(len(report.cases[0].coverage.asked)):
         counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
         table.add_row(
@@ -337,15 +246,11 @@ def _table(cases: Sequence[Case], title: str) -> Table:
         table.add_column(f"toy {toy + 1}" + (", q = p" if same else ""), justify="right")
     worst: dict[tuple[str, int], dict[int, float]] = {}
     for case in cases:
-        row = worst.setdefault((_warp_text(case.warp), case.batch), {})
+        row = worst.setdefault((warp_text(case.warp), case.batch), {})
         row[case.toy] = max(row.get(case.toy, 0.0), case.total_variation)
     for (warp, batch), row in worst.items():
         table.add_row(warp, str(batch), *(_distance(row[toy]) for toy in toys))
     return table
-
-
-def _warp_text(warp: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in warp.items())
 
 
 def _distance(value: float) -> Text:
@@ -356,5 +261,5 @@ def _sentence(report: SampledReport) -> str:
     return (
         f"chi-square {report.statistic:.1f} on {report.degrees} degrees of freedom, p = {report.p_value:.2g}; by "
         f"position p = {report.least:.2g} (both must be over {FALSE_ALARM:g}), {report.sequences} sequences of "
-        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {_listed(report.drafted)}"
+        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {listed(report.drafted)}"
     )
