@@ -222,11 +222,11 @@ def _check_policy(parts: Parts, state: DecodeState) -> None:
 
 def _warn_if_lossy(verifier: Verifier) -> None:
     """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
-    name = getattr(verifier.verify, "__qualname__", "this").split(".")[0]
-    if not verifier.lossless and name not in _said:
-        _said.add(name)
+    if not verifier.lossless and verifier.name not in _said:
+        _said.add(verifier.name)
         text = (
-            f"{name} verification is lossy: the distribution of the output is not the target's (docs/losslessness.md)"
+            f"{verifier.name} verification is lossy: the distribution of the output is not the target's "
+            "(docs/losslessness.md)"
         )
         warnings.warn(text, LossyVerification, stacklevel=3)
 

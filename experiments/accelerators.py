@@ -1,0 +1,314 @@
+"""What TPUs and GPUs would run of a generation, by their own compilers and without one of them.
+
+Question:  Does every program compile for the chip, is every cache donated, does a generation leave the device, how many
+           operations is a drafter step, and what does the compiler think a step and a verification cost?
+Command:   python -m experiments.accelerators [--chips tpu-v5e h100] [--pairs smollm2 8b-1b] [--programs run] [--small]
+Time:      1 to 3 minutes a program of the built-in pair on 2 cores; making the environments takes 2 minutes (TPU,
+           1.6 GB) and 7 (GPU, 6 GB) the first time; --small is 2 minutes
+Expected:  docs/accelerators.md has the tables
+Output:    runs/accelerators-<time>/ with manifest.json, results.jsonl (a line a program), table.md, rounds.png, a cost
+           model for each TPU and pair (costs-tpu-v5e-smollm2.json) and the programs' texts; a stopped run goes on where
+           it was with the same --out
+
+Nothing here was timed: times and c are the compiler's estimate. A TPU's program says how many cycles most operations
+take; a part of a round takes those, or as long as its weights take to be read if that is longer. GPUs' compilers give
+no estimate: there, kernels are counted. A while or a conditional of a GPU's program that no command buffer holds waits
+for the host; on a TPU control flow runs on the device. --small compiles two layers for one chip of each kind and
+compares with configs/chips/budgets.json: exit code 1 where a budget is exceeded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.lib import studies
+from experiments.lib.chip_jobs import COMMAND, Job, environment
+from experiments.lib.chips import CHIPS, TARGETS, Chip
+from experiments.lib.commands import exit_codes, told
+from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.plots import COLOURS
+from experiments.lib.run_folder import RunFolder
+from specdec_jax.decoding import default_widths
+from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
+
+BUDGETS = TARGETS / "budgets.json"
+SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
+KEYS = ("chip", "pair", "program", "batch")
+EXCEEDED = 1
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """Compile for chips that are not here."""
+
+    chips: tuple[str, ...] = tuple(CHIPS)
+    """Names of experiments/lib/chips.py."""
+    pairs: tuple[str, ...] = ("smollm2",)
+    """smollm2, smollm2-whole (without the draft vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
+    programs: tuple[str, ...] = ("prefill", "run", "step", "extend", "score")
+    """Of the decoder."""
+    batches: tuple[int, ...] = (1,)
+    """Rows."""
+    slots: int = 512
+    """Cache slots a row."""
+    max_draft_length: int = 7
+    """Most drafts a round."""
+    one_graph: bool = True
+    """On GPUs: capture loops into command buffers."""
+    small: bool = False
+    """Two layers, one chip of each kind, against configs/chips/budgets.json."""
+    environments: str = "runs/environments"
+    """Folder of the compilers' virtual environments."""
+    install_seconds: float = 1200
+    """Most time for making an environment; chips without one are skipped with a message."""
+    out: str | None = None
+    """Run folder; none: runs/accelerators-<time>."""
+
+    def __post_init__(self) -> None:
+        for name in self.chips:
+            if name not in CHIPS:
+                raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
+
+
+@exit_codes()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles and reports; 1 where a budget is exceeded, 2 on bad input."""
+    config = told(Accelerators, __doc__, arguments)
+    return study(config, Console(highlight=False, markup=False))
+
+
+def study(config: Accelerators, console: Console) -> int:
+    """Compiles what is missing and writes the run folder."""
+    chosen = SMALL if config.small else {name: getattr(config, name) for name in ("chips", "pairs", "programs")}
+    folder = RunFolder.create("accelerators", config, config.out)
+    wanted = [
+        (chip, pair, program, batch)
+        for chip in chosen["chips"]
+        for pair in chosen["pairs"]
+        for batch in config.batches
+        for program in chosen["programs"]
+    ]
+    pythons = _pythons(config, {key[0] for key in studies.missing(folder, KEYS, wanted)}, console)
+    for key in studies.missing(folder, KEYS, wanted):
+        python = pythons[CHIPS[key[0]].packages]
+        if python is not None:
+            with console.status(" ".join(map(str, key))):
+                folder.append(dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python))
+    rows = [row for row in folder.rows() if tuple(row[key] for key in KEYS) in wanted]
+    for row in rows:
+        model = estimated_costs(row, config.max_draft_length)
+        if model is not None and row["batch"] == 1:
+            save_cost_model(folder.path / f"costs-{row['chip']}-{row['pair']}.json", model)
+    if any(row["program"] == "run" and not row["error"] for row in rows):
+        with folder.replacing("rounds.png") as path:
+            picture(rows).savefig(path)
+    studies.publish(folder, report(rows, config.max_draft_length), console)
+    return _against_budgets(rows, console) if config.small else 0
+
+
+def _pythons(config: Accelerators, chips: set[str], console: Console) -> dict[str, Path | None]:
+    """The interpreter of every environment that is needed; None and a message where there is none."""
+    found: dict[str, Path | None] = {}
+    for requirements in sorted({CHIPS[chip].packages for chip in chips}):
+        try:
+            with console.status(f"Making the environment of {requirements}"):
+                found[requirements] = python_of(requirements, Path(config.environments), seconds=config.install_seconds)
+        except NoEnvironment as error:
+            console.print(f"skipped: {error}")
+            found[requirements] = None
+    return found
+
+
+def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, python: Path) -> dict[str, Any]:
+    """The facts of one program, from a process of its own."""
+    chip, pair, program, batch = key
+    out = folder.path / "programs" / "-".join(map(str, key))
+    job = Job(chip, pair, program, str(out), batch, config.slots, config.max_draft_length, config.one_graph)
+    command = [str(python), "-m", COMMAND, *job.arguments()]
+    done = subprocess.run(command, env=os.environ | environment(job), capture_output=True, text=True)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"error": f"the process ended with {done.returncode}: {last[-1][:300] if last else ''}"}
+    return json.loads((out / "facts.json").read_text(encoding="utf-8"))
+
+
+def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel | None:
+    """A TPU's cost model by its compiler's estimate of a sampled round; None where there is none.
+
+    A part takes its cycles, or the time that reading its weights takes if that is longer.
+    """
+    chip = CHIPS[row["chip"]]
+    if chip.platform != "tpu" or row["program"] != "run" or row["error"]:
+        return None
+    seconds = {part: part_seconds(row, chip, part) for part in row["parts"]}
+    widths = default_widths(max_draft_length)
+    passes = {width: seconds[f"verify {place}"] + seconds.get("verify", 0.0) for place, width in enumerate(widths)}
+    return cost_model(seconds["draft step"], passes, device=f"{chip.name}, the compiler's estimate", batch=row["batch"])
+
+
+def part_seconds(row: Mapping[str, Any], chip: Chip, part: str, path: str = "sampled") -> float:
+    """The compiler's estimate of a part of a round."""
+    model = "drafter" if part.startswith("draft") else "target" if part.startswith("verify ") else None
+    reading = row["weights_read"][model] / chip.bandwidth if model and part != "draft" else 0.0
+    return max(row["parts"][part][path]["cycles"] / chip.clock, reading)
+
+
+def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
+    """What compiles, memory and host round trips; then operations and estimates by part of a round."""
+    parts = ["# Compiled without a device", MEMORY_NOTE, _programs(rows)]
+    runs = [row for row in rows if row["program"] == "run" and not row["error"]]
+    if runs:
+        parts += ["## A round", PARTS_NOTE, _parts(runs)]
+    estimates = [(row, model) for row in runs if (model := estimated_costs(row, max_draft_length)) is not None]
+    if estimates:
+        parts += ["## Estimated costs", COST_NOTE, _costs(estimates)]
+    return "\n\n".join([*parts, ""])
+
+
+MEMORY_NOTE = (
+    "Donated: bytes of arguments that results overwrite, of the bytes of all caches. Temporary memory: what there is "
+    "beside arguments and results, of the chip's memory that is free then. Host round trips: whiles and conditionals "
+    "whose predicate the host reads, by construction none on a TPU. Seconds: compiling."
+)
+PARTS_NOTE = (
+    "Operations (kernels on a GPU, instructions with an estimate on a TPU) that run once in each part: where all rows "
+    "are greedy / some are sampled / all that is compiled. A drafter step is one turn of the draft loop."
+)
+COST_NOTE = (
+    "The compiler's estimate, not measured. Drafter step and verification of the sampled path; in brackets the time "
+    "that reading the weights takes at the published bandwidth. c is the drafter step over the narrowest verification."
+)
+
+
+def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = [
+        "chip, pair, batch: program",
+        "compiles",
+        "seconds",
+        "arguments",
+        "donated",
+        "temporary",
+        "host round trips",
+    ]
+    lines = []
+    for row in rows:
+        name = f"{row['chip']}, {row['pair']}, {row['batch']}: {row['program']}"
+        if row["error"]:
+            lines.append([name, row["error"], *[""] * (len(head) - 2)])
+            continue
+        free = CHIPS[row["chip"]].memory - row["argument"]
+        donated = f"{row['alias'] / 1e6:.1f} of {row['caches'] / 1e6:.1f} MB" if row["alias"] else "–"
+        memory = f"{row['temp'] / 1e6:.1f} MB of {free / 1e9:.1f} GB"
+        trips = row.get("thunks", {})
+        host = "none" if not trips else _trips(trips)
+        lines.append([name, "yes", f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:.0f} MB", donated, memory, host])
+    return studies.table(head, lines)
+
+
+def _trips(thunks: Mapping[str, int]) -> str:
+    outside = [f"{thunks[name]} {name}" for name in ("whiles", "conditionals") if thunks.get(name)]
+    graphs = thunks.get("command_buffers", 0)
+    return ", ".join(outside) if outside else f"none ({graphs} command buffer{'' if graphs == 1 else 's'})"
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(part for row in rows for part in sorted(row["parts"])))
+    lines = []
+    for row in rows:
+        counts = [row["parts"].get(part) for part in names]
+        cells = ["–" if found is None else " / ".join(str(_ops(found, path)) for path in PATHS) for found in counts]
+        total = sum(found["all"]["ops"] for found in row["parts"].values())
+        lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", *cells, str(total)])
+    return studies.table(["chip, pair, batch", *names, "program"], lines)
+
+
+PATHS = ("greedy", "sampled", "all")
+
+
+def _ops(found: Mapping[str, Mapping[str, int]], path: str) -> int:
+    return found.get(path, {}).get("ops", 0)
+
+
+def _costs(estimates: Sequence[tuple[Mapping[str, Any], CostModel]]) -> str:
+    widths = estimates[0][1].widths
+    lines = []
+    for row, model in estimates:
+        chip = CHIPS[row["chip"]]
+        least = {name: 1e3 * size / chip.bandwidth for name, size in row["weights_read"].items()}
+        step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
+        passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
+        passes[0] += f" ({least['target']:.2f})"
+        lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", step, *passes, f"{model.ratio:.3f}"])
+    head = [f"verifying {width}" for width in widths]
+    return studies.table(["chip, pair, batch", "drafter step", *head, "c"], lines)
+
+
+def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Where a sampled round goes: cycles on TPUs, kernels on GPUs, by what is computed; a bar a part."""
+    runs = [row for row in rows if row["program"] == "run" and not row["error"]]
+    figure = Figure(figsize=(8.4, 0.9 + 2.0 * len(runs)), dpi=150, layout="constrained")
+    kinds = sorted({kind for row in runs for counts in row["kinds"].values() for kind in counts})
+    colours = dict(zip(kinds, [*COLOURS, "#56B4E9", "#8C564B", "#7F7F00"], strict=False))
+    for axes, row in zip(figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs, strict=True):
+        parts = [part for part in sorted(row["kinds"]) if part not in ("other", "prefill")]
+        is_tpu = CHIPS[row["chip"]].platform == "tpu"
+        scale = 1e6 / CHIPS[row["chip"]].clock if is_tpu else 1
+        for place, part in enumerate(parts):
+            left = 0.0
+            for kind, count in row["kinds"][part].items():
+                axes.barh(place, count * scale, left=left, color=colours[kind], height=0.7)
+                left += count * scale
+        axes.set_yticks(range(len(parts)), parts, fontsize=8)
+        studies.plain_axes(axes, f"{row['chip']}, {row['pair']}, batch {row['batch']}")
+        axes.set_xlabel("microseconds, the compiler's estimate" if is_tpu else "kernels", fontsize=8)
+    handles = [figure.axes[0].barh(0, 0, color=colours[kind], label=kind) for kind in kinds]
+    figure.legend(handles, kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _against_budgets(rows: Sequence[Mapping[str, Any]], console: Console) -> int:
+    """1 and a line for every budget that is exceeded."""
+    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
+    exceeded = [line for row in rows for line in over_budget(row, budgets[row["chip"]])]
+    for line in exceeded:
+        console.print(f"over budget: {line}", style="bold red")
+    if not exceeded:
+        console.print(f"Within the budgets of {len(rows)} programs.")
+    return EXCEEDED if exceeded else 0
+
+
+def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
+    """What a program has more of than its budget allows, a line each."""
+    if row["error"]:
+        return [f"{row['chip']} does not compile: {row['error']}"]
+    found = measures(row)
+    lines = [
+        f"{row['chip']}: {found[name]:,} {name}, {limit['most']:,} allowed ({limit['why']})"
+        for name, limit in budget.items()
+        if found[name] > limit["most"]
+    ]
+    return lines + ([] if row["alias"] >= row["caches"] else [f"{row['chip']}: not every cache is donated"])
+
+
+def measures(row: Mapping[str, Any]) -> dict[str, int]:
+    """What budgets bound."""
+    thunks = row.get("thunks", {})
+    return {
+        "operations of a sampled drafter step": row["parts"]["draft step"]["sampled"]["ops"],
+        "operations of the program": sum(part["all"]["ops"] for part in row["parts"].values()),
+        "copies": thunks.get("copies", row["instructions"]["copy"]),
+        "bytes of temporary memory": row["temp"],
+        "host round trips": thunks.get("whiles", 0) + thunks.get("conditionals", 0),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Programs of a pair of models by shapes alone: nothing is loaded, everything is compiled as a generation would be."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import drafters, stopping, verification
+from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import fresh_state
+from specdec_jax.models import llama
+from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.types import LanguageModel
+
+SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
+SMALL_DRAFTER = llama.LlamaConfig(49152, 224, 640, 4, 4, 2, 56, max_position_embeddings=8192, tie_word_embeddings=True)
+LLAMA_1B = llama.LlamaConfig(128256, 2048, 8192, 16, 32, 8, 64, max_position_embeddings=8192, tie_word_embeddings=True)
+LLAMA_8B = llama.LlamaConfig(128256, 4096, 14336, 32, 32, 8, 128, max_position_embeddings=8192)
+LLAMA_70B = llama.LlamaConfig(128256, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=8192)
+
+
+class Pair(NamedTuple):
+    """Shapes of a target and a drafter."""
+
+    target: llama.LlamaConfig
+    drafter: llama.LlamaConfig
+    draft_vocabulary: int | None = None
+
+
+PAIRS = {
+    "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),  # the built-in one as `generate` uses it
+    "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
+    "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
+    "70b-8b": Pair(LLAMA_70B, LLAMA_8B),
+    "tiny": Pair(
+        llama.LlamaConfig(49152, 576, 1536, 2, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True),
+        llama.LlamaConfig(49152, 224, 640, 1, 4, 2, 56, max_position_embeddings=8192, tie_word_embeddings=True),
+        8192,
+    ),
+}
+PROGRAMS = ("prefill", "run", "step", "extend", "score")
+SCORED = 97  # tokens of a text that is scored
+
+
+class Shapes(NamedTuple):
+    """What programs of a pair are compiled with."""
+
+    decoder: Decoder
+    params: ModelParams  # of jax.ShapeDtypeStruct, as all below
+    request: Any
+    state: Any
+
+
+def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shapes:
+    """The decoder of a pair with `survival` and token rejection in bfloat16, and the shapes of a generation of it."""
+    target = llama.language_model(pair.target, jnp.bfloat16)
+    drafter, drafter_params = _drafter(pair)
+    decoder = build_decoder(
+        target, drafters.model(drafter, max_draft_length), stopping.survival(), verification.rejection()
+    )
+    params = ModelParams(_weights(pair.target), drafter_params)
+    request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
+    cache = jax.eval_shape(decoder.jitted["prefill"], params.target, request.tokens, request.length)
+    drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length)
+    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
+
+
+def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
+    model, params = llama.language_model(pair.drafter, jnp.bfloat16), _weights(pair.drafter)
+    if pair.draft_vocabulary is None:
+        return model, params
+    tokens = np.arange(pair.draft_vocabulary)
+    return with_reduced_head(model), jax.eval_shape(lambda tree: reduce_params(model, tree, tokens), params)
+
+
+def _weights(config: llama.LlamaConfig) -> Any:
+    return jax.eval_shape(lambda key: llama.init_params(config, key, jnp.bfloat16), jax.random.key(0))
+
+
+def weights_read(pair: Pair) -> dict[str, int]:
+    """Bytes of weights that a pass of either model reads: of a table that only embeds, single rows."""
+    return {
+        "target": _read(pair.target, pair.target.vocab_size),
+        "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size),
+    }
+
+
+def _read(config: llama.LlamaConfig, rows: int) -> int:
+    weights = dict(_weights(config))
+    embedding = bytes_of(weights.pop("embedding"))
+    head = embedding * rows // config.vocab_size if config.tie_word_embeddings else 0
+    return bytes_of(weights) + head
+
+
+def bytes_of(tree: Any) -> int:
+    """Of all leaves of shapes."""
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
+    """(jitted function, arguments) of one of PROGRAMS; a plain int among them is static."""
+    decoder, params, request, state = shapes
+    batch = request.tokens.shape[0]
+    tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "prefill": (params.target, request.tokens, request.length),
+        "run": (params, state, jax.ShapeDtypeStruct((), jnp.int32)),
+        "step": (params, state),
+        "extend": (params, state, request),
+        "score": (params, tokens, make_warp(batch, temperature=1.0), 32),
+    }
+    return decoder.jitted[name], arguments[name]

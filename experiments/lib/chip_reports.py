@@ -1,0 +1,166 @@
+"""What a compiler made of a program: operations, kernels and estimated cycles by part of a round, and host round trips.
+
+A part is told by the name scopes of the decoder, which the compilers keep as `op_name`. Parts of a round have paths:
+`greedy` runs when no row is sampled, `sampled` when some are and none is cut (top-k, top-p, min-p), `all` is everything
+that is compiled.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+OP_NAME = re.compile(r'op_name="([^"]*)"')
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
+BRANCH = re.compile(r"cond/branch_(\d+)_fun")
+PARTS = ("draft step", "draft", "verify", "commit", "prefill")
+PATHS = ("greedy", "sampled", "all")
+ON_HOST = {"kWhile": "whiles", "kConditional": "conditionals"}  # thunks that wait for a predicate on the host
+
+
+class Operation(NamedTuple):
+    """An instruction, or a GPU's kernel, and where in a round it belongs."""
+
+    op_name: str
+    cycles: int = 0
+
+
+def part_of(op_name: str) -> tuple[str, str]:
+    """(part of the round, what is left of the name after it). A verification's part says its width's place."""
+    for part, mark in (("draft step", "/draft/while/body"), ("draft", "/draft/"), ("commit", "/commit/")):
+        if mark in op_name:
+            return part, op_name.split(mark, 1)[1]
+    found = re.search(r"/verify/cond/branch_(\d+)_fun(.*)", op_name)
+    if found:
+        return f"verify {found[1]}", found[2]
+    for part in ("verify", "prefill"):
+        if f"/{part}/" in op_name:
+            return part, op_name.split(f"/{part}/", 1)[1]
+    return "other", op_name
+
+
+def on_path(rest: str, path: str) -> bool:
+    """Whether an operation runs on that path, by the branches that its name still goes through."""
+    branches = [int(branch) for branch in BRANCH.findall(rest)]
+    if path == "all" or not branches:
+        return True
+    if path == "greedy":
+        return branches[0] == 0
+    return branches[0] == 1 and not any(branches[1:])
+
+
+def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, int]]]:
+    """part -> path -> {"ops": ..., "cycles": ...}."""
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for operation in operations:
+        part, rest = part_of(operation.op_name)
+        for path in PATHS:
+            if on_path(rest, path):
+                counts = found.setdefault(part, {}).setdefault(path, Counter())
+                counts.update(ops=1, cycles=operation.cycles)
+    return {part: {path: dict(counts) for path, counts in paths.items()} for part, paths in found.items()}
+
+
+def by_kind(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
+    """part -> what the model or the decoder does there -> cycles, or operations where there are none."""
+    found: dict[str, Counter[str]] = {}
+    for operation in operations:
+        part, rest = part_of(operation.op_name)
+        if on_path(rest, "sampled"):
+            found.setdefault(part, Counter())[_kind(rest)] += operation.cycles or 1
+    return {part: dict(counts) for part, counts in found.items()}
+
+
+def _kind(rest: str) -> str:
+    """The innermost scope that says what is computed."""
+    for scope in ("attention", "mlp", "head", "draft_distribution", "draft_stop", "draft_draw"):
+        if f"/{scope}/" in f"{rest}/":
+            return scope.removeprefix("draft_")
+    return "embedding and rest" if "pass" in rest else "distribution and rest"
+
+
+def hlo_operations(text: str) -> list[Operation]:
+    """Every instruction of a TPU's program that has an estimate of cycles."""
+    found = []
+    for line in text.splitlines():
+        cycles = CYCLES.search(line)
+        if cycles:
+            name = OP_NAME.search(line)
+            found.append(Operation(name[1] if name else "", int(cycles[1])))
+    return found
+
+
+def op_names(text: str) -> dict[str, str]:
+    """op_name by instruction."""
+    found = {}
+    for line in text.splitlines():
+        instruction, name = INSTRUCTION.match(line), OP_NAME.search(line)
+        if instruction and name:
+            found[instruction[1]] = name[1]
+    return found
+
+
+class Thunks(NamedTuple):
+    """What a GPU's program launches."""
+
+    kernels: list[Operation]
+    counts: dict[str, int]  # kernels, copies, command_buffers, and on the host whiles and conditionals
+
+
+THUNK = re.compile(r"^(\s*)(\d+): (k\w+)")
+
+
+def thunks(sequence: str, annotations: Mapping[int, str], names: Mapping[str, str]) -> Thunks:
+    """Reads XLA's dump of the thunks as they run, and what each is named after.
+
+    A while or conditional that no command buffer holds reads its predicate on the host.
+    """
+    kernels, counts, inside = [], Counter[str](), []
+    for line in sequence.splitlines():
+        found = THUNK.match(line)
+        if not found:
+            continue
+        depth, number, kind = len(found[1]), int(found[2]), found[3]
+        inside = [at for at in inside if at < depth]
+        if kind == "kCommandBuffer":
+            inside.append(depth)
+            counts["command_buffers"] += 1
+        elif kind in ON_HOST and not inside:
+            counts[ON_HOST[kind]] += 1
+        elif kind == "kCopy":
+            counts["copies"] += 1
+        elif kind not in ON_HOST:
+            counts["kernels"] += 1
+            kernels.append(Operation(names.get(annotations.get(number, ""), "")))
+    return Thunks(kernels, dict(counts))
+
+
+def read_thunks(dump: Path) -> Thunks:
+    """The thunks of the one program that was dumped. Raises ValueError where the compiler wrote none."""
+    sequences = sorted(dump.glob("*.thunk_sequence_after_thunk_passes.txt"))
+    if not sequences:
+        raise ValueError(f"the compiler wrote no thunk sequence to {str(dump)!r}")
+    stem = sequences[-1].name.removesuffix(".thunk_sequence_after_thunk_passes.txt")
+    optimized = next(dump.glob(f"{stem}.*gpu_after_optimizations.txt")).read_text(encoding="utf-8")
+    metadata = (dump / f"{stem}.thunk_metadata.txt").read_text(encoding="utf-8")
+    pairs = re.findall(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)', metadata)
+    annotations = {int(number): name for name, number in pairs}
+    return thunks(sequences[-1].read_text(encoding="utf-8"), annotations, op_names(optimized))
+
+
+def counts_of(text: str) -> dict[str, int]:
+    """How often the optimised program has these instructions."""
+    return {name: len(re.findall(rf" {name}\(", text)) for name in ("while", "conditional", "copy", "fusion")}
+
+
+def facts(chip: Any, text: str, dump: Path | None) -> dict[str, Any]:
+    """All that is read off a compiled program."""
+    found: dict[str, Any] = {"instructions": counts_of(text)}
+    if chip.platform == "tpu":
+        operations = hlo_operations(text)
+    else:
+        assert dump is not None
+        operations, found["thunks"] = read_thunks(dump)
+    return found | {"parts": by_part(operations), "kinds": by_kind(operations)}

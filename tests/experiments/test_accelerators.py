@@ -1,0 +1,178 @@
+"""What compilers for chips that are not here wrote, read and weighed: made-up texts in their formats, no compiler."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import accelerators
+from experiments.lib import chip_reports, environments
+from experiments.lib.chip_jobs import Job, environment
+from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, shapes_of, weights_read
+from experiments.lib.chips import CHIPS, TARGETS
+
+ROUND = "jit(run_rounds)/while/body"
+STEP = f"{ROUND}/draft/while/body"
+
+
+def instruction(name, cycles, op_name, opcode="fusion"):
+    config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+    return f'  %{name} = f32[8]{{0}} {opcode}(%a), metadata={{op_name="{op_name}" stack_frame_id=1}}, {config}'
+
+
+PROGRAM = "\n".join(
+    [
+        instruction("f.1", 100, f"{STEP}/draft_pass/Llama/layer_0/attention/dot"),
+        instruction("f.2", 10, f"{STEP}/draft_distribution/reduce_max"),
+        instruction("f.3", 20, f"{STEP}/draft_distribution/cond/branch_0_fun/exp"),
+        instruction("f.4", 40, f"{STEP}/draft_distribution/cond/branch_1_fun/exp"),
+        instruction("f.5", 80, f"{STEP}/draft_distribution/cond/branch_1_fun/cond/branch_1_fun/while/body/add"),
+        instruction("f.6", 160, f"{STEP}/draft_distribution/cond/branch_1_fun/cond/branch_0_fun/add"),
+        instruction("f.7", 1000, f"{ROUND}/verify/cond/branch_1_fun/target_pass/Llama/layer_3/mlp/dot"),
+        instruction("f.8", 2000, f"{ROUND}/verify/cond/branch_1_fun/cond/branch_1_fun/exp"),
+        instruction("f.9", 3, f"{ROUND}/draft/add"),
+        instruction("f.10", 5, f"{ROUND}/commit/while"),
+        "  %copy.1 = f32[8]{0} copy(%a)",
+        "  %w = (s32[]) while(%t), condition=%c, body=%b",
+    ]
+)
+
+
+def test_operations_belong_to_parts_of_a_round_and_to_the_paths_they_run_on():
+    parts = chip_reports.by_part(chip_reports.hlo_operations(PROGRAM))
+    assert parts["draft step"]["all"] == {"ops": 6, "cycles": 410}
+    assert parts["draft step"]["greedy"] == {"ops": 3, "cycles": 130}
+    assert parts["draft step"]["sampled"] == {"ops": 4, "cycles": 310}  # no top-k, whose branch is the second of two
+    assert parts["verify 1"]["sampled"]["cycles"] == 3000 and parts["verify 1"]["greedy"]["cycles"] == 1000
+    assert parts["draft"]["all"] == {"ops": 1, "cycles": 3} and parts["commit"]["all"]["cycles"] == 5
+    kinds = chip_reports.by_kind(chip_reports.hlo_operations(PROGRAM))
+    assert kinds["draft step"]["attention"] == 100 and kinds["draft step"]["distribution"] == 210
+    assert kinds["verify 1"]["mlp"] == 1000
+    assert chip_reports.counts_of(PROGRAM) == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
+
+
+THUNKS = """001: kCopy  [source] kCopy
+002: kWhile [prev=001 (1) | sink        ]
+condition:
+    003: kCustomKernel [source | sink] loop_and_fusion grid: [1, 1, 1]
+  body:
+    000: kCommandBuffer [source]
+        004: kCopy         [source] kCopy
+        005: kCustomKernel [source] loop_add_fusion grid: [1, 1, 1]
+        006: kWhile        [source]
+            007: kGemm [source] dot.1
+    008: kConditional [source]
+        009: kCustomKernel [source] loop_exp grid: [1, 1, 1]
+"""
+
+
+def test_thunks_outside_of_command_buffers_wait_for_the_host():
+    annotations = {5: "add.1", 7: "dot.1", 9: "exp.1"}
+    names = {
+        "add.1": f"{STEP}/add",
+        "dot.1": f"{STEP}/draft_pass/dot",
+        "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp",
+    }
+    found = chip_reports.thunks(THUNKS, annotations, names)
+    assert found.counts == {"copies": 2, "whiles": 1, "conditionals": 1, "kernels": 4, "command_buffers": 1}
+    parts = chip_reports.by_part(found.kernels)
+    assert parts["draft step"]["all"]["ops"] == 2 and parts["verify 0"]["all"]["ops"] == 1
+    captured = "000: kCommandBuffer\n" + "".join(f"    {line}\n" for line in THUNKS.splitlines())
+    counts = chip_reports.thunks(captured, annotations, names).counts
+    assert "whiles" not in counts and "conditionals" not in counts and counts["kernels"] == 4
+
+
+def test_a_dump_without_thunks_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no thunk sequence"):
+        chip_reports.read_thunks(tmp_path)
+
+
+def row(chip="tpu-v5e", **more):
+    parts = {
+        name: {path: {"ops": 10, "cycles": cycles} for path in chip_reports.PATHS}
+        for name, cycles in {"draft step": 150_000, "verify 0": 600_000, "verify 1": 750_000, "verify 2": 1}.items()
+    }
+    known = {"chip": chip, "pair": "smollm2", "program": "run", "batch": 1, "error": None, "seconds": 1.0}
+    sizes = {"argument": 3e8, "alias": 200, "caches": 200, "temp": 10**6, "output": 1}
+    weights = {"weights_read": {"target": 269e6, "drafter": 8e6}}
+    kinds = {"kinds": {"draft step": {"attention": 5}, "verify 0": {"mlp": 7}}}
+    return known | sizes | weights | kinds | {"parts": parts, "instructions": {"copy": 3}} | more
+
+
+def test_a_cost_model_is_the_longer_of_cycles_and_reading_the_weights():
+    model = accelerators.estimated_costs(row(), 7)
+    assert model.drafter_step == pytest.approx(150_000 / 1.5e9) and model.widths == (2, 4, 8)
+    least = 269e6 / 819e9  # the last width's one cycle is less than reading the target's weights; passes never fall
+    np.testing.assert_allclose(model.target_pass, [max(600_000 / 1.5e9, least), 750_000 / 1.5e9, 750_000 / 1.5e9])
+    assert "the compiler's estimate" in model.device
+    slow = row(parts=row()["parts"] | {"draft step": {path: {"ops": 1, "cycles": 10} for path in chip_reports.PATHS}})
+    assert accelerators.estimated_costs(slow, 7).drafter_step == pytest.approx(8e6 / 819e9)
+    assert accelerators.estimated_costs(row("h100"), 7) is None
+    assert accelerators.estimated_costs(row(error="no"), 7) is None
+
+
+def test_the_report_says_what_leaves_the_device_and_what_is_an_estimate():
+    gpu = row("h100", thunks={"whiles": 2, "conditionals": 1, "kernels": 30, "copies": 4, "command_buffers": 3})
+    text = accelerators.report([row(), gpu, row("b200", error="not supported")], 7)
+    assert "| 2 whiles, 1 conditionals |" in text and "not supported" in text and "| none |" in text
+    assert "The compiler's estimate, not measured" in text and "0.100 ms" in text
+    assert accelerators.picture([row(), gpu]).axes
+
+
+def test_budgets_name_what_exceeds_them():
+    budget = {"copies": {"most": 3, "why": "as today"}, "host round trips": {"most": 0, "why": "one graph"}}
+    assert accelerators.over_budget(row(), budget) == []
+    over = accelerators.over_budget(row(thunks={"whiles": 1, "copies": 4}), budget)
+    assert over == ["tpu-v5e: 4 copies, 3 allowed (as today)", "tpu-v5e: 1 host round trips, 0 allowed (one graph)"]
+    assert accelerators.over_budget(row(alias=100), budget) == ["tpu-v5e: not every cache is donated"]
+    assert "does not compile" in accelerators.over_budget(row(error="x"), budget)[0]
+
+
+def test_the_committed_budgets_say_why():
+    budgets = json.loads(accelerators.BUDGETS.read_text())
+    assert budgets.keys() == set(accelerators.SMALL["chips"])
+    for limits in budgets.values():
+        assert limits.keys() <= accelerators.measures(row()).keys() and all(len(x["why"]) > 10 for x in limits.values())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_traces_by_shapes(name):
+    shapes = shapes_of(PAIRS["tiny"], 2, 128, 3)
+    function, arguments = program(name, shapes)
+    assert function.trace(*arguments).jaxpr.jaxpr.eqns
+
+
+def test_the_weights_that_a_pass_reads():
+    sizes = weights_read(PAIRS["smollm2"])
+    whole = weights_read(PAIRS["smollm2-whole"])
+    assert whole["drafter"] - sizes["drafter"] == (49152 - 8192) * 224 * 2
+    per_layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+    assert weights_read(PAIRS["8b-1b"])["target"] == 2 * (32 * per_layer + 4096 + LLAMA_8B.vocab_size * 4096)
+
+
+def test_gpus_have_target_files_and_flags_only_where_they_belong():
+    for chip in CHIPS.values():
+        assert (TARGETS / f"{chip.name}.txtpb").exists() == (chip.platform == "cuda")
+        assert Path(accelerators.__file__).parents[1].joinpath(chip.packages).exists()
+    job = Job("h100", "tiny", "run", "out", one_graph=False)
+    assert "WHILE" not in environment(job)["XLA_FLAGS"] and "XLA_FLAGS" not in environment(
+        Job("tpu-v5e", "a", "b", "c")
+    )
+    assert "--no-one-graph" in job.arguments() and job.arguments()[:2] == ["--chip", "h100"]
+
+
+def test_an_environment_that_cannot_be_made_is_a_line(tmp_path, monkeypatch, capsys):
+    def fail(command, **options):
+        raise subprocess.CalledProcessError(1, command, stderr="ERROR: no matching distribution\n")
+
+    monkeypatch.setattr(environments.subprocess, "run", fail)
+    with pytest.raises(environments.NoEnvironment, match="requirements-tpu.txt does not install: ERROR: no matching"):
+        environments.python_of("requirements-tpu.txt", tmp_path, seconds=1)
+    options = ["--chips", "tpu-v5e", "--programs", "run", "--environments", str(tmp_path)]
+    assert accelerators.main([*options, "--out", str(tmp_path / "run")]) == 0
+    assert "skipped: requirements-tpu.txt" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit) as ended:
+        accelerators.main(["--chips", "tpu-v9"])
+    assert ended.value.code == 2 and "no chip 'tpu-v9'" in " ".join(capsys.readouterr().err.split())
