@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.distill_judge import task_of
+from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
+from experiments.lib.judged import task_of
+from experiments.lib.options import Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.compilation_cache import enable
@@ -34,17 +35,11 @@ PARTS = "parts"
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Output, Served):
     """Record traces of a pair of models along the target's own answers."""
 
     prompts: str = "configs/prompts/demo.jsonl"
     """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     """One trace each; 0 is greedy."""
     top_k: int = 0
@@ -72,22 +67,11 @@ class Record:
     seeds: int = 1
     """Answers to every sampled prompt. Experiments on the trace take each for a text of its own: their intervals are
     over answers, and the halves of a choice share prompts."""
-    out: str | None = None
-    """Run folder; none: runs/record-<time>."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_draft_length", "batch", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        check_least(self, 1, "max_new_tokens", "max_draft_length", "batch", "seeds")
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
-
-
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the recording; 2 on bad input."""
-    record(told(Record, __doc__, arguments), Console(highlight=False, markup=False))
-    return 0
 
 
 def record(config: Record, console: Console) -> list[Path]:
@@ -174,6 +158,8 @@ def _batch(
         about=about,
     )
 
+
+main = command(Record, record, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

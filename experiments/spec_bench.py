@@ -30,11 +30,11 @@ from rich.table import Table
 from experiments.lib.cells import NONE, terminal_table
 from experiments.lib.commands import command
 from experiments.lib.json_lines import json_lines
+from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"
 

@@ -13,6 +13,7 @@ from experiments.lib.json_lines import json_lines
 
 ID_KEYS = ("id", "question_id", "prompt_id")
 TEXT_KEYS = ("turns", "prompt", "text")
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")  # categories
 HALVES = ("calibrate", "judge")
 
 
