@@ -29,10 +29,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib import studies
-from experiments.lib.lossy_report import picture, report
+from experiments.lib.commands import command
+from experiments.lib.lossy_report import PLAIN, REJECTION, picture, report
+from experiments.lib.options import Output, Served, Smoke, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
+from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
@@ -44,7 +47,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
 
-PLAIN, REJECTION = "plain", "rejection"
 TASKS = ("math", "code", "summarise", "german", "instructions")
 KEYS = ("temperature", "prompt_id", "repeat", "variant")
 VARIANTS = (
@@ -56,7 +58,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True)
-class Lossy:
+class Lossy(Output, Smoke, Served):
     """Weigh lossy verifiers against rejection."""
 
     prompts: tuple[str, ...] = tuple(f"configs/prompts/{task}.jsonl" for task in TASKS)
@@ -71,22 +73,12 @@ class Lossy:
     """Generations of each, with seeds of their own."""
     max_new_tokens: int = 128
     """Most tokens of a text."""
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     policy: str = "static(draft_length=4)"
     """When to stop drafting."""
     costs: str | None = None
     """cost_model.json of experiments.step_cost, for the predicted speed; none: the one in configs/costs."""
     seed: int = 0
     """Of the first repeat."""
-    smoke: bool = False
-    """Tiny random models and made-up prompts: shows that it runs."""
-    out: str | None = None
-    """Run folder; none: runs/lossy-<time>."""
 
 
 class Variant(NamedTuple):
@@ -108,19 +100,12 @@ class Job(NamedTuple):
         return self.temperature, self.prompt.id, self.repeat, self.variant.name
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(Lossy, study, __doc__, arguments)
-
-
 def study(config: Lossy, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
     policy = choose("policy", config.policy)
     chosen = {name: choose("verifier", name) for name in dict.fromkeys((REJECTION, *config.variants))}
     prompts, costs = prompts_of(config), costs_or_default(config.costs)
-    for name in ("each", "repeats", "max_new_tokens"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be 1 or more, got {getattr(config, name)}")
+    check_least(config, 1, "each", "repeats", "max_new_tokens")
     enable()
     names = (config.target, config.drafter)
     with console.status("Loading the models"):
@@ -132,9 +117,7 @@ def study(config: Lossy, console: Console) -> None:
     there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
     measure(config, [job for job in jobs if job.key not in there], variants, longest, folder, console)
     rows = folder.rows()
-    studies.publish(folder, report(rows, costs), console)
-    with folder.replacing("lossy.png") as path:
-        picture(rows, costs).savefig(path)
+    publish(folder, report(rows, costs), console, lossy=picture(rows, costs))
 
 
 def longest_text(config: Lossy, target: LoadedModel, prompts: Sequence[Prompt]) -> int:
@@ -240,6 +223,8 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
         mean |= {"total_variation": None, "divergence": None}
     return mean
 
+
+main = command(Lossy, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())
