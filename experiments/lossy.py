@@ -18,7 +18,6 @@ and at every position how far the distribution of a token drafted there would be
 (lossless/deviation.py; not known for by_phase).
 """
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from rich.console import Console
 
 from experiments.lib import studies
 from experiments.lib.commands import command
+from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.lossy_report import PLAIN, REJECTION, picture, report
 from experiments.lib.options import Output, Served, Smoke, check_least
 from experiments.lib.prompts import Prompt, load_prompts
@@ -40,9 +40,9 @@ from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
-from specdec_jax.text.generation import Pair, Request, build_pair, decode, encode, prepare
+from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -89,17 +89,6 @@ class Variant(NamedTuple):
     pair: Pair
 
 
-class Job(NamedTuple):
-    temperature: float
-    prompt: Prompt
-    repeat: int
-    variant: Variant
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.temperature, self.prompt.id, self.repeat, self.variant.name
-
-
 def study(config: Lossy, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
     policy = choose("policy", config.policy)
@@ -113,22 +102,11 @@ def study(config: Lossy, console: Console) -> None:
     variants = build(models, policy, chosen)
     longest = longest_text(config, models[0], prompts)
     folder = RunFolder.create("lossy", config, config.out)
-    jobs = [Job(*one) for one in itertools.product(config.temperatures, prompts, range(config.repeats), variants)]
+    jobs = jobs_of(config, prompts, variants)
     there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
     measure(config, [job for job in jobs if job.key not in there], variants, longest, folder, console)
     rows = folder.rows()
     publish(folder, report(rows, costs), console, lossy=picture(rows, costs))
-
-
-def longest_text(config: Lossy, target: LoadedModel, prompts: Sequence[Prompt]) -> int:
-    """Tokens of the longest prompt and what may follow it. Raises ValueError where the target's context is shorter."""
-    longest = max(len(encode(target, prompt.turns[0])) for prompt in prompts) + config.max_new_tokens
-    if longest > target.model.spec.context:
-        raise ValueError(
-            f"the longest prompt and {config.max_new_tokens} new tokens are {longest}, more than the context of "
-            f"{config.target}, {target.model.spec.context}"
-        )
-    return longest
 
 
 def measure(
@@ -146,8 +124,8 @@ def measure(
     with console.status("Measuring") as status:
         for number, job in enumerate(missing, start=1):
             temperature = studies.at_temperature(job.temperature)
-            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
-            asked, pair = _asked(config, job, slots), job.variant.pair
+            status.update(f"{number} of {len(missing)}: {job.method.name} on {job.prompt.id}, {temperature}")
+            asked, pair = _asked(config, job, slots), job.method.pair
             if id(pair.decoder) not in ready:
                 decode(pair, asked)
                 ready.add(id(pair.decoder))
@@ -177,19 +155,19 @@ def build(models: Sequence[Any], policy: StoppingPolicy, chosen: Mapping[str, Ve
 def _asked(config: Lossy, job: Job, slots: int) -> Request:
     most = 12 if config.smoke else config.max_new_tokens
     sampling = SamplingParams(max_new_tokens=most, temperature=job.temperature, seed=config.seed + job.repeat)
-    return prepare(job.variant.pair, [job.prompt.turns[0]], sampling, slots=slots)
+    return prepare(job.method.pair, [job.prompt.turns[0]], sampling, slots=slots)
 
 
 def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
     """One row: a timed generation, and what its text is worth."""
-    result = decode(job.variant.pair, asked).results[0]
+    result = decode(job.method.pair, asked).results[0]
     counts = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "drafter_passes")
     return {
         "temperature": job.temperature,
         "prompt_id": job.prompt.id,
         "category": job.prompt.category,
         "repeat": job.repeat,
-        "variant": job.variant.name,
+        "variant": job.method.name,
         "seconds": result.seconds,
         **{name: result.statistics[name] for name in counts},
         **quality(job, judge, result.prompt_tokens, result.tokens, longest),
@@ -200,7 +178,7 @@ def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, A
 
 def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest: int) -> dict[str, Any]:
     """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
-    verifier = job.variant.verifier
+    verifier = job.method.verifier
     known = verifier is not None and verifier.name in DISTRIBUTIONS
     name, hyperparameters = REJECTION, {}
     if verifier is not None and known:
