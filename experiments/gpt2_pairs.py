@@ -36,6 +36,7 @@ from experiments.lib.distill_write import bar
 from experiments.lib.options import Output, Smoke, check_least
 from experiments.lib.plots import INK, legend_below, panels
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.summary import ratio
 from experiments.lib.terminal import publish
 from experiments.lib.tiny_gpt2 import Size, bpe, corpus, language_model, train
 from experiments.lib.traced import load_traces
@@ -173,22 +174,19 @@ def _trace(config: GPT2Pairs, target: LoadedModel, drafter: LoadedModel, texts: 
 
 def by_entropy(trace: Trace) -> dict[str, Any]:
     """Acceptance by bins of the drafter's entropy, the factor that fits, and how often the bound is kept."""
-    within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
-    greedy = np.broadcast_to(trace.temperature[:, None] <= 0, within.shape)
-    taken = np.where(greedy, trace.accepted, trace.overlap)[within].astype(float)
-    entropy = trace.path[..., FEATURES.index("entropy")][within].astype(float)
-    most = trace.path[..., FEATURES.index("max_prob")][within].astype(float)
+    at = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
+    greedy = trace.temperature[:, None] <= 0
+    taken = np.where(greedy, trace.accepted, trace.overlap)[at].astype(float)
+    entropy, most = (trace.path[at][:, FEATURES.index(name)].astype(float) for name in ("entropy", "max_prob"))
     bins = np.digitize(entropy, EDGES[1:-1])
-    count = np.bincount(bins, minlength=len(EDGES) - 1)
-    mean = np.bincount(bins, taken, len(EDGES) - 1) / np.maximum(count, 1)
-    middle = np.bincount(bins, entropy, len(EDGES) - 1) / np.maximum(count, 1)
+    count, hits, nats = (np.bincount(bins, values, len(EDGES) - 1) for values in (None, taken, entropy))
     return {
         "positions": len(taken),
         "mean_acceptance": float(taken.mean()),
         "mean_entropy": float(entropy.mean()),
         "count": count,
-        "acceptance": [float(value) if n else None for value, n in zip(mean, count, strict=True)],
-        "entropy": [float(value) if n else None for value, n in zip(middle, count, strict=True)],
+        "acceptance": list(map(ratio, hits, count)),
+        "entropy": list(map(ratio, nats, count)),
         "bound_kept": float(np.mean(taken >= 1 - np.sqrt(FACTOR * entropy))),
         "fitted_factor": fitted_factor(entropy, taken),
         "rank_correlation": rank_correlation(entropy, taken),
@@ -198,7 +196,7 @@ def by_entropy(trace: Trace) -> dict[str, Any]:
 
 def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     """Spearman's."""
-    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(other))[0, 1])
+    return float(stats.spearmanr(one, other).statistic)
 
 
 def fitted_factor(entropy: np.ndarray, taken: np.ndarray) -> float:

@@ -35,6 +35,7 @@ from experiments.lib.options import Output, Smoke
 from experiments.lib.plots import INK, panels
 from experiments.lib.rules import Rule, rule
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.summary import ratio
 from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
@@ -152,13 +153,9 @@ def _course(run: LongRun, row: int) -> dict[str, Any]:
     return {
         "course_tokens": edges[1:],
         "course_threshold": at_positions(run, run.threshold, edges[1:] - 1)[row],
-        "course_acceptance": _or_none(hits, drafts),
-        "course_entropy": _or_none(total, looks),
+        "course_acceptance": list(map(ratio, hits, drafts)),
+        "course_entropy": list(map(ratio, total, looks)),
     }
-
-
-def _or_none(top: np.ndarray, bottom: np.ndarray) -> list[float | None]:
-    return [float(t / b) if b else None for t, b in zip(top, bottom, strict=True)]
 
 
 def report(rows: Sequence[dict[str, Any]], config: LongRunStudy) -> str:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -129,24 +129,19 @@ Cost = Mapping[int | str, tuple[int, float]]  # tokens and seconds by question
 
 
 def _speed(task: str, answers: Sequence[Answer], plain: Cost, fast: Cost) -> TaskSpeed:
-    before = [plain[answer.question_id] for answer in answers]
-    after = [fast[answer.question_id] for answer in answers]
+    before, after = (np.array([cost[answer.question_id] for answer in answers], float).T for cost in (plain, fast))
+    slow, quick = before[0] / before[1], after[0] / after[1]  # tokens/s of the questions
     accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
-    ratios = [(t / s) / (t0 / s0) for (t, s), (t0, s0) in zip(after, before, strict=True)]
     return TaskSpeed(
         task=task,
         questions=len(answers),
-        mean_accepted_tokens=fmean(accepted) if accepted else None,
-        baseline_tokens_per_second=fmean([tokens / seconds for tokens, seconds in before]),
-        tokens_per_second=fmean([tokens / seconds for tokens, seconds in after]),
-        speedup_ratio_of_means=fmean([t / s for t, s in after]) / fmean([t / s for t, s in before]),
-        speedup_mean_of_ratios=fmean(ratios),
-        speedup_total=_total(after) / _total(before),
+        mean_accepted_tokens=float(np.mean(accepted)) if accepted else None,
+        baseline_tokens_per_second=float(slow.mean()),
+        tokens_per_second=float(quick.mean()),
+        speedup_ratio_of_means=float(quick.mean() / slow.mean()),
+        speedup_mean_of_ratios=float(np.mean(quick / slow)),
+        speedup_total=float(after[0].sum() / after[1].sum() / (before[0].sum() / before[1].sum())),
     )
-
-
-def _total(costs: Sequence[tuple[int, float]]) -> float:
-    return sum(tokens for tokens, _ in costs) / sum(seconds for _, seconds in costs)
 
 
 def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = None) -> tuple[int, float]:

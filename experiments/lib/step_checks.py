@@ -1,7 +1,7 @@
 """What a rule's work, or watching phases, adds to whole generations: timed in pairs that draft the same tokens."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,7 +58,10 @@ def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -
         ]
         for temperature in (0.0, 0.8):
             plain, checked = (_generation(config, pair, temperature) for pair in pairs)
-            runs = [_both(plain, checked, first=index % 2) for index in range(config.repeats)]
+            runs = []
+            for index in range(config.repeats):  # in turns: neither is always the one that finds the caches warm
+                timed = {run: run() for run in ((plain, checked) if index % 2 == 0 else (checked, plain))}
+                runs.append((timed[plain], timed[checked]))
             if any(one.passes != other.passes for one, other in runs):
                 raise AssertionError(
                     f"{rule} drafted other tokens than a static length: its check is not all that differs"
@@ -67,14 +70,6 @@ def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -
             added = summary([other.seconds / one.seconds - 1 for one, other in runs])
             checks[f"{rule}, {temperature:g}"] = Check(without, added, runs[0][0].passes)
     return checks
-
-
-def _both(plain: Callable[[], Any], checked: Callable[[], Any], first: int) -> tuple[Any, Any]:
-    """(plain, checked), timed in turns: neither is always the one that finds the caches warm."""
-    if first == 0:
-        return plain(), checked()
-    after = checked()
-    return plain(), after
 
 
 class _Timed(NamedTuple):
