@@ -46,13 +46,12 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace, save_trace
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.types import Params
 
 KEYS = ("pair", "temperature")
 EDGES = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)  # nats
 FACTOR = 0.2  # the paper's entropy factor
-TARGET_NAME, TARGET = "gpt2-target", Size(3, 128)
-DRAFTERS = {"gpt2-1": Size(1, 48), "gpt2-2": Size(2, 96)}
+TARGET_NAME, DRAFTERS = "gpt2-target", ("gpt2-1", "gpt2-2")
+SIZES = {TARGET_NAME: Size(3, 128), "gpt2-1": Size(1, 48), "gpt2-2": Size(2, 96)}
 CONTEXT, PROMPT, ANSWER = 128, 32, 64
 HELD_OUT = 0.05
 FEW: dict[str, Any] = {"steps": 8, "texts": 6, "characters": 60_000}  # with --smoke
@@ -89,7 +88,7 @@ def study(config: GPT2Pairs, console: Console) -> None:
     traces = {(str(trace.about.get("drafter", "given")), temperature): trace for temperature, trace in others.items()}
     folder = RunFolder.create("gpt2_pairs", config, config.out)
     enable()
-    pairs = list(DRAFTERS)[: 1 if config.smoke else None]
+    pairs = DRAFTERS[: 1 if config.smoke else None]
     wanted = [(pair, temperature) for pair in pairs for temperature in config.temperatures]
     if studies.missing(folder, KEYS, wanted):
         traces = _own_traces(config, folder, pairs, console) | traces
@@ -109,14 +108,7 @@ def _own_traces(
         backend = bpe(text, config.vocab_size)
         tokens = np.array(backend.encode(text).ids, np.int32)
     cut, tokenizer = int(len(tokens) * (1 - HELD_OUT)), Tokenizer(backend, {})
-    sizes = {TARGET_NAME: TARGET} | {pair: DRAFTERS[pair] for pair in pairs}
-    models = {}
-    for name, size in sizes.items():
-        steps = config.steps * (2 if name == TARGET_NAME else 1)
-        params = _trained(config, folder, name, size, tokenizer.vocab_size, tokens[:cut], steps, console)
-        models[name] = LoadedModel(
-            language_model(size, tokenizer.vocab_size, CONTEXT), params, tokenizer, name, config=size
-        )
+    models = {name: _trained(config, folder, name, tokenizer, tokens[:cut], console) for name in (TARGET_NAME, *pairs)}
     starts = np.random.default_rng(config.seed).integers(cut, len(tokens) - PROMPT, config.texts)
     prompts = [tokens[start : start + PROMPT].tolist() for start in starts]
     found = {}
@@ -132,24 +124,19 @@ def _own_traces(
 
 
 def _trained(
-    config: GPT2Pairs,
-    folder: RunFolder,
-    name: str,
-    size: Size,
-    vocab: int,
-    tokens: np.ndarray,
-    steps: int,
-    console: Console,
-) -> Params:
-    """The parameters of a model, read if it was trained before."""
-    path = folder.path / f"{name}.msgpack"
+    config: GPT2Pairs, folder: RunFolder, name: str, tokenizer: Tokenizer, tokens: np.ndarray, console: Console
+) -> LoadedModel:
+    """A model, its parameters read if it was trained before."""
+    path, size, vocab = folder.path / f"{name}.msgpack", SIZES[name], tokenizer.vocab_size
     if not path.exists():
+        steps = config.steps * (2 if name == TARGET_NAME else 1)
         with bar(console, f"Training {name}", steps, 0, unit="steps") as update:
             params, loss = train(size, vocab, CONTEXT, tokens, steps, seed=config.seed, progress=update)
         console.print(f"{name}: {size.layers} layers of width {size.width}, loss {loss:.3f} nats a token")
         with folder.replacing(path.name) as temporary:
             temporary.write_bytes(flax.serialization.to_bytes(jax.device_get(params)))
-    return flax.serialization.msgpack_restore(path.read_bytes())
+    params = flax.serialization.msgpack_restore(path.read_bytes())
+    return LoadedModel(language_model(size, vocab, CONTEXT), params, tokenizer, name, config=size)
 
 
 def _texts(target: LoadedModel, prompts: list[list[int]], temperature: float) -> list[tuple[list[int], list[int]]]:
@@ -179,7 +166,8 @@ def by_entropy(trace: Trace) -> dict[str, Any]:
     taken = np.where(greedy, trace.accepted, trace.overlap)[at].astype(float)
     entropy, most = (trace.path[at][:, FEATURES.index(name)].astype(float) for name in ("entropy", "max_prob"))
     bins = np.digitize(entropy, EDGES[1:-1])
-    count, hits, nats = (np.bincount(bins, values, len(EDGES) - 1) for values in (None, taken, entropy))
+    count = np.bincount(bins, minlength=len(EDGES) - 1)
+    hits, nats = (np.bincount(bins, values, len(EDGES) - 1) for values in (taken, entropy))
     return {
         "positions": len(taken),
         "mean_acceptance": float(taken.mean()),
@@ -196,7 +184,7 @@ def by_entropy(trace: Trace) -> dict[str, Any]:
 
 def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     """Spearman's."""
-    return float(stats.spearmanr(one, other).statistic)
+    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(other))[0, 1])
 
 
 def fitted_factor(entropy: np.ndarray, taken: np.ndarray) -> float:

@@ -94,7 +94,8 @@ def spec_bench(config: SpecBench, console: Console) -> None:
     if len(config.paths) < 2:
         raise ValueError(f"give a baseline's and a method's answer file, or a run folder, got {config.paths}")
     baseline, *methods = map(read_answers, config.paths)
-    count = None if config.retokenise is None else counter(config.retokenise)
+    tokenizer = tokenizer_from_folder(config.retokenise) if config.retokenise else None
+    count = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
     for path, method in zip(config.paths[1:], methods, strict=True):
         console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
 
@@ -151,12 +152,6 @@ def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = Non
     if tokens <= 0 or not seconds > 0:
         raise ValueError(f"question {answer.question_id!r} of {answer.model_id!r}: {tokens} tokens in {seconds} s")
     return tokens, seconds
-
-
-def counter(folder: Path) -> Callable[[str], int]:
-    """Counts the tokens of a text, without a beginning-of-sequence token. Errors as `tokenizer_from_folder`."""
-    tokenizer = tokenizer_from_folder(folder)
-    return lambda text: len(tokenizer.encode(text))
 
 
 def table(rows: Iterable[TaskSpeed], title: str) -> Table:

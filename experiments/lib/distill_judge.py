@@ -21,6 +21,8 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import TaskFigures
 
+Models = tuple[LoadedModel, LoadedModel]  # target, drafter
+
 
 def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Judges the newest checkpoint, exports it to drafter/ and drafter-orbax/, and prints the table."""
@@ -28,7 +30,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
     cost = step_cost(target, drafter, console)
     figures = {
         f"{Path(every_nth(path)[0]).stem}, answers at {temperature:g}": judge_file(
-            config, folder, target, drafter, path, temperature, console
+            config, folder, (target, drafter), path, temperature, console
         )
         for path in config.judge
         for temperature in config.judge_temperatures
@@ -60,26 +62,20 @@ def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[L
 
 
 def judge_file(
-    config: DistillConfig,
-    folder: Path,
-    target: LoadedModel,
-    drafter: LoadedModel,
-    path: str,
-    temperature: float,
-    console: Console,
+    config: DistillConfig, folder: Path, models: Models, path: str, temperature: float, console: Console
 ) -> dict[str, TaskFigures]:
-    """Figures by task along the target's answers to a file's prompts; answers are kept in judge/."""
+    """Figures by task of (target, drafter) along the first's answers to a file's prompts, which judge/ keeps."""
     prompts = load_prompts(path)
-    tokens = encoded(target, prompts)
+    tokens = encoded(models[0], prompts)
     cache = folder / "judge" / f"answers-{Path(every_nth(path)[0]).stem}-{temperature:g}.json"
     told = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
     if known.get("told") != told:
-        found = written(target, tokens, temperature, config.judge_tokens, config.seed, console)
+        found = written(models[0], tokens, temperature, config.judge_tokens, config.seed, console)
         known = {"told": told, "answers": found}
         _write(cache, json.dumps(known) + "\n")
     tasks = [task_of(prompt) for prompt in prompts]
-    return figures_along((target, drafter), tokens, known["answers"], tasks, f"Judging at {temperature:g}", console)
+    return figures_along(models, tokens, known["answers"], tasks, f"Judging at {temperature:g}", console)
 
 
 def card_fields(

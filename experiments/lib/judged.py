@@ -41,7 +41,7 @@ def written(
 
 
 def figures_along(
-    models: Sequence[LoadedModel],
+    models: tuple[LoadedModel, LoadedModel],
     asked: Sequence[list[int]],
     found: Sequence[list[int]],
     tasks: Sequence[str],
@@ -51,7 +51,7 @@ def figures_along(
     """Figures by task of (target, drafter) along answers to the prompts; the title is the progress bar's."""
     with bar(console, title, len(asked), 0, unit="prompts") as update:
         texts = list(zip(asked, found, strict=True))
-        return by_task(judge(*models, texts, progress=lambda done, _: update(done)), tasks)
+        return by_task(judge(models[0], models[1], texts, progress=lambda done, _: update(done)), tasks)
 
 
 def as_json(figures: TaskFigures) -> dict[str, Any]:
