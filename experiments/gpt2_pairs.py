@@ -166,7 +166,7 @@ def by_entropy(trace: Trace) -> dict[str, Any]:
     taken = np.where(greedy, trace.accepted, trace.overlap)[at].astype(float)
     entropy, most = (trace.path[at][:, FEATURES.index(name)].astype(float) for name in ("entropy", "max_prob"))
     bins = np.digitize(entropy, EDGES[1:-1])
-    count = np.bincount(bins, minlength=len(EDGES) - 1)
+    count = np.bincount(bins, minlength=len(EDGES) - 1).tolist()
     hits, nats = (np.bincount(bins, values, len(EDGES) - 1) for values in (taken, entropy))
     return {
         "positions": len(taken),

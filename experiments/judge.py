@@ -18,8 +18,6 @@ from experiments.lib.options import Output, Served
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
-from specdec_jax.compilation_cache import enable
-from specdec_jax.loading import check_same_vocabulary, load_model
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,7 @@ class Judge(Output, Served):
 def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
     sources = {source: load_prompts(source) for source in config.prompts}
-    enable()
-    with console.status("Loading the models"):
-        target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
-    check_same_vocabulary(target, drafter)
+    target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)
     cost = step_cost(target, drafter, console)
     figures = {}

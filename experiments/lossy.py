@@ -19,7 +19,7 @@ and at every position how far the distribution of a token drafted there would be
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,12 +40,11 @@ from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.types import Verifier
 
 TASKS = ("math", "code", "summarise", "german", "instructions")
 KEYS = ("temperature", "prompt_id", "repeat", "variant")
@@ -96,28 +95,23 @@ def study(config: Lossy, console: Console) -> None:
     prompts, costs = prompts_of(config), costs_or_default(config.costs)
     check_least(config, 1, "each", "repeats", "max_new_tokens")
     enable()
-    names = (config.target, config.drafter)
-    with console.status("Loading the models"):
-        models = tiny_pair() if config.smoke else [load_model(name, dtype=config.dtype) for name in names]
-    variants = build(models, policy, chosen)
-    longest = longest_text(config, models[0], prompts)
+    target, drafter = tiny_pair() if config.smoke else config.load(console)
+    variants = [Variant(PLAIN, None, build_pair(target, None))]
+    for name, verifier in chosen.items():  # those that differ in hyperparameters only share a program
+        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
+    longest = longest_text(config, target, prompts)
     folder = RunFolder.create("lossy", config, config.out)
-    jobs = jobs_of(config, prompts, variants)
-    there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
-    measure(config, [job for job in jobs if job.key not in there], variants, longest, folder, console)
+    measure(config, jobs_of(config, prompts, variants), variants, longest, folder, console)
     rows = folder.rows()
     publish(folder, report(rows, costs), console, lossy=picture(rows, costs))
 
 
 def measure(
-    config: Lossy,
-    missing: Sequence[Job],
-    variants: Sequence[Variant],
-    longest: int,
-    folder: RunFolder,
-    console: Console,
+    config: Lossy, jobs: Sequence[Job], variants: Sequence[Variant], longest: int, folder: RunFolder, console: Console
 ) -> None:
-    """Appends a row for each job. A program is played once untimed before its first."""
+    """Appends a row for each job that has none. A program is played once untimed before its first."""
+    there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
+    missing = [job for job in jobs if job.key not in there]
     judge = next(variant.pair for variant in variants if variant.name == REJECTION)
     slots = slots_for(longest, 0, max(max(variant.pair.decoder.parts.widths) for variant in variants))
     ready: set[int] = set()  # decoders that are compiled
@@ -141,15 +135,6 @@ def prompts_of(config: Lossy) -> list[Prompt]:
         stem = Path(source.rpartition(":")[0] or source).stem
         found += [prompt._replace(id=f"{stem}/{prompt.id}") for prompt in load_prompts(source, config.each, "judge")]
     return found
-
-
-def build(models: Sequence[Any], policy: StoppingPolicy, chosen: Mapping[str, Verifier]) -> list[Variant]:
-    """Plain decoding and the verifiers; those that differ in hyperparameters only share a program."""
-    target, drafter = models
-    variants = [Variant(PLAIN, None, build_pair(target, None))]
-    for name, verifier in chosen.items():
-        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
-    return variants
 
 
 def _asked(config: Lossy, job: Job, slots: int) -> Request:
@@ -187,14 +172,8 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
         hyperparameters |= {key: value for key, value in verifier.options.items() if key == "top_n"}
     text = np.zeros((1, max(longest, 2)), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
-    found = deviations(
-        judge.decoder,
-        judge.params,
-        text,
-        verifier=name,
-        hyperparameters=hyperparameters,
-        warp=make_warp(1, job.temperature),
-    )
+    warp = make_warp(1, job.temperature)
+    found = deviations(judge.decoder, judge.params, text, verifier=name, hyperparameters=hyperparameters, warp=warp)
     at = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
     mean = {field: float(np.asarray(values)[0, at].mean()) for field, values in found._asdict().items()}
     if verifier is not None and not known:

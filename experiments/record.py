@@ -24,9 +24,8 @@ from experiments.lib.judged import task_of
 from experiments.lib.options import Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
-from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.loading import LoadedModel
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -77,10 +76,7 @@ class Record(Output, Served):
 def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
-    enable()
-    with console.status("Loading the models"):
-        pair = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
-    check_same_vocabulary(*pair)
+    pair = config.load(console)
     tokens = [encode(pair[0], prompt.turns[0], chat=config.chat, system=config.system) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
     paths = []

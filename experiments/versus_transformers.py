@@ -76,21 +76,17 @@ def versus(config: Versus, console: Console) -> None:
     request = prepare(pair, [PROMPT], SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=()))
     with (
         tempfile.TemporaryDirectory() as weights,
-        _start_torch(config, _shared_weights(pair, Path(weights)), request.prompts[0]) as other,
+        _start_torch(config, pair, request.prompts[0], weights) as other,
     ):
         pairs = [(_ours(pair, request), _theirs(other)) for _ in range(config.repeats + 1)][1:]
         other.stdin.close()  # type: ignore[union-attr]
     publish(folder, report(config, pairs), console)
 
 
-def _shared_weights(pair: Pair, folder: Path) -> Path:
-    """The target's dequantised weights as a Hugging Face folder: torch reads a GGUF packed, and casts at every use."""
-    target = pair.target
-    save_hf_folder(folder / "target", target.config, target.params, target.tokenizer)
-    return folder / "target"
-
-
-def _start_torch(config: Versus, weights: Path, prompt: list[int]) -> "subprocess.Popen[str]":
+def _start_torch(config: Versus, pair: Pair, prompt: list[int], folder: str) -> "subprocess.Popen[str]":
+    """The other side, with the target's dequantised weights: torch reads a GGUF packed, and casts at every use."""
+    weights = Path(folder) / "target"
+    save_hf_folder(weights, pair.target.config, pair.target.params, pair.target.tokenizer)
     command = [config.torch_python, "-c", TORCH_SIDE, str(weights), config.dtype]
     command += [str(config.max_new_tokens), str(config.threads)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -5,6 +5,11 @@ What an experiment inherits stands before its own options in its help; one of an
 
 from dataclasses import dataclass
 
+from rich.console import Console
+
+from specdec_jax.compilation_cache import enable
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+
 
 @dataclass(frozen=True)
 class Output:
@@ -38,6 +43,18 @@ class Served(Models):
 
     dtype: str = "bfloat16"
     """Of both models."""
+
+    def load(self, console: Console) -> tuple[LoadedModel, LoadedModel]:
+        """Target and drafter, and the compilation cache switched on.
+
+        Raises:
+            ValueError, FileNotFoundError: no such model, or vocabularies that differ.
+        """
+        enable()
+        with console.status("Loading the models"):
+            target, drafter = (load_model(name, dtype=self.dtype) for name in (self.target, self.drafter))
+        check_same_vocabulary(target, drafter)
+        return target, drafter
 
 
 def check_least(config: object, least: int, *names: str) -> None:

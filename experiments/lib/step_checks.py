@@ -1,7 +1,7 @@
 """What a rule's work, or watching phases, adds to whole generations: timed in pairs that draft the same tokens."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Monitor, StoppingPolicy
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
-
-
-class Measured(Protocol):
-    """What of step_cost's options matters here."""
-
-    batch: int
-    draft_length: int
-    max_new_tokens: int
-    repeats: int
 
 
 class Work(NamedTuple):
@@ -47,8 +38,8 @@ class Check(NamedTuple):
     passes: int  # drafter passes of the generation
 
 
-def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
-    """Generations that draft the same tokens with and without that work, by "rule, temperature"."""
+def measure_check(config: Any, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
+    """Generations that draft the same tokens with and without that work, by "rule, temperature"; step_cost's config."""
     checks = {}
     plainly = static(draft_length=config.draft_length)
     for rule, work in WORK.items():
@@ -77,7 +68,7 @@ class _Timed(NamedTuple):
     passes: int
 
 
-def _generation(config: Measured, pair: Pair, temperature: float) -> Callable[[], _Timed]:
+def _generation(config: Any, pair: Pair, temperature: float) -> Callable[[], _Timed]:
     sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
     request = prepare(pair, [PROMPT] * config.batch, sampling)
     start(pair, request)
