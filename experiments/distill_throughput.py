@@ -39,7 +39,6 @@ from specdec_jax.distillation.prompts import HeldOut, RequestSource
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.loading import LoadedModel, load_model
 
-PARTS = ("write", "label", "train")
 SIDE = 2048  # of the square matrices whose product is the limit
 
 
@@ -72,16 +71,10 @@ def measure(asked: Throughput, config: Any, target: LoadedModel) -> list[dict[st
     """A row a part: tokens/s (median and quartiles), arithmetic a token, the limit."""
     limit = arithmetic_limit()
     data = ShardFolder(asked.data)
-    size = sum(leaf.size for leaf in jax.tree.leaves(target.params))  # tied: the head is the embedding, met once
     shard = data.load(0) if data.entries else _write_some(config, target)
     rows = []
     for part in asked.only or PARTS:
-        if part == "write":
-            rates, flops = _writing(config, target, asked.steps), 2 * size
-        elif part == "label":
-            rates, flops = _labelling(config, target, shard, asked.steps), 2 * size
-        else:
-            rates, flops = _training(config, target, [shard], asked.steps)
+        rates, flops = PARTS[part](config, target, shard, asked.steps)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append({"part": part, "rates": rates, "flops": flops, "limit": limit, "memory": memory})
     return rows
@@ -107,15 +100,16 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return f"{markdown(heads, lines)}\n\n{limit}\n"
 
 
-def _writing(config: Any, target: LoadedModel, calls: int) -> list[float]:
-    """Tokens/s of calls of the writer on short rows, after the one that compiles."""
+def _writing(config: Any, target: LoadedModel, shard: Shard, calls: int) -> tuple[list[float], float]:
+    """Tokens/s of calls of the writer on short rows, after the one that compiles, and arithmetic a token."""
     times: list[float] = []
     pool = Pool(config.short.batch, config.short.slots, 32 * (calls + 1))
     _author(config, target).block(0, pool, long=False, progress=lambda *_: times.append(time.monotonic()))
-    return [32 * pool.batch / seconds for seconds in np.diff(times)]
+    return [32 * pool.batch / seconds for seconds in np.diff(times)], 2.0 * _size(target.params)
 
 
-def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> list[float]:
+def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> tuple[list[float], float]:
+    """The same of calls of the labeller."""
     label = build_labeller(target.model, config.labels)
     texts = [text.astype(np.int32) for text in np.split(shard.tokens, shard.offsets[1:-1])]
     texts = [text for text in texts if 256 < len(text) <= 448][:8]
@@ -123,18 +117,26 @@ def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> li
         raise ValueError("labelling is measured on texts of 257 to 448 tokens, and the shard has none")
     tokens = sum(map(len, texts))
     label(target.params, texts)
-    return [tokens / seconds for seconds in _seconds(lambda: label(target.params, texts), calls)]
+    times = _seconds(lambda: label(target.params, texts), calls)
+    return [tokens / seconds for seconds in times], 2.0 * _size(target.params)
 
 
-def _training(config: Any, target: LoadedModel, shards: list[Shard], steps: int) -> tuple[list[float], float]:
-    """(positions/s, arithmetic a position) of training steps."""
-    begun = begin(config, target, Corpus(shards, target.model.spec.vocab_size))
+def _training(config: Any, target: LoadedModel, shard: Shard, steps: int) -> tuple[list[float], float]:
+    """The same of training steps, of positions."""
+    begun = begin(config, target, Corpus([shard], target.model.spec.vocab_size))
     drafter = begun.drafter
-    whole = sum(leaf.size for leaf in jax.tree.leaves(begun.state.params))
-    body = whole - drafter.vocab_size * drafter.hidden_size
+    body = _size(begun.state.params) - drafter.vocab_size * drafter.hidden_size
     columns = config.packing.candidates or drafter.vocab_size
     rates = [batch.tokens.size / seconds for batch, seconds in timed_steps(begun, steps)]
     return rates, 6.0 * (body + columns * drafter.hidden_size)
+
+
+PARTS = {"write": _writing, "label": _labelling, "train": _training}
+
+
+def _size(params: Any) -> int:
+    """Weights; tied: the head is the embedding, met once."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _write_some(config: Any, target: LoadedModel) -> Shard:

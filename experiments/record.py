@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -21,11 +22,10 @@ from rich.console import Console
 from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
 from experiments.lib.judged import task_of
-from experiments.lib.options import Output, Served, check_least
+from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.distillation.judging import answers
-from specdec_jax.loading import LoadedModel
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -73,17 +73,25 @@ class Record(Output, Served):
             raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
 
 
+class Asked(NamedTuple):
+    """A prompt and its token ids."""
+
+    prompt: Prompt
+    tokens: list[int]
+
+
 def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
-    tokens = [encode(pair[0], prompt.turns[0], chat=config.chat, system=config.system) for prompt in prompts]
+    said = {"chat": config.chat, "system": config.system}
+    asked = [Asked(prompt, encode(pair[0], prompt.turns[0], **said)) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
     paths = []
     for temperature in config.temperatures:
         paths.append(folder.path / f"trace-{temperature:g}.npz")
         if not paths[-1].exists():
-            save_trace(paths[-1], _record_one(config, pair, prompts, tokens, temperature, folder, console))
+            save_trace(paths[-1], _record_one(config, pair, asked, temperature, folder, console))
         trace = load_trace(paths[-1])
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{paths[-1]}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
@@ -92,46 +100,35 @@ def record(config: Record, console: Console) -> list[Path]:
 
 
 def _record_one(
-    config: Record,
-    pair: tuple[LoadedModel, LoadedModel],
-    prompts: Sequence[Prompt],
-    tokens: Sequence[Sequence[int]],
-    temperature: float,
-    folder: RunFolder,
-    console: Console,
+    config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, folder: RunFolder, console: Console
 ) -> Trace:
     """The trace of one temperature, in the prompts' order, seed by seed; prompts of similar length share a pass."""
-    count = len(prompts) * (config.seeds if temperature > 0 else 1)
-    order = sorted(range(count), key=lambda index: len(tokens[index % len(prompts)]))
+    count = len(asked) * (config.seeds if temperature > 0 else 1)
+    order = sorted(range(count), key=lambda index: len(asked[index % len(asked)].tokens))
     (folder.path / PARTS).mkdir(exist_ok=True)
     parts = []
     with bar(console, f"Temperature {temperature:g}", len(order), 0, unit="prompts") as update:
         for first in range(0, len(order), config.batch):
             members = order[first : first + config.batch]
-            digest = hashlib.sha256(repr([(member, tokens[member % len(prompts)]) for member in members]).encode())
+            digest = hashlib.sha256(repr([(member, asked[member % len(asked)].tokens) for member in members]).encode())
             path = folder.path / PARTS / f"{temperature:g}-{digest.hexdigest()[:12]}.npz"
             if not path.exists():
-                save_trace(path, _batch(config, pair, prompts, tokens, members, temperature))
+                save_trace(path, _batch(config, pair, asked, members, temperature))
             parts.append(load_trace(path))
             update(first + len(members))
     return select(join(parts), np.argsort(order))
 
 
 def _batch(
-    config: Record,
-    pair: tuple[LoadedModel, LoadedModel],
-    prompts: Sequence[Prompt],
-    tokens: Sequence[Sequence[int]],
-    members: Sequence[int],
-    temperature: float,
+    config: Record, pair: LoadedPair, asked: Sequence[Asked], members: Sequence[int], temperature: float
 ) -> Trace:
     """Answers of some prompts, and their trace; member m is prompt m % P at its m // P-th seed."""
     target, drafter = pair
-    own = [member % len(prompts) for member in members]
+    own = [asked[member % len(asked)] for member in members]
+    tokens = [entry.tokens for entry in own]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]
-    asked = [tokens[prompt] for prompt in own]
-    found = answers(target, asked, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    found = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
     about = {
         "target": target.name,
         "drafter": drafter.name,
@@ -140,13 +137,13 @@ def _batch(
         "seed": config.seed,
         "prompts": Path(config.prompts).name,
         "versions": package_versions(),
-        "ids": [prompts[prompt].id for prompt in own],
-        "tasks": [task_of(prompts[prompt]) for prompt in own],
+        "ids": [entry.prompt.id for entry in own],
+        "tasks": [task_of(entry.prompt) for entry in own],
     }
     return trace_texts(
         (target.model, drafter.model),
         (target.params, drafter.params),
-        list(zip(asked, found, strict=True)),
+        list(zip(tokens, found, strict=True)),
         limit=config.max_new_tokens,
         warp=warp,
         seed=seeds,

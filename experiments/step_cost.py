@@ -134,6 +134,7 @@ def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> 
 def picture(model: CostModel) -> Figure:
     """A pass against its width, in passes of plain decoding, and drafter steps beside it."""
     figure, ((axes,),) = panels([f"{model.device}, batch {model.batch}"], height=3.8, width=6.4)
+    axes.title.set_fontsize(10)  # machines have long names
     passes = [time / model.plain_pass for time in model.target_pass]
     axes.plot(model.widths, passes, "o-", color=COLOURS[1], label="target pass")
     axes.axhline(model.ratio, color=COLOURS[2], lw=2, label=f"drafter step (c = {model.ratio:.3f})")

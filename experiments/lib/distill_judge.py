@@ -12,6 +12,7 @@ from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.lib.distill_train import as_model, initial_state
 from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
+from experiments.lib.options import LoadedPair
 from experiments.lib.prompts import every_nth, load_prompts
 from experiments.lib.terminal import Whole
 from specdec_jax.distillation.checkpoints import Checkpoints
@@ -20,8 +21,6 @@ from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import TaskFigures
-
-Models = tuple[LoadedModel, LoadedModel]  # target, drafter
 
 
 def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -62,7 +61,7 @@ def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[L
 
 
 def judge_file(
-    config: DistillConfig, folder: Path, models: Models, path: str, temperature: float, console: Console
+    config: DistillConfig, folder: Path, models: LoadedPair, path: str, temperature: float, console: Console
 ) -> dict[str, TaskFigures]:
     """Figures by task of (target, drafter) along the first's answers to a file's prompts, which judge/ keeps."""
     prompts = load_prompts(path)

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.distill_write import bar
+from experiments.lib.options import LoadedPair
 from experiments.lib.prompts import MT_BENCH, Prompt
 from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.distillation.judging import answers, judge
@@ -41,7 +42,7 @@ def written(
 
 
 def figures_along(
-    models: tuple[LoadedModel, LoadedModel],
+    models: LoadedPair,
     asked: Sequence[list[int]],
     found: Sequence[list[int]],
     tasks: Sequence[str],

@@ -10,6 +10,8 @@ from rich.console import Console
 from specdec_jax.compilation_cache import enable
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 
+LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
+
 
 @dataclass(frozen=True)
 class Output:
@@ -44,7 +46,7 @@ class Served(Models):
     dtype: str = "bfloat16"
     """Of both models."""
 
-    def load(self, console: Console) -> tuple[LoadedModel, LoadedModel]:
+    def load(self, console: Console) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on.
 
         Raises:
