@@ -29,13 +29,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
+from experiments.lib.cells import markdown
 from experiments.lib.chip_jobs import COMMAND, Job, environment
 from experiments.lib.chips import CHIPS, TARGETS, Chip
-from experiments.lib.commands import exit_codes, told
+from experiments.lib.commands import exit_codes, terminal, told
 from experiments.lib.environments import NoEnvironment, python_of
-from experiments.lib.plots import COLOURS
+from experiments.lib.plots import COLOURS, plain_axes
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import publish
 from specdec_jax.decoding import default_widths
 from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
 
@@ -82,7 +83,7 @@ class Accelerators:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles and reports; 1 where a budget is exceeded, 2 on bad input."""
     config = told(Accelerators, __doc__, arguments)
-    return study(config, Console(highlight=False, markup=False))
+    return study(config, terminal())
 
 
 def study(config: Accelerators, console: Console) -> int:
@@ -96,8 +97,8 @@ def study(config: Accelerators, console: Console) -> int:
         for batch in config.batches
         for program in chosen["programs"]
     ]
-    pythons = _pythons(config, {key[0] for key in studies.missing(folder, KEYS, wanted)}, console)
-    for key in studies.missing(folder, KEYS, wanted):
+    pythons = _pythons(config, {key[0] for key in folder.missing(KEYS, wanted)}, console)
+    for key in folder.missing(KEYS, wanted):
         python = pythons[CHIPS[key[0]].packages]
         if python is not None:
             with console.status(" ".join(map(str, key))):
@@ -107,10 +108,9 @@ def study(config: Accelerators, console: Console) -> int:
         model = estimated_costs(row, config.max_draft_length)
         if model is not None and row["batch"] == 1:
             save_cost_model(folder.path / f"costs-{row['chip']}-{row['pair']}.json", model)
-    if any(row["program"] == "run" and not row["error"] for row in rows):
-        with folder.replacing("rounds.png") as path:
-            picture(rows).savefig(path)
-    studies.publish(folder, report(rows, config.max_draft_length), console)
+    shown = any(row["program"] == "run" and not row["error"] for row in rows)
+    pictures = {"rounds": picture(rows)} if shown else {}
+    publish(folder, report(rows, config.max_draft_length), console, **pictures)
     return _against_budgets(rows, console) if config.small else 0
 
 
@@ -210,7 +210,7 @@ def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
         trips = row.get("thunks", {})
         host = "none" if not trips else _trips(trips)
         lines.append([name, "yes", f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:.0f} MB", donated, memory, host])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def _trips(thunks: Mapping[str, int]) -> str:
@@ -227,7 +227,7 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = ["–" if found is None else " / ".join(str(_ops(found, path)) for path in PATHS) for found in counts]
         total = sum(found["all"]["ops"] for found in row["parts"].values())
         lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", *cells, str(total)])
-    return studies.table(["chip, pair, batch", *names, "program"], lines)
+    return markdown(["chip, pair, batch", *names, "program"], lines)
 
 
 PATHS = ("greedy", "sampled", "all")
@@ -248,7 +248,7 @@ def _costs(estimates: Sequence[tuple[Mapping[str, Any], CostModel]]) -> str:
         passes[0] += f" ({least['target']:.2f})"
         lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", step, *passes, f"{model.ratio:.3f}"])
     head = [f"verifying {width}" for width in widths]
-    return studies.table(["chip, pair, batch", "drafter step", *head, "c"], lines)
+    return markdown(["chip, pair, batch", "drafter step", *head, "c"], lines)
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -267,7 +267,7 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.barh(place, count * scale, left=left, color=colours[kind], height=0.7)
                 left += count * scale
         axes.set_yticks(range(len(parts)), parts, fontsize=8)
-        studies.plain_axes(axes, f"{row['chip']}, {row['pair']}, batch {row['batch']}")
+        plain_axes(axes, f"{row['chip']}, {row['pair']}, batch {row['batch']}")
         axes.set_xlabel("microseconds, the compiler's estimate" if is_tpu else "kernels", fontsize=8)
     handles = [figure.axes[0].barh(0, 0, color=colours[kind], label=kind) for kind in kinds]
     figure.legend(handles, kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=8)

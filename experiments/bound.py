@@ -27,12 +27,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
-from experiments.lib.plots import COLOURS, INK
+from experiments.lib.cells import NONE, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.plots import COLOURS, INK, legend_below, panels
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles
-from experiments.lib.trace_tables import NONE, share, times
+from experiments.lib.trace_tables import share
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.replay.trace import FEATURES
 
@@ -67,11 +69,6 @@ class Positions(NamedTuple):
     cross: np.ndarray  # nats
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(Bound, study, __doc__, arguments)
-
-
 def study(options: Bound, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
     run = runs.open_run("bound", options, console)
@@ -84,7 +81,7 @@ def study(options: Bound, console: Console) -> None:
         }
 
     rows = runs.fill(run, (WHAT,), measure)
-    runs.finish(run, report(run, rows), {"bound.png": picture(run, rows)})
+    publish(run.folder, report(run, rows), run.console, bound=picture(run, rows))
 
 
 def positions_of(source: Source, texts: np.ndarray) -> Positions:
@@ -217,12 +214,12 @@ def bins_table(row: Row) -> str:
         ratio = bin_["cross_ratio"]
         values = [
             f"{bin_['bound']:.2f}",
-            times(Interval(*bin_["acceptance"])),
+            interval(bin_["acceptance"]),
             share(bin_["below"]),
             f"{bin_['by']:.2f}",
         ]
         lines.append([name, f"{bin_['share']:.1%}", *values, NONE if ratio is None else f"{ratio:.2f}"])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def coverage_table(rows: Mapping[str, Row]) -> str:
@@ -231,9 +228,9 @@ def coverage_table(rows: Mapping[str, Row]) -> str:
     lines = []
     for task, row in rows.items():
         whole = row["whole"]
-        values = [f"{whole['bound']:.2f}", times(Interval(*whole["acceptance"])), share(whole["below"])]
+        values = [f"{whole['bound']:.2f}", interval(whole["acceptance"]), share(whole["below"])]
         lines.append([task, str(row["positions"]), *values, f"{whole['by']:.2f}"])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def fits_table(rows: Mapping[str, Row], factor: float) -> str:
@@ -249,25 +246,25 @@ def fits_table(rows: Mapping[str, Row], factor: float) -> str:
     lines = []
     for task, row in rows.items():
         fitted, ratio = row["fits"], row["ratio"]
-        factors = [times(Interval(*fitted[name])) for name in ("moments", "least_squares")]
+        factors = [interval(fitted[name]) for name in ("moments", "least_squares")]
         spread = [NONE] * 4
         if ratio is not None:
             q = [f"{value:.2f}" for value in ratio["quantiles"]]
-            spread = [times(Interval(*ratio["total"])), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
+            spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
         lines.append([task, *factors, f"{fitted['covers']:.2f}", *spread])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
     """Acceptance against entropy with the bound, and below it how stable the ratio of the entropies is."""
-    figure, grid = tables.panels([title for _, title in tables.sections(run)], 3.4, rows=2)
+    figure, grid = panels([title for _, title in tables.sections(run)], 3.4, rows=2)
     for column, source in enumerate(run.sources):
         here = {row["task"]: row for row in runs.of_source(rows, source)}
         acceptance_panel(grid[0][column], here, run.options.entropy_factor)
         ratio_panel(grid[1][column], here[ALL]["ratio"], 1 + 2 * run.options.entropy_factor)
     grid[0][0].set_ylabel("expected acceptance")
     grid[1][0].set_ylabel("share of positions")
-    tables.legend_below(figure, grid[0][0], 5)
+    legend_below(figure, grid[0][0], 5)
     return figure
 
 
@@ -304,6 +301,8 @@ def ratio_panel(axes: Axes, ratio: Mapping[str, Any] | None, assumed: float) -> 
     axes.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16+"])
     axes.set_xlabel("cross-entropy over entropy")
 
+
+main = command(Bound, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ calibrate the other half of each file stays for judging.
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from rich.console import Console
 from experiments.lib import calibrate_report
 from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
 from experiments.lib.calibrate_report import carry_over, prior_gain
+from experiments.lib.commands import command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
-from experiments.lib.studies import publish, run
+from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from experiments.record import Record, record
 from specdec_jax.decoding.sampling import make_warp
@@ -81,11 +82,6 @@ class Calibrate:
             raise ValueError(f"max_deviation must lie in (0, 1), got {self.max_deviation}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the calibration; 2 on bad input."""
-    return run(Calibrate, calibrate, __doc__, arguments)
-
-
 def calibrate(config: Calibrate, console: Console) -> Path:
     """Records what is missing, learns, and writes the run folder; returns calibration.json's path."""
     costs = costs_or_default(config.costs)
@@ -116,9 +112,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     }
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
     folder.write_json(FILE, content)
-    with folder.replacing("curves.png") as path:
-        calibrate_report.picture(content).savefig(path)
-    publish(folder, calibrate_report.report(content), console)
+    publish(folder, calibrate_report.report(content), console, curves=calibrate_report.picture(content))
     return folder.path / FILE
 
 
@@ -193,6 +187,8 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         "max_deviation": config.max_deviation,
     }
 
+
+main = command(Calibrate, calibrate, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

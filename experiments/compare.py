@@ -11,17 +11,16 @@ decodes a prompt untimed, when its turn comes first; each result is a line on th
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 """
 
-import itertools
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
-from configs.base import CompareConfig, Method, load_config
-from experiments.lib.commands import config_words, exit_codes
+from configs.base import CompareConfig, Method
+from experiments.lib.commands import config_command
+from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.plots import save_speedups
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -34,42 +33,10 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import load_model
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.text.generation import Pair, Request, build_pair, decode, encode, prepare
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
-
-
-class Job(NamedTuple):
-    """One thing to measure."""
-
-    temperature: float
-    prompt: Prompt
-    repeat: int
-    method: Method
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.temperature, self.prompt.id, self.repeat, self.method.name
-
-
-class Question(NamedTuple):
-    """What every method is asked."""
-
-    prompt: str
-    sampling: SamplingParams
-    slots: int
-
-
-@exit_codes(interrupted="interrupted")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the config given first on the command line; 2 on bad input."""
-    words = config_words("compare", __doc__, arguments)
-    if words:
-        compare(
-            load_config(words[0], words[1:], "python -m experiments.compare"), Console(highlight=False, markup=False)
-        )
-    return 0
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
@@ -82,9 +49,9 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     cache = enable()
     with console.status("Loading the models"):
         pairs = load_pairs(config)
-    requests = _requests(config, pairs, prompts)
+    slots = _slots(config, pairs, prompts)
     folder = RunFolder.create(config.name, config, config.out)
-    jobs = _jobs(config, prompts)
+    jobs = jobs_of(config, prompts, config.chosen_methods())
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
     compiled: set[str] = set()
@@ -92,19 +59,24 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         with progress(console) as bar:
             task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
             for job in missing:
-                pair, request = pairs[job.method.name], requests[job.key[:2]]
-                if job.method.name not in compiled:
-                    bar.update(task, description=f"Compiling {job.method.name}; {kept(cache)}")
+                name, pair = job.method.name, pairs[job.method.name]
+                request = _request(config, job, pair, slots)
+                if name not in compiled:
+                    bar.update(task, description=f"Compiling {name}; {kept(cache)}")
                     _warm_up(config, job.method, pair, request, folder, console)
-                    compiled.add(job.method.name)
-                bar.update(task, description=f"{job.method.name:12s} {job.prompt.id}, temperature {job.temperature:g}")
+                    compiled.add(name)
+                bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
                 known[job.key] = _measure(config, job, pair, request, known)
                 folder.append(known[job.key])
                 console.print(_line(config, job, known))
                 bar.advance(task)
-        if missing and config.live:
-            last = missing[-1]
-            _show_live(config, last, pairs[last.method.name], requests[last.key[:2]], console)
+        if missing and config.live:  # a stream is a program of its own to compile
+            name, prompt, sampling = (
+                missing[-1].method.name,
+                missing[-1].prompt.turns[0],
+                _sampling(config, missing[-1]),
+            )
+            show_live(console, pairs[name], name, prompt, sampling, chat=config.chat, system=config.system)
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
@@ -134,53 +106,30 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     return pairs
 
 
-def _requests(
-    config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]
-) -> dict[tuple[float, str], Question]:
-    """What every method is asked, by (temperature, prompt); with equal cache slots, so that shapes are equal too.
-
-    Raises:
-        ValueError: a prompt that does not fit into the target's context.
-    """
+def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
+    """Cache slots that do for all, so that shapes are equal. Raises as `longest_text` does."""
     target = next(iter(pairs.values())).target
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
-    lengths = [len(encode(target, prompt.turns[0], chat=config.chat, system=config.system)) for prompt in prompts]
-    for prompt, length in zip(prompts, lengths, strict=True):
-        if length + config.max_new_tokens > target.model.spec.context:
-            raise ValueError(
-                f"prompt {prompt.id!r} of {length} tokens and {config.max_new_tokens} new ones exceed the context of "
-                f"{config.target}, {target.model.spec.context}"
-            )
-    slots = slots_for(max(lengths), config.max_new_tokens, widest)
-    return {
-        (temperature, prompt.id): Question(prompt.turns[0], _sampling(config, temperature), slots)
-        for temperature in config.temperatures
-        for prompt in prompts
-    }
+    return slots_for(longest_text(config, target, prompts, chat=config.chat, system=config.system), 0, widest)
 
 
-def _sampling(config: CompareConfig, temperature: float) -> SamplingParams:
+def _sampling(config: CompareConfig, job: Job) -> SamplingParams:
     names = ("max_new_tokens", "top_k", "top_p", "min_p", "seed")
-    return SamplingParams(temperature=temperature, **{name: getattr(config, name) for name in names})
+    return SamplingParams(temperature=job.temperature, **{name: getattr(config, name) for name in names})
 
 
-def _jobs(config: CompareConfig, prompts: Sequence[Prompt]) -> list[Job]:
-    order = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
-    return [Job(*entry) for entry in order]
-
-
-def _prepare(config: CompareConfig, pair: Pair, asked: Question) -> Request:
+def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
     has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
     said = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
-    return prepare(pair, [asked.prompt], asked.sampling, slots=asked.slots, **said)
+    return prepare(pair, [job.prompt.turns[0]], _sampling(config, job), slots=slots, **said)
 
 
 def _warm_up(
-    config: CompareConfig, method: Method, pair: Pair, asked: Question, folder: RunFolder, console: Console
+    config: CompareConfig, method: Method, pair: Pair, request: Request, folder: RunFolder, console: Console
 ) -> None:
     """Compiles a method and decodes a prompt untimed with it."""
     with interrupts_end_here():
-        decoded = decode(pair, _prepare(config, pair, asked))
+        decoded = decode(pair, request)
     seconds = round(decoded.results[0].compile_seconds, 3)
     folder.add_compile_seconds({method.name: seconds})
     console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
@@ -188,30 +137,23 @@ def _warm_up(
 
 def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> str:
     """What was just measured, and how much faster than the baseline it was."""
-    row, plain = known[job.key], known.get((*job.key[:3], config.chosen_methods()[0].name))
+    row, plain = known[job.key], _plain(config, job, known)
     rate = row["num_emitted_tokens"] / row["seconds"]
     line = f"{job.method.name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rate:6.1f} tokens/s"
     return line if plain is None else f"{line} {rate * plain['seconds'] / plain['num_emitted_tokens']:6.2f}"
 
 
-def _show_live(config: CompareConfig, job: Job, pair: Pair, asked: Question, console: Console) -> None:
-    """One generation as it is decoded; a stream is a program of its own to compile."""
-    said = {"chat": config.chat, "system": config.system}
-    show_live(console, pair, job.method.name, asked.prompt, asked.sampling, **said)
-
-
 def _measure(
-    config: CompareConfig, job: Job, pair: Pair, question: Question, known: dict[tuple[Any, ...], dict[str, Any]]
+    config: CompareConfig, job: Job, pair: Pair, request: Request, known: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
     """One row: a timed generation and, under greedy, whether it equals plain decoding."""
-    asked = _prepare(config, pair, question)
-    (result,), state = decode(pair, asked)
+    (result,), state = decode(pair, request)
     counts = {
         name: result.statistics[name]
         for name in result.statistics
         if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
     }
-    plain = known.get((*job.key[:3], config.chosen_methods()[0].name))
+    hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
     return {
         "prompt_id": job.prompt.id,
         "category": job.prompt.category,
@@ -224,26 +166,24 @@ def _measure(
         "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
-        **_equality(job, pair, result.prompt_tokens, result.tokens, plain),
-        "policy_hyperparameters": _plain_hyperparameters(
-            {**pair.policy.given, **asked.options.get("policy_hyperparameters", {})}
-        ),
+        **_equality(job, pair, result, _plain(config, job, known)),
+        # None is a hyperparameter's own way to say that its rule decides.
+        "policy_hyperparameters": {name: value for name, value in hyperparameters.items() if value is not None},
         "tokens": result.tokens,
         "text": result.text,
     }
 
 
-def _plain_hyperparameters(hyperparameters: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as JSON has them; None is a hyperparameter's own way to say that its rule decides."""
-    return {name: np.asarray(value).tolist() for name, value in hyperparameters.items() if value is not None}
+def _plain(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any] | None:
+    """The baseline's row of the same job, once there is one."""
+    return known.get((*job.key[:3], config.chosen_methods()[0].name))
 
 
-def _equality(
-    job: Job, pair: Pair, prompt: list[int], tokens: list[int], plain: dict[str, Any] | None
-) -> dict[str, Any]:
+def _equality(job: Job, pair: Pair, result: Generation, plain: dict[str, Any] | None) -> dict[str, Any]:
     if job.temperature > 0 or plain is None:
         return {"equals_plain": None, "first_difference": None}
-    difference = compare_outputs(pair.target.model, pair.params.target, prompt, plain["tokens"], tokens)
+    both = (plain["tokens"], result.tokens)
+    difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *both)
     return {
         "equals_plain": difference is None,
         "first_difference": None if difference is None else difference._asdict(),
@@ -280,6 +220,8 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
         lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {at['position']}, {why}{kind}")
     return "\n".join(lines)
 
+
+main = config_command("compare", compare, __doc__, interrupted="interrupted")
 
 if __name__ == "__main__":
     sys.exit(main())

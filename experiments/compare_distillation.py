@@ -13,7 +13,6 @@ held out: greedy agreement and acceptance over the whole vocabulary.
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,41 +21,27 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from configs.base import load_config
 from configs.base_distillation import DistillConfig, VariantsConfig
-from experiments.lib.commands import config_words, exit_codes
-from experiments.lib.distill_train import initial_state
+from experiments.lib.cells import WORDS, interval, markdown
+from experiments.lib.commands import config_command
+from experiments.lib.distill_train import as_model, begin, timed_steps
 from experiments.lib.distill_write import bar
+from experiments.lib.json_lines import json_lines
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.batches import BatchOrder, Corpus
+from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.judging import judge
 from specdec_jax.distillation.lock import locked
 from specdec_jax.distillation.shards import Shard, ShardFolder
-from specdec_jax.distillation.training import build_step, judged_params
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import MACRO, by_task
-from specdec_jax.models import llama
 
 RESULTS = "results.jsonl"
 PACES = "paces.json"
 TIMED = 9  # steps whose time decides how many fit
 ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
-
-
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the config given first on the command line; 2 on bad input."""
-    words = config_words("compare_distillation", __doc__, arguments)
-    if not words:
-        return 0
-    compare(
-        load_config(words[0], words[1:], "python -m experiments.compare_distillation"),
-        Console(highlight=False, markup=False),
-    )
-    return 0
 
 
 def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
@@ -72,7 +57,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         corpus = Corpus(shards[held:], target.model.spec.vocab_size)
         texts, tasks = held_out_texts(shards[:held], config.texts)
         path = out / RESULTS
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        rows = [row for _, row in json_lines(path)] if path.is_file() else []
         done = {row["variant"] for row in rows}
         missing = [name for name in config.only or config.variants if name not in done]
         variants = {name: dataclasses.replace(config.base, **config.variants[name]) for name in missing}
@@ -99,7 +84,8 @@ def measure_paces(
     missing = [name for name in variants if name not in paces]
     with bar(console, "timing", len(missing), 0, unit="variants") as update:
         for at, name in enumerate(missing):
-            paces[name] = _pace(variants[name], corpus, target)
+            steps = timed_steps(begin(variants[name], target, corpus), TIMED)
+            paces[name] = float(np.median([seconds for _, seconds in steps]))
             update(at + 1)
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(paces, indent=1) + "\n", encoding="utf-8")
@@ -110,42 +96,21 @@ def train(
     name: str, config: DistillConfig, steps: int, corpus: Corpus, target: LoadedModel, console: Console
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Trains a variant for so many steps."""
-    order = BatchOrder(corpus, config.packing, config.seed)
     config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
-    state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
+    state, drafter, step, order = begin(config, target, corpus)
     with bar(console, name, steps, 0, unit="steps") as update:
         for at in range(steps):
             state, metrics = step(state, order.at(at))
             jax.block_until_ready(metrics)
             update(at + 1)
-    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), judged_params(state))
+    model = as_model(config, target, state, drafter, name)
     facts = {
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
         "steps": steps,
         "positions": steps * config.packing.tokens,
         "training_acceptance": float(metrics.acceptance),
     }
-    return LoadedModel(llama.language_model(drafter, config.dtype), params, target.tokenizer, name, drafter), facts
-
-
-def _pace(config: DistillConfig, corpus: Corpus, target: LoadedModel) -> float:
-    """Seconds a step, the median of a few, row lengths as they come."""
-    order = BatchOrder(corpus, config.packing, config.seed)
-    state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
-    shapes: set[tuple[int, ...]] = set()
-    times, at = [], 0
-    while len(times) < TIMED:
-        batch = order.at(at)
-        began = time.monotonic()
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
-        if batch.tokens.shape in shapes:  # the first step of a shape compiles
-            times.append(time.monotonic() - began)
-        shapes.add(batch.tokens.shape)
-        at += 1
-    return float(np.median(times))
+    return model, facts
 
 
 def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list[int], list[int]]], list[str]]:
@@ -166,13 +131,11 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """A line a variant."""
-    lines = ["| variant | parameters | steps | greedy agreement | acceptance at 0.7 | at 1.0 |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    cells = []
     for row in rows:
-        size = f"{row['parameters'] / 1e6:.1f} M"
-        cells = [_cell(row[key]) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
-        lines.append(f"| {row['variant']} | {size} | {row['steps']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
+        cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
+    return markdown(["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0"], cells)
 
 
 def _figures(figures: dict[str, Any]) -> dict[str, Any]:
@@ -182,9 +145,7 @@ def _figures(figures: dict[str, Any]) -> dict[str, Any]:
     return found | {"by_kind": {kind: entry.agreement.estimate for kind, entry in figures.items()}}
 
 
-def _cell(interval: Sequence[float]) -> str:
-    return f"{interval[0]:.3f} ({interval[1]:.3f} to {interval[2]:.3f})"
-
+main = config_command("compare_distillation", compare, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

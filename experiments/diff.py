@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.run_folder import read_rows
-from experiments.lib.run_matching import MISSING, Matched, flatten, identify, match, read_manifest
+from experiments.lib.cells import NONE, terminal_table
+from experiments.lib.commands import exit_codes, terminal, told
+from experiments.lib.run_folder import read_manifest, read_rows
+from experiments.lib.run_matching import MISSING, Matched, flatten, identify, match
 
 NO_SETUP = ("started", "command", "compile_seconds", "config.out")  # differ between any two runs
 WIDEST = 60  # characters of a value or a row's name in a table
@@ -66,7 +65,7 @@ class Change:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; 0 if the results agree, 1 if they differ, 2 on bad input."""
-    return diff(told(Diff, __doc__, arguments), Console(highlight=False, markup=False))
+    return diff(told(Diff, __doc__, arguments), terminal())
 
 
 def diff(config: Diff, console: Console) -> int:
@@ -149,14 +148,16 @@ def _print_setup(changes: Sequence[tuple[str, Any, Any]], console: Console) -> N
     if not changes:
         console.print("Config, versions, devices and revision are the same.\n")
         return
-    table = _table("Setup: what differs", ("field", "A", "B"), left=3)
+    table = terminal_table("Setup: what differs", ("field", "A", "B"), left=3, overflow="fold")
     for field, a, b in changes:
         table.add_row(field, _text(a), _text(b))
     console.print(table, "")
 
 
 def _print_numbers(compared: Sequence[Change], tolerance: float, console: Console) -> None:
-    table = _table("Results: means over the matched rows", ("number", "rows", "differ", "A", "B", "B/A"), left=1)
+    table = terminal_table(
+        "Results: means over the matched rows", ("number", "rows", "differ", "A", "B", "B/A"), left=1, overflow="fold"
+    )
     for field in dict.fromkeys(change.field for change in compared):
         of_field = [c for c in compared if c.field == field]
         numbers = [c for c in of_field if _is_number(c.a) and _is_number(c.b)]
@@ -177,7 +178,7 @@ def _print_largest(changed: Sequence[Change], most: int, console: Console) -> No
         return
     shown = sorted(changed, key=lambda change: -change.size)[: most or None]
     title = f"Largest changes: {len(shown)} of {len(changed)}"
-    table = _table(title, ("row", "field", "A", "B", "B/A"), left=2)
+    table = terminal_table(title, ("row", "field", "A", "B", "B/A"), left=2, overflow="fold")
     for change in shown:
         table.add_row(change.row, change.field, _text(change.a), _text(change.b), _ratio(change.a, change.b))
     console.print(table, "")
@@ -189,20 +190,13 @@ def _print_alone(name: str, rows: Sequence[str], most: int, console: Console) ->
         console.print(f"Only in {name}, {len(rows)} rows: " + "; ".join(shown) + "\n")
 
 
-def _table(title: str, heads: Sequence[str], left: int) -> Table:
-    table = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < left else "right", overflow="fold")
-    return table
-
-
 def _text(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
 def _ratio(a: Any, b: Any) -> str:
-    return f"{b / a:.3f}" if _is_number(a) and _is_number(b) and a else "–"
+    return f"{b / a:.3f}" if _is_number(a) and _is_number(b) and a else NONE
 
 
 if __name__ == "__main__":

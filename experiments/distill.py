@@ -10,6 +10,7 @@ Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.
 Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.console import Console
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
 from experiments.lib import distill_judge, distill_train, distill_write
-from experiments.lib.commands import config_words, exit_codes
+from experiments.lib.commands import config_words, exit_codes, terminal
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
-        distill(_config(words[0], rest), stages, Console(highlight=False, markup=False))
+        distill(_config(words[0], rest), stages, terminal())
     return 0
 
 
@@ -67,17 +68,13 @@ def _config(path: str, arguments: list[str]) -> DistillConfig:
 
 def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The stages asked for (all, without --stage), and the other arguments."""
-    asked, rest, left = [], [], list(arguments)
-    while left:
-        argument = left.pop(0)
-        if argument.split("=")[0] == "--stage":
-            value = argument.partition("=")[2] or (left.pop(0) if left else "")
-            if value not in STAGES:
-                raise ValueError(f"unknown stage {value!r}; there are {', '.join(STAGES)}")
-            asked.append(value)
-        else:
-            rest.append(argument)
-    return [stage for stage in STAGES if stage in asked] or list(STAGES), rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--stage", action="append", nargs="?", const="", default=[])
+    asked, rest = parser.parse_known_args(arguments)
+    for stage in asked.stage:
+        if stage not in STAGES:
+            raise ValueError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
+    return [stage for stage in STAGES if stage in asked.stage] or list(STAGES), rest
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ the share is a lower bound). --only one of them, in a process of its own, says i
 import resource
 import sys
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,25 +25,25 @@ import numpy as np
 from rich.console import Console
 
 from configs.base import load_config
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.distill_train import initial_state
+from experiments.lib.cells import markdown
+from experiments.lib.commands import command
+from experiments.lib.distill_train import begin, timed_steps
 from experiments.lib.distill_write import DOCUMENTS, read_requests
+from experiments.lib.options import Output
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import Whole
-from specdec_jax.distillation.batches import BatchOrder, Corpus
+from experiments.lib.terminal import publish
+from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.prompts import HeldOut, RequestSource
 from specdec_jax.distillation.shards import Shard, ShardFolder
-from specdec_jax.distillation.training import build_step
 from specdec_jax.loading import LoadedModel, load_model
 
-PARTS = ("write", "label", "train")
 SIDE = 2048  # of the square matrices whose product is the limit
 
 
 @dataclass(frozen=True)
-class Throughput:
+class Throughput(Output):
     """Measure the stages of a distillation."""
 
     config: str = "configs/distill_smollm2.py"
@@ -53,42 +54,27 @@ class Throughput:
     """write, label, train; none: all."""
     steps: int = 12
     """Timed steps of training, and calls of the others."""
-    out: str | None = None
-    """Run folder; none: runs/distill_throughput-<time>."""
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the measurement; 2 on bad input."""
-    asked = told(Throughput, __doc__, arguments)
+def throughput(asked: Throughput, console: Console) -> None:
+    """Measures and writes the run folder."""
     wrong = [part for part in asked.only if part not in PARTS]
     if wrong:
         raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
     config = load_config(asked.config)
     folder = RunFolder.create("distill_throughput", asked, asked.out)
     target = load_model(config.target, dtype=config.dtype)
-    rows = measure(asked, config, target)
-    table = report(rows)
-    folder.write_text("table.md", table + "\n")
-    Console().print(Whole(table))
-    return 0
+    publish(folder, report(measure(asked, config, target)), console)
 
 
-def measure(told: Throughput, config: Any, target: LoadedModel) -> list[dict[str, Any]]:
+def measure(asked: Throughput, config: Any, target: LoadedModel) -> list[dict[str, Any]]:
     """A row a part: tokens/s (median and quartiles), arithmetic a token, the limit."""
-    parts = told.only or PARTS
     limit = arithmetic_limit()
-    data = ShardFolder(told.data)
-    size = sum(leaf.size for leaf in jax.tree.leaves(target.params))  # tied: the head is the embedding, met once
+    data = ShardFolder(asked.data)
     shard = data.load(0) if data.entries else _write_some(config, target)
     rows = []
-    for part in parts:
-        if part == "write":
-            rates, flops = _writing(config, target, told.steps), 2 * size
-        elif part == "label":
-            rates, flops = _labelling(config, target, shard, told.steps), 2 * size
-        else:
-            rates, flops = _training(config, target, [shard], told.steps)
+    for part in asked.only or PARTS:
+        rates, flops = PARTS[part](config, target, shard, asked.steps)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append({"part": part, "rates": rates, "flops": flops, "limit": limit, "memory": memory})
     return rows
@@ -103,26 +89,27 @@ def arithmetic_limit() -> float:
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """A line a part."""
-    lines = ["| stage | tokens/s (quartiles) | GFLOP a token | GFLOP/s | of the limit | most memory so far, GiB |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    heads = ["stage", "tokens/s (quartiles)", "GFLOP a token", "GFLOP/s", "of the limit", "most memory so far, GiB"]
+    lines = []
     for row in rows:
         low, middle, high = np.quantile(row["rates"], (0.25, 0.5, 0.75))
         speed = middle * row["flops"]
         cells = [f"{middle:,.0f} ({low:,.0f} to {high:,.0f})", f"{row['flops'] / 1e9:.3f}", f"{speed / 1e9:,.0f}"]
-        lines.append(f"| {row['part']} | {' | '.join(cells)} | {speed / row['limit']:.0%} | {row['memory']:.1f} |")
-    lines += ["", f"Limit: {rows[0]['limit'] / 1e9:,.0f} GFLOP/s, a bfloat16 product of {SIDE} by {SIDE}."]
-    return "\n".join(lines)
+        lines.append([row["part"], *cells, f"{speed / row['limit']:.0%}", f"{row['memory']:.1f}"])
+    limit = f"Limit: {rows[0]['limit'] / 1e9:,.0f} GFLOP/s, a bfloat16 product of {SIDE} by {SIDE}."
+    return f"{markdown(heads, lines)}\n\n{limit}\n"
 
 
-def _writing(config: Any, target: LoadedModel, calls: int) -> list[float]:
-    """Tokens/s of calls of the writer on short rows, after the one that compiles."""
+def _writing(config: Any, target: LoadedModel, shard: Shard, calls: int) -> tuple[list[float], float]:
+    """Tokens/s of calls of the writer on short rows, after the one that compiles, and arithmetic a token."""
     times: list[float] = []
     pool = Pool(config.short.batch, config.short.slots, 32 * (calls + 1))
     _author(config, target).block(0, pool, long=False, progress=lambda *_: times.append(time.monotonic()))
-    return [32 * pool.batch / seconds for seconds in np.diff(times)]
+    return [32 * pool.batch / seconds for seconds in np.diff(times)], 2.0 * _size(target.params)
 
 
-def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> list[float]:
+def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> tuple[list[float], float]:
+    """The same of calls of the labeller."""
     label = build_labeller(target.model, config.labels)
     texts = [text.astype(np.int32) for text in np.split(shard.tokens, shard.offsets[1:-1])]
     texts = [text for text in texts if 256 < len(text) <= 448][:8]
@@ -130,28 +117,26 @@ def _labelling(config: Any, target: LoadedModel, shard: Shard, calls: int) -> li
         raise ValueError("labelling is measured on texts of 257 to 448 tokens, and the shard has none")
     tokens = sum(map(len, texts))
     label(target.params, texts)
-    return [tokens / seconds for seconds in _seconds(lambda: label(target.params, texts), calls)]
+    times = _seconds(lambda: label(target.params, texts), calls)
+    return [tokens / seconds for seconds in times], 2.0 * _size(target.params)
 
 
-def _training(config: Any, target: LoadedModel, shards: list[Shard], steps: int) -> tuple[list[float], float]:
-    """(positions/s, arithmetic a position) of training steps."""
-    corpus = Corpus(shards, target.model.spec.vocab_size)
-    order = BatchOrder(corpus, config.packing, 0)
-    state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
-    whole = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    body = whole - drafter.vocab_size * drafter.hidden_size
+def _training(config: Any, target: LoadedModel, shard: Shard, steps: int) -> tuple[list[float], float]:
+    """The same of training steps, of positions."""
+    begun = begin(config, target, Corpus([shard], target.model.spec.vocab_size))
+    drafter = begun.drafter
+    body = _size(begun.state.params) - drafter.vocab_size * drafter.hidden_size
     columns = config.packing.candidates or drafter.vocab_size
-    rates, known = [], set()
-    for at in range(steps + 8):
-        batch = order.at(at)
-        began = time.monotonic()
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
-        if batch.tokens.shape in known:
-            rates.append(batch.tokens.size / (time.monotonic() - began))
-        known.add(batch.tokens.shape)
+    rates = [batch.tokens.size / seconds for batch, seconds in timed_steps(begun, steps)]
     return rates, 6.0 * (body + columns * drafter.hidden_size)
+
+
+PARTS = {"write": _writing, "label": _labelling, "train": _training}
+
+
+def _size(params: Any) -> int:
+    """Weights; tied: the head is the embedding, met once."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _write_some(config: Any, target: LoadedModel) -> Shard:
@@ -165,14 +150,11 @@ def _author(config: Any, target: LoadedModel) -> Author:
 
 
 def _seconds(call: Callable[[], Any], repeats: int) -> list[float]:
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        began = time.monotonic()
-        jax.block_until_ready(call())
-        times.append(time.monotonic() - began)
-    return times
+    """Of each call, after one that is not timed."""
+    return timeit.repeat(lambda: jax.block_until_ready(call()), number=1, repeat=repeats + 1)[1:]
 
+
+main = command(Throughput, throughput, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,12 +24,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
-from experiments.lib.rules import rule
+from experiments.lib.cells import at_temperature, emphasised, markdown
+from experiments.lib.commands import command
+from experiments.lib.plots import panels
+from experiments.lib.rules import COMPARED, STATIC, headings, rule
 from experiments.lib.smoke import made_up_traces
-from experiments.lib.studies import STATIC
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, source_of, variant
 from experiments.lib.traced import load_traces
 from specdec_jax.metrics.acceptance import expected_speedup, expected_tokens
@@ -37,7 +39,7 @@ from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.replay.cost_model import CostModel, load_cost_model
 from specdec_jax.replay.trace import Trace
 
-RULES = tuple(name for name in studies.COMPARED if name not in ("adaedl", "max-confidence-keep"))
+RULES = tuple(name for name in COMPARED if name not in ("adaedl", "max-confidence-keep"))
 LONG = "static-7"  # tokens a pass of one fixed length compare drafters whatever they cost
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -57,11 +59,6 @@ class DrafterSize(TraceOptions):
             raise ValueError(f"name drafters (--groups NAME:TRACES:COSTS ...), got {self.groups or self.traces}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(DrafterSize, study, __doc__, arguments)
-
-
 def study(options: DrafterSize, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     options.check()
@@ -69,7 +66,7 @@ def study(options: DrafterSize, console: Console) -> None:
     run = runs.open_run("drafter_size", options, console, sources=sources)
     variants = {name: variant(rule(name)) for name in (LONG, *dict.fromkeys((STATIC, *options.rules)))}
     rows = runs.compare(run, variants | {ORACLE: LIMITS[ORACLE]})
-    runs.finish(run, report(run, rows, list(variants)[1:]), {"drafters.png": picture(run, rows)})
+    publish(run.folder, report(run, rows, list(variants)[1:]), run.console, drafters=picture(run, rows))
 
 
 def _read(options: DrafterSize) -> list[Source]:
@@ -121,7 +118,7 @@ def report(run: Run, rows: Sequence[Row], names: Sequence[str]) -> str:
     blocks = ["# Drafters", tables.about(run), NOTES]
     for temperature in sorted({source.temperature for source in run.sources}):
         mine = [source for source in run.sources if source.temperature == temperature]
-        blocks += [f"## {studies.at_temperature(temperature).capitalize()}", _by_drafter(mine, rows, names)]
+        blocks += [f"## {at_temperature(temperature).capitalize()}", _by_drafter(mine, rows, names)]
     return "\n\n".join([*blocks, ""])
 
 
@@ -144,16 +141,16 @@ def _by_drafter(sources: Sequence[Source], rows: Sequence[Row], names: Sequence[
             f"{taken.estimate:.3f} ±{(taken.high - taken.low) / 2:.3f}",
             f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})",
         ]
-        best = studies.emphasised(texts, [fast[name] for name in names])
+        best = emphasised(texts, [fast[name] for name in names])
         lines.append([source.group, *figures, *best, f"{fast[ORACLE]:.2f}"])
-    return studies.table(["drafter", "c", "a", "tokens a pass", *studies.headings([*names, ORACLE])], lines)
+    return markdown(["drafter", "c", "a", "tokens a pass", *headings([*names, ORACLE])], lines)
 
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
     """Acceptance against cost, a panel a temperature, over the speed-up that the two predict for the best length."""
     temperatures = sorted({source.temperature for source in run.sources})
-    titles = [studies.at_temperature(temperature) for temperature in temperatures]
-    figure, grid = tables.panels(titles, 4.0, sharex=True, sharey=True)
+    titles = [at_temperature(temperature) for temperature in temperatures]
+    figure, grid = panels(titles, 4.0, sharex=True, sharey=True)
     ratios = [source.costs.ratio for source in run.sources]
     ends = min(0.02, 0.7 * min(ratios)), max(0.5, 1.4 * max(ratios))
     for axes, temperature in zip(grid[0], temperatures, strict=True):
@@ -184,6 +181,8 @@ def _panel(axes: Axes, sources: Sequence[Source], rows: Sequence[Row], ends: tup
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
 
+
+main = command(DrafterSize, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

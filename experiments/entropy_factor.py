@@ -22,12 +22,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, interval, markdown
+from experiments.lib.commands import command
 from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, variant
 
 FITTED, PUBLISHED = "fitted", "0.2"
@@ -41,11 +43,6 @@ class EntropyFactor(TraceOptions):
 
     factors: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
     """The paper's gamma; 0.2, which all are compared with, is always among them."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(EntropyFactor, study, __doc__, arguments)
 
 
 def study(options: EntropyFactor, console: Console) -> None:
@@ -64,7 +61,7 @@ def study(options: EntropyFactor, console: Console) -> None:
     }
     run = runs.open_run("entropy_factor", options, console, made_up=two)
     rows = runs.compare(run, variants)
-    runs.finish(run, report(run, rows, list(rules)), {"factors.png": picture(run, rows, factors)})
+    publish(run.folder, report(run, rows, list(rules)), run.console, factors=picture(run, rows, factors))
 
 
 def report(run: Run, rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -96,15 +93,15 @@ def whole_table(rows: Sequence[Row], names: Sequence[str]) -> str:
             row, other = (runs.find(rows, what=f"{factor}, {kind}", task=ALL) for factor in (name, PUBLISHED))
             line += [tables.setting(row["settings"], "threshold")] if kind == "chosen" else []
             gain = "" if row is other else tables.percent_more(runs.gain(row, other))
-            line += [tables.times(runs.speedup(row)), gain, cutoffs(row)]
+            line += [interval(runs.speedup(row)), gain, cutoffs(row)]
         lines.append(line)
-    return studies.table(["factor", f"speed-up at {LAMBDA:g}", *head[1:], "chosen lambda", *head], lines)
+    return markdown(["factor", f"speed-up at {LAMBDA:g}", *head[1:], "chosen lambda", *head], lines)
 
 
 def cutoffs(row: Row) -> str:
     """The entropies above which a draft stops, of each setting."""
     if "entropy_factor" not in row["settings"][0]:
-        return tables.NONE
+        return NONE
     found = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
     return " / ".join(dict.fromkeys(f"{value:.2g}" for value in found))
 
@@ -117,7 +114,7 @@ def tasks_table(source: Source, rows: Sequence[Row], names: Sequence[str], kind:
         for name in names
     ]
     title = f"at lambda {LAMBDA:g}" if kind == "published" else "lambda chosen by task"
-    return studies.table([f"factor, {title}", *tasks], lines)
+    return markdown([f"factor, {title}", *tasks], lines)
 
 
 def picture(run: Run, rows: Sequence[Row], factors: Sequence[float]) -> Figure:
@@ -137,6 +134,8 @@ def picture(run: Run, rows: Sequence[Row], factors: Sequence[float]) -> Figure:
             lines[title][f"{label}, factor fitted"] = factors, [fitted] * len(factors)
     return tables.lines_figure(lines, ("entropy factor", "speed-up over plain decoding"), styles, ticks=factors)
 
+
+main = command(EntropyFactor, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

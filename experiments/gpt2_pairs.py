@@ -18,7 +18,7 @@ is.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.serialization
@@ -29,33 +29,35 @@ from rich.console import Console
 from scipy import stats
 from tyro.conf import Positional
 
-from experiments.lib import studies
+from experiments.lib.cells import NONE, at_temperature, markdown
+from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
+from experiments.lib.options import Output, Smoke, check_least
+from experiments.lib.plots import INK, legend_below, panels, rule_colours
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.summary import ratio
+from experiments.lib.terminal import publish
 from experiments.lib.tiny_gpt2 import Size, bpe, corpus, language_model, train
 from experiments.lib.traced import load_traces
 from specdec_jax.compilation_cache import enable
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.distillation.judging import answers
+from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace, save_trace
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.stopping import static
-from specdec_jax.types import Params
-from specdec_jax.verification import rejection
 
 KEYS = ("pair", "temperature")
 EDGES = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)  # nats
 FACTOR = 0.2  # the paper's entropy factor
-TARGET_NAME, TARGET = "gpt2-target", Size(3, 128)
-DRAFTERS = {"gpt2-1": Size(1, 48), "gpt2-2": Size(2, 96)}
+TARGET_NAME, DRAFTERS = "gpt2-target", ("gpt2-1", "gpt2-2")
+SIZES = {TARGET_NAME: Size(3, 128), "gpt2-1": Size(1, 48), "gpt2-2": Size(2, 96)}
 CONTEXT, PROMPT, ANSWER = 128, 32, 64
 HELD_OUT = 0.05
+FEW: dict[str, Any] = {"steps": 8, "texts": 6, "characters": 60_000}  # with --smoke
 
 
 @dataclass(frozen=True)
-class GPT2Pairs:
+class GPT2Pairs(Output, Smoke):
     """Train small pairs and measure acceptance by entropy."""
 
     traces: Positional[tuple[str, ...]] = ()
@@ -72,140 +74,106 @@ class GPT2Pairs:
     """0 is greedy."""
     seed: int = 0
     """Of training, prompts and sampling."""
-    smoke: bool = False
-    """A few steps and texts."""
-    out: str | None = None
-    """Run folder; none: runs/gpt2_pairs-<time>."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(GPT2Pairs, study, __doc__, arguments)
 
 
 def study(config: GPT2Pairs, console: Console) -> None:
     """Trains, writes, traces and measures what is missing."""
-    steps, texts, size = config.steps, config.texts, config.characters
-    if config.smoke:
-        steps, texts, size = 8, 6, 60_000
-    if min(steps, texts) < 1 or config.vocab_size < 300 or size < 20_000 or min(config.temperatures) < 0:
-        raise ValueError(
-            f"steps and texts must be positive, vocab_size 300 or more, characters 20,000 or more and temperatures 0 "
-            f"or more, got {config.steps}, {config.texts}, {config.vocab_size}, {config.characters}, "
-            f"{config.temperatures}"
-        )
+    config = replace(config, **FEW) if config.smoke else config
+    for least, *names in ((1, "steps", "texts"), (300, "vocab_size"), (20_000, "characters")):
+        check_least(config, least, *names)
+    if min(config.temperatures) < 0:
+        raise ValueError(f"temperatures must be 0 or more, got {config.temperatures}")
     others = load_traces(config.traces) if config.traces else {}
+    traces = {(str(trace.about.get("drafter", "given")), temperature): trace for temperature, trace in others.items()}
     folder = RunFolder.create("gpt2_pairs", config, config.out)
     enable()
-    pairs = list(DRAFTERS)[: 1 if config.smoke else None]
+    pairs = DRAFTERS[: 1 if config.smoke else None]
     wanted = [(pair, temperature) for pair in pairs for temperature in config.temperatures]
-    if studies.missing(folder, KEYS, wanted):
-        for (pair, temperature), trace in _pairs(config, folder, pairs, steps, texts, size, console).items():
-            if studies.missing(folder, KEYS, [(pair, temperature)]):
-                folder.append({"pair": pair, "temperature": temperature} | by_entropy(trace))
-    for temperature, trace in others.items():
-        name = str(trace.about.get("drafter", "given"))
-        if studies.missing(folder, KEYS, [(name, temperature)]):
-            folder.append({"pair": name, "temperature": temperature} | by_entropy(trace))
+    if folder.missing(KEYS, wanted):
+        traces = _own_traces(config, folder, pairs, console) | traces
+    for pair, temperature in folder.missing(KEYS, traces):
+        figures = by_entropy(traces[pair, temperature])
+        folder.append({"pair": pair, "temperature": temperature} | figures)
     rows = folder.rows()
-    with folder.replacing("entropy.png") as path:
-        picture(rows).savefig(path)
-    studies.publish(folder, report(rows), console)
+    publish(folder, report(rows), console, entropy=picture(rows))
 
 
-def _pairs(
-    config: GPT2Pairs, folder: RunFolder, pairs: Sequence[str], steps: int, texts: int, size: int, console: Console
+def _own_traces(
+    config: GPT2Pairs, folder: RunFolder, pairs: Sequence[str], console: Console
 ) -> dict[tuple[str, float], Trace]:
     """The traces of all pairs and temperatures."""
     with console.status("Reading the texts"):
-        text = corpus(size)
+        text = corpus(config.characters)
         backend = bpe(text, config.vocab_size)
         tokens = np.array(backend.encode(text).ids, np.int32)
-    vocab, cut = backend.get_vocab_size(), int(len(tokens) * (1 - HELD_OUT))
-    sizes = {TARGET_NAME: TARGET} | {pair: DRAFTERS[pair] for pair in pairs}
-    models = {name: language_model(shape, vocab, CONTEXT) for name, shape in sizes.items()}
-    params = {
-        name: _trained(config, folder, name, shape, vocab, tokens[:cut], steps * (1 + (name == TARGET_NAME)), console)
-        for name, shape in sizes.items()
-    }
-    rng = np.random.default_rng(config.seed)
-    starts = rng.integers(cut, len(tokens) - PROMPT, texts)
+    cut, tokenizer = int(len(tokens) * (1 - HELD_OUT)), Tokenizer(backend, {})
+    models = {name: _trained(config, folder, name, tokenizer, tokens[:cut], console) for name in (TARGET_NAME, *pairs)}
+    starts = np.random.default_rng(config.seed).integers(cut, len(tokens) - PROMPT, config.texts)
     prompts = [tokens[start : start + PROMPT].tolist() for start in starts]
     found = {}
     for temperature in config.temperatures:
         paths = {pair: folder.path / f"trace-{pair}-{temperature:g}.npz" for pair in pairs}
-        with console.status(f"Writing and tracing, {studies.at_temperature(temperature)}"):
-            answers = (
-                None
-                if all(path.exists() for path in paths.values())
-                else _answers(models, params, prompts, temperature)
-            )
-            for pair, path in paths.items():
-                if answers is not None and not path.exists():
-                    trace = trace_texts(
-                        (models[TARGET_NAME], models[pair]),
-                        (params[TARGET_NAME], params[pair]),
-                        list(zip(prompts, answers, strict=True)),
-                        limit=ANSWER,
-                        warp={"temperature": temperature},
-                        seed=config.seed,
-                        max_draft_length=2,
-                        about={"target": TARGET_NAME, "drafter": pair},
-                    )
-                    save_trace(path, trace)
-                found[pair, temperature] = load_trace(path)
+        with console.status(f"Writing and tracing, {at_temperature(temperature)}"):
+            if not all(path.exists() for path in paths.values()):
+                texts = _texts(models[TARGET_NAME], prompts, temperature)
+                for pair, path in paths.items():
+                    save_trace(path, _trace(config, models[TARGET_NAME], models[pair], texts, temperature))
+        found |= {(pair, temperature): load_trace(path) for pair, path in paths.items()}
     return found
 
 
 def _trained(
-    config: GPT2Pairs,
-    folder: RunFolder,
-    name: str,
-    size: Size,
-    vocab: int,
-    tokens: np.ndarray,
-    steps: int,
-    console: Console,
-) -> Params:
-    """The parameters of a model, read if it was trained before."""
-    path = folder.path / f"{name}.msgpack"
+    config: GPT2Pairs, folder: RunFolder, name: str, tokenizer: Tokenizer, tokens: np.ndarray, console: Console
+) -> LoadedModel:
+    """A model, its parameters read if it was trained before."""
+    path, size, vocab = folder.path / f"{name}.msgpack", SIZES[name], tokenizer.vocab_size
     if not path.exists():
+        steps = config.steps * (2 if name == TARGET_NAME else 1)
         with bar(console, f"Training {name}", steps, 0, unit="steps") as update:
             params, loss = train(size, vocab, CONTEXT, tokens, steps, seed=config.seed, progress=update)
         console.print(f"{name}: {size.layers} layers of width {size.width}, loss {loss:.3f} nats a token")
         with folder.replacing(path.name) as temporary:
             temporary.write_bytes(flax.serialization.to_bytes(jax.device_get(params)))
-    return flax.serialization.msgpack_restore(path.read_bytes())
+    params = flax.serialization.msgpack_restore(path.read_bytes())
+    return LoadedModel(language_model(size, vocab, CONTEXT), params, tokenizer, name, config=size)
 
 
-def _answers(models: Any, params: Any, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
-    """What the target writes, decoded plainly."""
-    decoder = build_decoder(models[TARGET_NAME], no_drafter(), static(), rejection(), verification_widths=(1,))
-    weights = ModelParams(params[TARGET_NAME])
-    warp = make_warp(len(prompts), temperature)
-    state = decoder.prefill(weights, prompts, max_new_tokens=ANSWER, seed=1, warp=warp, stop_ids=())
-    tokens = np.asarray(decoder.run(weights, state).tokens)
-    return tokens[:, PROMPT : PROMPT + ANSWER].tolist()
+def _texts(target: LoadedModel, prompts: list[list[int]], temperature: float) -> list[tuple[list[int], list[int]]]:
+    """The prompts with what the target writes, decoded plainly."""
+    warp = {"temperature": temperature}
+    found = answers(target, prompts, max_new_tokens=ANSWER, warp=warp, seed=1, batch=len(prompts))
+    return list(zip(prompts, found, strict=True))
+
+
+def _trace(config: GPT2Pairs, target: LoadedModel, drafter: LoadedModel, texts: Any, temperature: float) -> Trace:
+    return trace_texts(
+        (target.model, drafter.model),
+        (target.params, drafter.params),
+        texts,
+        limit=ANSWER,
+        warp={"temperature": temperature},
+        seed=config.seed,
+        max_draft_length=2,
+        about={"target": target.name, "drafter": drafter.name},
+    )
 
 
 def by_entropy(trace: Trace) -> dict[str, Any]:
     """Acceptance by bins of the drafter's entropy, the factor that fits, and how often the bound is kept."""
-    within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
-    greedy = np.broadcast_to(trace.temperature[:, None] <= 0, within.shape)
-    taken = np.where(greedy, trace.accepted, trace.overlap)[within].astype(float)
-    entropy = trace.path[..., FEATURES.index("entropy")][within].astype(float)
-    most = trace.path[..., FEATURES.index("max_prob")][within].astype(float)
+    at = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
+    greedy = trace.temperature[:, None] <= 0
+    taken = np.where(greedy, trace.accepted, trace.overlap)[at].astype(float)
+    entropy, most = (trace.path[at][:, FEATURES.index(name)].astype(float) for name in ("entropy", "max_prob"))
     bins = np.digitize(entropy, EDGES[1:-1])
-    count = np.bincount(bins, minlength=len(EDGES) - 1)
-    mean = np.bincount(bins, taken, len(EDGES) - 1) / np.maximum(count, 1)
-    middle = np.bincount(bins, entropy, len(EDGES) - 1) / np.maximum(count, 1)
+    count = np.bincount(bins, minlength=len(EDGES) - 1).tolist()
+    hits, nats = (np.bincount(bins, values, len(EDGES) - 1) for values in (taken, entropy))
     return {
         "positions": len(taken),
         "mean_acceptance": float(taken.mean()),
         "mean_entropy": float(entropy.mean()),
         "count": count,
-        "acceptance": [float(value) if n else None for value, n in zip(mean, count, strict=True)],
-        "entropy": [float(value) if n else None for value, n in zip(middle, count, strict=True)],
+        "acceptance": list(map(ratio, hits, count)),
+        "entropy": list(map(ratio, nats, count)),
         "bound_kept": float(np.mean(taken >= 1 - np.sqrt(FACTOR * entropy))),
         "fitted_factor": fitted_factor(entropy, taken),
         "rank_correlation": rank_correlation(entropy, taken),
@@ -240,11 +208,11 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         "n: positions. Accept.: mean overlap of the distributions, greedy: agreement. Entropy: the drafter's, nats. "
         "Kept: positions with at least 1 - sqrt(0.2 H). Gamma: the factor that fits in least squares. Rank: rank "
         "correlation of acceptance with the entropy, and with the largest probability.",
-        studies.table(head, lines),
+        markdown(head, lines),
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         parts += [
-            f"## Acceptance by entropy (positions), {studies.at_temperature(temperature)}",
+            f"## Acceptance by entropy (positions), {at_temperature(temperature)}",
             _bins(rows, temperature),
         ]
     return "\n\n".join(parts) + "\n"
@@ -258,34 +226,32 @@ def _bins(rows: Sequence[dict[str, Any]], temperature: float) -> str:
         span = f"{low:g} to {high:g}" if np.isfinite(high) else f"over {low:g}"
         ends = [f"{max(0.0, 1 - float(np.sqrt(FACTOR * end))):.2f}" for end in (low, high)]
         found = [(row["acceptance"][index], row["count"][index]) for row in mine]
-        texts = ["–" if value is None else f"{value:.2f} ({count})" for value, count in found]
+        texts = [NONE if value is None else f"{value:.2f} ({count})" for value, count in found]
         lines.append([span, " to ".join(ends), *texts])
-    return studies.table(["entropy", "1 - sqrt(0.2 H)", *(row["pair"] for row in mine)], lines)
+    return markdown(["entropy", "1 - sqrt(0.2 H)", *(row["pair"] for row in mine)], lines)
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Acceptance against entropy, a panel a temperature, a line a pair, over the published bound."""
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    pairs = list(dict.fromkeys(row["pair"] for row in rows))
-    figure = Figure(figsize=(max(3.6 * len(temperatures), 5.0), 3.9), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
-    grid = np.linspace(0, 6, 200)
-    colours = studies.colours(pairs)
-    for axes, temperature in zip(panels, temperatures, strict=True):
-        axes.plot(grid, 1 - np.sqrt(FACTOR * grid), color="#222222", ls="--", lw=1, label="1 - sqrt(0.2 H)")
+    titles = list(map(at_temperature, temperatures))
+    figure, grid = panels(titles, 3.9, width=3.6, least=5.0, sharex=True, sharey=True)
+    entropies = np.linspace(0, 6, 200)
+    colours = rule_colours(list(dict.fromkeys(row["pair"] for row in rows)))
+    for axes, temperature in zip(grid[0], temperatures, strict=True):
+        axes.plot(entropies, 1 - np.sqrt(FACTOR * entropies), color=INK, ls="--", lw=1, label="1 - sqrt(0.2 H)")
         for row in (row for row in rows if row["temperature"] == temperature):
             points = [(x, y, n) for x, y, n in zip(row["entropy"], row["acceptance"], row["count"], strict=True) if n]
             x, y, n = (np.array(column) for column in zip(*points, strict=True))
-            colour = colours[row["pair"]]
-            axes.plot(x, y, color=colour, lw=1.5, label=row["pair"])
-            axes.scatter(x, y, s=4 + 120 * n / n.sum(), color=colour, zorder=3)
-        studies.plain_axes(axes, studies.at_temperature(temperature))
+            axes.plot(x, y, color=colours[row["pair"]], lw=1.5, label=row["pair"])
+            axes.scatter(x, y, s=4 + 120 * n / n.sum(), color=colours[row["pair"]], zorder=3)
         axes.set(xlabel="drafter's entropy, nats", ylim=(0, 1.02), xlim=(0, 6))
-    panels[0].set_ylabel("acceptance")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    grid[0, 0].set_ylabel("acceptance")
+    legend_below(figure, grid[0, 0], 4)
     return figure
 
+
+main = command(GPT2Pairs, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,13 +25,14 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
+from experiments.lib.cells import at_temperature, emphasised, markdown
+from experiments.lib.commands import command
 from experiments.lib.measured import Point, measured_points, points_picture, points_table
-from experiments.lib.plots import INK
-from experiments.lib.rules import rule
-from experiments.lib.studies import COMPARED, STATIC
+from experiments.lib.plots import INK, rule_colours
+from experiments.lib.rules import COMPARED, STATIC, headings, rule
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, variant
 from specdec_jax.replay.cost_model import CostModel, flat
 
@@ -75,11 +76,6 @@ class Machine(NamedTuple):
         return known._replace(drafter_step=self.ratio * known.plain_pass)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(Hardware, study, __doc__, arguments)
-
-
 def study(options: Hardware, console: Console) -> None:
     """Predicts what is missing and writes the run folder."""
     traces, costs = runs.read_sources(options), options.machine()
@@ -104,10 +100,10 @@ def study(options: Hardware, console: Console) -> None:
         return {ALL: figures | {"settings": row["settings"]}}
 
     rows = runs.fill(run, tuple(variants), measure)
-    figures = {"speedups.png": picture(run, rows, machines)}
+    figures = {"speedups": picture(run, rows, machines)}
     if points:
-        figures["measured.png"] = points_picture(points)
-    runs.finish(run, report(run, rows, machines, points, costs), figures)
+        figures["measured"] = points_picture(points)
+    publish(run.folder, report(run, rows, machines, points, costs), run.console, **figures)
 
 
 def report(
@@ -123,7 +119,7 @@ def report(
     for kind, about in KINDS.items():
         for temperature in dict.fromkeys(row["temperature"] for row in rows):
             here = [row for row in rows if row["temperature"] == temperature]
-            title = f"## {studies.at_temperature(temperature).capitalize()}, {about}"
+            title = f"## {at_temperature(temperature).capitalize()}, {about}"
             blocks += [title, _lookup(here, [machine for machine in machines if machine.kind == kind])]
     if points:
         blocks += ["## Measured and predicted", points_table(points, costs)]
@@ -138,27 +134,29 @@ def _lookup(rows: Sequence[Row], machines: Sequence[Machine]) -> str:
         here = {row["what"]: row for row in rows if row["group"] == machine.name}
         values = [here[name]["speedup"][0] for name in names]
         texts = [f"{value:.2f} ({here[name]['acceptance']:.0%})" for name, value in zip(names, values, strict=True)]
-        lines.append([f"{machine.ratio:g}", *studies.emphasised(texts, values), f"{here[ORACLE]['speedup'][0]:.2f}"])
-    return studies.table(["c", *studies.headings(names), ORACLE], lines)
+        lines.append([f"{machine.ratio:g}", *emphasised(texts, values), f"{here[ORACLE]['speedup'][0]:.2f}"])
+    return markdown(["c", *headings(names), ORACLE], lines)
 
 
 def picture(run: Run, rows: Sequence[Row], machines: Sequence[Machine]) -> Figure:
     """Speed-up against c: a column a temperature, a row a kind of machine."""
     names = list(dict.fromkeys(row["what"] for row in rows))
     temperatures = list(dict.fromkeys(source.temperature for source in run.sources))
-    colours = studies.colours([name for name in names if name != ORACLE]) | {ORACLE: INK}
+    colours = rule_colours([name for name in names if name != ORACLE]) | {ORACLE: INK}
     styles = {name: {"color": colours[name], "ls": "--" if name == ORACLE else "-"} for name in names}
     lines = {}
     for kind, about in KINDS.items():
         mine = [machine for machine in machines if machine.kind == kind]
         for temperature in temperatures:
             here = {(row["group"], row["what"]): row["speedup"] for row in rows if row["temperature"] == temperature}
-            lines[f"{studies.at_temperature(temperature)}, {about}"] = {
+            lines[f"{at_temperature(temperature)}, {about}"] = {
                 name: ([m.ratio for m in mine], [here[m.name, name][0] for m in mine]) for name in names
             }
     labels = "c, a drafter step over a target pass", "speed-up over plain decoding"
     return tables.lines_figure(lines, labels, styles, columns=len(temperatures), ticks=TICKS)
 
+
+main = command(Hardware, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

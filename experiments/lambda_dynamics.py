@@ -7,7 +7,7 @@ Expected:  the built-in pair, answers of 128 tokens: Algorithm 1 within half a p
            moves lambda by 0.001 a round; updates every 4th or 16th round change nothing that can be seen; ten times the
            step loses 2 to 3 % when sampled, and helps only where the start was a bad one
 Output:    runs/lambda_dynamics-<time>/ with manifest.json, results.jsonl (a line a trace, task and variant), table.md
-           and lambda.png; a stopped run goes on where it was with the same --out
+           and lambdas.png; a stopped run goes on where it was with the same --out
 
 Every variant has the lambda (or the start of lambda) that was fastest on the other half of the prompts of the task, so
 none is judged on what it was chosen by, and comparisons are paired by prompt. `update_every` (specdec_jax/stopping)
@@ -22,11 +22,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
+from experiments.lib.cells import interval, markdown
+from experiments.lib.commands import command
 from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, Rule, rule
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, variant
 from specdec_jax.stopping.update_every import update_every
 
@@ -46,11 +48,6 @@ class LambdaDynamics(TraceOptions):
     """AdaEDL whose checked token is kept (ours) instead of the published rule."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(LambdaDynamics, study, __doc__, arguments)
-
-
 def study(options: LambdaDynamics, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     entry = rule("adaedl-keep" if options.keep_checked_token else "adaedl")
@@ -66,7 +63,7 @@ def study(options: LambdaDynamics, console: Console) -> None:
     }
     run = runs.open_run("lambda_dynamics", options, console)
     rows = runs.compare(run, variants)
-    runs.finish(run, report(run, rows), {"lambda.png": picture(run, rows)})
+    publish(run.folder, report(run, rows), run.console, lambdas=picture(run, rows))
 
 
 def report(run: Run, rows: Sequence[Row]) -> str:
@@ -98,9 +95,9 @@ def tuned_table(source: Source, rows: Sequence[Row]) -> str:
         line = [what, tables.setting(whole[what]["settings"], "threshold")]
         for of in (whole, own):
             gain = tables.percent_more(runs.gain(of[what], of[FIXED])) if what != FIXED else ""
-            line += [tables.times(runs.speedup(of[what])), gain]
+            line += [interval(runs.speedup(of[what])), gain]
         lines.append(line)
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def starts_table(rows: Sequence[Row]) -> str:
@@ -109,10 +106,10 @@ def starts_table(rows: Sequence[Row]) -> str:
     lines = []
     for start in STARTS:
         still, moving, steep = (runs.find(rows, what=f"{kind} from {start:g}", task=ALL) for kind in MOVES)
-        values = [tables.times(runs.speedup(row)) for row in (still, moving)]
+        values = [interval(runs.speedup(row)) for row in (still, moving)]
         gains = [tables.percent_more(runs.gain(row, still)) for row in (moving, steep)]
         lines.append([f"{start:g}", *values, *gains, f"{runs.total(moving, 'rounds') / len(moving['rounds']):.0f}"])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def tasks_table(source: Source, rows: Sequence[Row]) -> str:
@@ -122,9 +119,9 @@ def tasks_table(source: Source, rows: Sequence[Row]) -> str:
     for task in source.tasks:
         still, moving = (runs.find(rows, what=what, task=task) for what in (FIXED, DYNAMIC))
         chosen = [tables.setting(row["settings"], "threshold") for row in (still, moving)]
-        middle = [str(len(still["emitted"])), chosen[0], tables.times(runs.speedup(still)), chosen[1]]
+        middle = [str(len(still["emitted"])), chosen[0], interval(runs.speedup(still)), chosen[1]]
         lines.append([task, *middle, tables.percent_more(runs.gain(moving, still))])
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
@@ -137,6 +134,8 @@ def picture(run: Run, rows: Sequence[Row]) -> Figure:
     styles = {what: {"color": colour, "ls": style, "lw": 2} for what, colour, style in dashes}
     return tables.lines_figure(lines, ("lambda, or where it starts", "speed-up over plain decoding"), styles)
 
+
+main = command(LambdaDynamics, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,21 +27,27 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments.lib import studies
+from experiments.lib.cells import NONE, at_temperature, markdown
+from experiments.lib.commands import command
 from experiments.lib.long_live import Live, live_run
-from experiments.lib.plots import INK
+from experiments.lib.options import Output, Smoke
+from experiments.lib.plots import INK, panels
 from experiments.lib.rules import Rule, rule
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.summary import ratio
+from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default, traces_of
 from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.trace import Trace
 
 KEYS = ("temperature", "rule", "start")
 COURSE = 50  # points of a stored course
+ROUNDS = ("drafted", "accepted", "passes", "entropy", "threshold")
+FIGURES = ("threshold", "deviation", "acceptance", "entropy", "undrafted")
 
 
 @dataclass(frozen=True)
-class LongRunStudy:
+class LongRunStudy(Output, Smoke):
     """Follow lambda over a long run from several starts."""
 
     traces: Positional[tuple[str, ...]] = ()
@@ -62,15 +68,6 @@ class LongRunStudy:
     """What --live decodes with."""
     seed: int = 0
     """Of the order of the texts, or of the decoding."""
-    smoke: bool = False
-    """Made-up traces, or tiny models, and few tokens."""
-    out: str | None = None
-    """Run folder; none: runs/long_run-<time>."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(LongRunStudy, study, __doc__, arguments)
 
 
 def study(config: LongRunStudy, console: Console) -> None:
@@ -90,81 +87,74 @@ def study(config: LongRunStudy, console: Console) -> None:
     for temperature, trace in traces.items():
         for entry in rules:
             wanted = [(temperature, entry.name, start) for start in config.starts]
-            if studies.missing(folder, KEYS, wanted):
-                with console.status(f"{entry.name}, {studies.at_temperature(temperature)}"):
+            if folder.missing(KEYS, wanted):
+                with console.status(f"{entry.name}, {at_temperature(temperature)}"):
                     found = _run(config, entry, trace, tokens)
                 _add(config, folder, wanted, found)
     rows = folder.rows()
-    with folder.replacing("course.png") as path:
-        picture(rows).savefig(path)
-    studies.publish(folder, report(rows, config), console)
+    publish(folder, report(rows, config), console, course=picture(rows))
 
 
 def _run(config: LongRunStudy, entry: Rule, trace: Trace | None, tokens: int) -> LongRun:
     """All starts of a rule over one trace, or live."""
-    hyperparameters = entry.hyperparameters([dict(entry.policy.given)], costs_or_default(None), config.max_draft_length)
-    hyperparameters = {name: float(value[0]) for name, value in hyperparameters.items()} | {
-        "threshold": np.array(config.starts)
-    }
+    most = config.max_draft_length
+    chosen = entry.hyperparameters([dict(entry.policy.given)], costs_or_default(None), most)
+    hyperparameters = {name: float(value[0]) for name, value in chosen.items()} | {"threshold": np.array(config.starts)}
     if trace is None:
-        return live_run(
-            config.decoder, entry.policy, hyperparameters, tokens, config.max_draft_length, config.seed, config.smoke
-        )
-    return long_replay(
-        trace,
-        entry.policy,
-        hyperparameters,
-        text_order(trace, tokens, config.seed),
-        max_draft_length=config.max_draft_length,
-    )
+        return live_run(config.decoder, entry.policy, hyperparameters, tokens, most, config.seed, config.smoke)
+    order = text_order(trace, tokens, config.seed)
+    return long_replay(trace, entry.policy, hyperparameters, order, max_draft_length=most)
 
 
 def text_order(trace: Trace, tokens: int, seed: int) -> list[int]:
     """Texts that hold at least that many tokens: all in random order, again and again."""
-    rng, order, have = np.random.default_rng(seed), [], 0
-    while have < tokens:
-        for text in rng.permutation(trace.num_texts):
-            if have < tokens:
-                order.append(int(text))
-                have += int(trace.length[text])
-    return order
+    rng, rounds = np.random.default_rng(seed), -(-tokens // int(trace.length.sum()))
+    order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(rounds)])
+    return order[: np.searchsorted(np.cumsum(trace.length[order]), tokens) + 1].tolist()
 
 
 def _add(config: LongRunStudy, folder: RunFolder, wanted: Sequence[tuple[Any, ...]], run: LongRun) -> None:
     """The rows of all starts: they are played together and forgotten together."""
-    end = forgotten(run, config.within)
-    edges = np.linspace(0, run.tokens, COURSE + 1).astype(int)
-    missing = studies.missing(folder, KEYS, wanted)
-    thresholds = at_positions(run, run.threshold, edges[1:] - 1)
+    missing = folder.missing(KEYS, wanted)
     for row, key in enumerate(wanted):
-        count = int(run.rounds[row])
-        position, late = run.position[row, :count], run.position[row, :count] >= run.tokens / 2
-        fields = {name: getattr(run, name)[row, :count] for name in ("drafted", "accepted", "passes", "entropy")}
-        bins = np.clip(np.searchsorted(edges, position, side="right") - 1, 0, COURSE - 1)
-        sums = {name: np.bincount(bins, fields[name], COURSE) for name in ("drafted", "accepted", "passes")}
-        looked = np.bincount(bins, np.nan_to_num(fields["entropy"]) * fields["passes"], COURSE)
-        figures = {
-            "tokens": run.tokens,
-            "rounds": count,
-            "forgotten_tokens": end,
-            "forgotten_rounds": None if end is None else int((position < end).sum()),
-            "late_threshold": float(np.mean(run.threshold[row, :count][late])),
-            "late_deviation": float(np.std(run.threshold[row, :count][late])),
-            "late_acceptance": float(fields["accepted"][late].sum() / max(fields["drafted"][late].sum(), 1)),
-            "late_entropy": float(np.nansum(fields["entropy"][late] * fields["passes"][late]))
-            / max(int(fields["passes"][late].sum()), 1),
-            "late_undrafted": float(np.mean(fields["drafted"][late] == 0)),
-            "course_tokens": edges[1:],
-            "course_threshold": thresholds[row],
-            "course_acceptance": _or_none(sums["accepted"], sums["drafted"]),
-            "course_entropy": _or_none(looked, sums["passes"]),
-        }
         if key in missing:
+            figures = _late(run, row, forgotten(run, config.within)) | _course(run, row)
             folder.append(dict(zip(KEYS, key, strict=True)) | figures)
 
 
-def _or_none(top: np.ndarray, bottom: np.ndarray) -> list[float | None]:
-    return [float(t / b) if b else None for t, b in zip(top, bottom, strict=True)]
+def _late(run: LongRun, row: int, end: int | None) -> dict[str, Any]:
+    """A start's rounds, when it was forgotten, and means over its second half."""
+    count = int(run.rounds[row])
+    position = run.position[row, :count]
+    late = np.flatnonzero(position >= run.tokens / 2)
+    drafted, accepted, passes, entropy, threshold = (getattr(run, name)[row, late] for name in ROUNDS)
+    return {
+        "tokens": run.tokens,
+        "rounds": count,
+        "forgotten_tokens": end,
+        "forgotten_rounds": None if end is None else int((position < end).sum()),
+        "late_threshold": float(np.mean(threshold)),
+        "late_deviation": float(np.std(threshold)),
+        "late_acceptance": float(accepted.sum() / max(drafted.sum(), 1)),
+        "late_entropy": float(np.nansum(entropy * passes) / max(passes.sum(), 1)),
+        "late_undrafted": float(np.mean(drafted == 0)),
+    }
+
+
+def _course(run: LongRun, row: int) -> dict[str, Any]:
+    """How a start goes on, in COURSE spans of the tokens."""
+    count, edges = int(run.rounds[row]), np.linspace(0, run.tokens, COURSE + 1).astype(int)
+    drafted, accepted, passes, entropy, _ = (getattr(run, name)[row, :count] for name in ROUNDS)
+    bins = np.clip(np.searchsorted(edges, run.position[row, :count], side="right") - 1, 0, COURSE - 1)
+    drafts, hits, looks, total = (
+        np.bincount(bins, values, COURSE) for values in (drafted, accepted, passes, np.nan_to_num(entropy) * passes)
+    )
+    return {
+        "course_tokens": edges[1:],
+        "course_threshold": at_positions(run, run.threshold, edges[1:] - 1)[row],
+        "course_acceptance": list(map(ratio, hits, drafts)),
+        "course_entropy": list(map(ratio, total, looks)),
+    }
 
 
 def report(rows: Sequence[dict[str, Any]], config: LongRunStudy) -> str:
@@ -179,61 +169,58 @@ def report(rows: Sequence[dict[str, Any]], config: LongRunStudy) -> str:
     ]
     head = ["rule", "temp.", "forgotten after tokens", "rounds", "late lambda", "acceptance", "entropy", "no draft"]
     lines = []
-    for key in dict.fromkeys((row["rule"], row["temperature"]) for row in rows):
-        mine = [row for row in rows if (row["rule"], row["temperature"]) == key]
+    for (name, temperature), mine in _by_rule(rows).items():
         end, rounds = mine[0]["forgotten_tokens"], [row["forgotten_rounds"] for row in mine]
-        when = ["never", "–"] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
-        late = [np.mean([row[f"late_{name}"] for row in mine]) for name in FIGURES]
-        lines.append(
-            [key[0], f"{key[1]:g}", *when, f"{late[0]:.3f} ±{late[1]:.3f}", f"{late[2]:.0%}", f"{late[3]:.2f}"]
-            + [f"{late[4]:.0%}"]
-        )
-    parts.append(studies.table(head, lines))
-    parts += ["Lambda at the end, by start:", _ends(rows)]
-    return "\n\n".join(parts) + "\n"
+        when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
+        late = {figure: np.mean([row[f"late_{figure}"] for row in mine]) for figure in FIGURES}
+        threshold = f"{late['threshold']:.3f} ±{late['deviation']:.3f}"
+        shares = [f"{late['acceptance']:.0%}", f"{late['entropy']:.2f}", f"{late['undrafted']:.0%}"]
+        lines.append([name, f"{temperature:g}", *when, threshold, *shares])
+    return "\n\n".join([*parts, markdown(head, lines), "Lambda at the end, by start:", _ends(rows)]) + "\n"
 
 
-FIGURES = ("threshold", "deviation", "acceptance", "entropy", "undrafted")
+def _by_rule(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float], list[dict[str, Any]]]:
+    """The rows, one a start, of each rule and temperature."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["rule"], row["temperature"]), []).append(row)
+    return found
 
 
 def _ends(rows: Sequence[dict[str, Any]]) -> str:
     starts = list(dict.fromkeys(row["start"] for row in rows))
     lines = []
-    for key in dict.fromkeys((row["rule"], row["temperature"]) for row in rows):
-        ends = {r["start"]: r["course_threshold"][-1] for r in rows if (r["rule"], r["temperature"]) == key}
-        lines.append([key[0], f"{key[1]:g}", *(f"{ends[start]:.3f}" for start in starts)])
-    return studies.table(["rule", "temp.", *(f"from {start:g}" for start in starts)], lines)
+    for (name, temperature), mine in _by_rule(rows).items():
+        ends = {row["start"]: row["course_threshold"][-1] for row in mine}
+        lines.append([name, f"{temperature:g}", *(f"{ends[start]:.3f}" for start in starts)])
+    return markdown(["rule", "temp.", *(f"from {start:g}" for start in starts)], lines)
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Lambda, acceptance and entropy over the tokens: a column a temperature and rule, a line a start."""
-    columns = list(dict.fromkeys((row["rule"], row["temperature"]) for row in rows))
-    figure = Figure(figsize=(max(2.9 * len(columns), 4.5) + 0.8, 6.2), dpi=150, layout="constrained")
-    panels = figure.subplots(3, len(columns), sharex=True, sharey="row", squeeze=False)
+    columns = _by_rule(rows)
+    titles = [f"{name}, {at_temperature(temperature)}" for name, temperature in columns]
+    figure, grid = panels(titles, 2.1, rows=3, width=3.2, least=5.3, sharex=True, sharey="row")
     names = {"threshold": "lambda", "acceptance": "accepted / drafted", "entropy": "entropy looked at, nats"}
-    for column, key in enumerate(columns):
-        mine = [row for row in rows if (row["rule"], row["temperature"]) == key]
+    for column, mine in enumerate(columns.values()):
         for at, row in enumerate(mine):
             colour = (0.15 + 0.7 * at / max(len(mine) - 1, 1), 0.35, 0.75 - 0.6 * at / max(len(mine) - 1, 1))
-            for axes, name in zip(panels[:, column], names, strict=True):
+            for axes, name in zip(grid[:, column], names, strict=True):
                 course = np.array(row[f"course_{name}"], float)
                 thin = {"lw": 1.5} if name == "threshold" else {"lw": 0.6, "alpha": 0.7}
                 axes.plot(row["course_tokens"], course, color=colour, label=f"{row['start']:g}", **thin)
-        for axes, (name, label) in zip(panels[:, column], names.items(), strict=True):
-            end = mine[0]["forgotten_tokens"]
-            if end is not None and name == "threshold":
-                axes.axvline(end, color=INK, lw=0.8, ls=":")
-            studies.plain_axes(axes, f"{key[0]}, {studies.at_temperature(key[1])}" if name == "threshold" else "")
-            if column == 0:
-                axes.set_ylabel(label)
-        panels[-1, column].set_xlabel("tokens")
-    tops = (1.02, 1.02, panels[2, 0].get_ylim()[1])  # rows share their axes: known only when all is drawn
-    for axes, top in zip(panels[:, 0], tops, strict=True):
-        axes.set_ylim(0, top)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
+        if mine[0]["forgotten_tokens"] is not None:
+            grid[0, column].axvline(mine[0]["forgotten_tokens"], color=INK, lw=0.8, ls=":")
+        grid[-1, column].set_xlabel("tokens")
+    tops = (1.02, 1.02, grid[2, 0].get_ylim()[1])  # rows share their axes: known only when all is drawn
+    for axes, label, top in zip(grid[:, 0], names.values(), tops, strict=True):
+        axes.set(ylabel=label, ylim=(0, top))
+    handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, title="lambda at the start", loc="outside right upper", frameon=False)
     return figure
 
+
+main = command(LongRunStudy, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

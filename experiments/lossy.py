@@ -18,9 +18,8 @@ and at every position how far the distribution of a token drafted there would be
 (lossless/deviation.py; not known for by_phase).
 """
 
-import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,23 +27,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from experiments.lib import studies
-from experiments.lib.lossy_report import picture, report
+from experiments.lib.cells import at_temperature
+from experiments.lib.commands import command
+from experiments.lib.jobs import Job, jobs_of, longest_text
+from experiments.lib.lossy_report import PLAIN, REJECTION, picture, report
+from experiments.lib.options import Output, Served, Smoke, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
+from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
-from specdec_jax.text.generation import Pair, Request, build_pair, decode, encode, prepare
+from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.types import Verifier
 
-PLAIN, REJECTION = "plain", "rejection"
 TASKS = ("math", "code", "summarise", "german", "instructions")
 KEYS = ("temperature", "prompt_id", "repeat", "variant")
 VARIANTS = (
@@ -56,7 +57,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True)
-class Lossy:
+class Lossy(Output, Smoke, Served):
     """Weigh lossy verifiers against rejection."""
 
     prompts: tuple[str, ...] = tuple(f"configs/prompts/{task}.jsonl" for task in TASKS)
@@ -71,22 +72,12 @@ class Lossy:
     """Generations of each, with seeds of their own."""
     max_new_tokens: int = 128
     """Most tokens of a text."""
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     policy: str = "static(draft_length=4)"
     """When to stop drafting."""
     costs: str | None = None
     """cost_model.json of experiments.step_cost, for the predicted speed; none: the one in configs/costs."""
     seed: int = 0
     """Of the first repeat."""
-    smoke: bool = False
-    """Tiny random models and made-up prompts: shows that it runs."""
-    out: str | None = None
-    """Run folder; none: runs/lossy-<time>."""
 
 
 class Variant(NamedTuple):
@@ -97,74 +88,38 @@ class Variant(NamedTuple):
     pair: Pair
 
 
-class Job(NamedTuple):
-    temperature: float
-    prompt: Prompt
-    repeat: int
-    variant: Variant
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.temperature, self.prompt.id, self.repeat, self.variant.name
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(Lossy, study, __doc__, arguments)
-
-
 def study(config: Lossy, console: Console) -> None:
     """Measures what is missing and writes the run folder."""
     policy = choose("policy", config.policy)
     chosen = {name: choose("verifier", name) for name in dict.fromkeys((REJECTION, *config.variants))}
     prompts, costs = prompts_of(config), costs_or_default(config.costs)
-    for name in ("each", "repeats", "max_new_tokens"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be 1 or more, got {getattr(config, name)}")
+    check_least(config, 1, "each", "repeats", "max_new_tokens")
     enable()
-    names = (config.target, config.drafter)
-    with console.status("Loading the models"):
-        models = tiny_pair() if config.smoke else [load_model(name, dtype=config.dtype) for name in names]
-    variants = build(models, policy, chosen)
-    longest = longest_text(config, models[0], prompts)
+    target, drafter = tiny_pair() if config.smoke else config.load(console)
+    variants = [Variant(PLAIN, None, build_pair(target, None))]
+    for name, verifier in chosen.items():  # those that differ in hyperparameters only share a program
+        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
+    longest = longest_text(config, target, prompts)
     folder = RunFolder.create("lossy", config, config.out)
-    jobs = [Job(*one) for one in itertools.product(config.temperatures, prompts, range(config.repeats), variants)]
-    there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
-    measure(config, [job for job in jobs if job.key not in there], variants, longest, folder, console)
+    measure(config, jobs_of(config, prompts, variants), variants, longest, folder, console)
     rows = folder.rows()
-    studies.publish(folder, report(rows, costs), console)
-    with folder.replacing("lossy.png") as path:
-        picture(rows, costs).savefig(path)
-
-
-def longest_text(config: Lossy, target: LoadedModel, prompts: Sequence[Prompt]) -> int:
-    """Tokens of the longest prompt and what may follow it. Raises ValueError where the target's context is shorter."""
-    longest = max(len(encode(target, prompt.turns[0])) for prompt in prompts) + config.max_new_tokens
-    if longest > target.model.spec.context:
-        raise ValueError(
-            f"the longest prompt and {config.max_new_tokens} new tokens are {longest}, more than the context of "
-            f"{config.target}, {target.model.spec.context}"
-        )
-    return longest
+    publish(folder, report(rows, costs), console, lossy=picture(rows, costs))
 
 
 def measure(
-    config: Lossy,
-    missing: Sequence[Job],
-    variants: Sequence[Variant],
-    longest: int,
-    folder: RunFolder,
-    console: Console,
+    config: Lossy, jobs: Sequence[Job], variants: Sequence[Variant], longest: int, folder: RunFolder, console: Console
 ) -> None:
-    """Appends a row for each job. A program is played once untimed before its first."""
+    """Appends a row for each job that has none. A program is played once untimed before its first."""
+    there = {tuple(row[key] for key in KEYS) for row in folder.rows()}
+    missing = [job for job in jobs if job.key not in there]
     judge = next(variant.pair for variant in variants if variant.name == REJECTION)
     slots = slots_for(longest, 0, max(max(variant.pair.decoder.parts.widths) for variant in variants))
     ready: set[int] = set()  # decoders that are compiled
     with console.status("Measuring") as status:
         for number, job in enumerate(missing, start=1):
-            temperature = studies.at_temperature(job.temperature)
-            status.update(f"{number} of {len(missing)}: {job.variant.name} on {job.prompt.id}, {temperature}")
-            asked, pair = _asked(config, job, slots), job.variant.pair
+            temperature = at_temperature(job.temperature)
+            status.update(f"{number} of {len(missing)}: {job.method.name} on {job.prompt.id}, {temperature}")
+            asked, pair = _asked(config, job, slots), job.method.pair
             if id(pair.decoder) not in ready:
                 decode(pair, asked)
                 ready.add(id(pair.decoder))
@@ -182,31 +137,22 @@ def prompts_of(config: Lossy) -> list[Prompt]:
     return found
 
 
-def build(models: Sequence[Any], policy: StoppingPolicy, chosen: Mapping[str, Verifier]) -> list[Variant]:
-    """Plain decoding and the verifiers; those that differ in hyperparameters only share a program."""
-    target, drafter = models
-    variants = [Variant(PLAIN, None, build_pair(target, None))]
-    for name, verifier in chosen.items():
-        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
-    return variants
-
-
 def _asked(config: Lossy, job: Job, slots: int) -> Request:
     most = 12 if config.smoke else config.max_new_tokens
     sampling = SamplingParams(max_new_tokens=most, temperature=job.temperature, seed=config.seed + job.repeat)
-    return prepare(job.variant.pair, [job.prompt.turns[0]], sampling, slots=slots)
+    return prepare(job.method.pair, [job.prompt.turns[0]], sampling, slots=slots)
 
 
 def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, Any]:
     """One row: a timed generation, and what its text is worth."""
-    result = decode(job.variant.pair, asked).results[0]
+    result = decode(job.method.pair, asked).results[0]
     counts = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "drafter_passes")
     return {
         "temperature": job.temperature,
         "prompt_id": job.prompt.id,
         "category": job.prompt.category,
         "repeat": job.repeat,
-        "variant": job.variant.name,
+        "variant": job.method.name,
         "seconds": result.seconds,
         **{name: result.statistics[name] for name in counts},
         **quality(job, judge, result.prompt_tokens, result.tokens, longest),
@@ -217,7 +163,7 @@ def measured(job: Job, asked: Request, judge: Pair, longest: int) -> dict[str, A
 
 def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest: int) -> dict[str, Any]:
     """Means over the text's tokens; texts are filled up to one length, so that one program judges all."""
-    verifier = job.variant.verifier
+    verifier = job.method.verifier
     known = verifier is not None and verifier.name in DISTRIBUTIONS
     name, hyperparameters = REJECTION, {}
     if verifier is not None and known:
@@ -226,20 +172,16 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
         hyperparameters |= {key: value for key, value in verifier.options.items() if key == "top_n"}
     text = np.zeros((1, max(longest, 2)), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
-    found = deviations(
-        judge.decoder,
-        judge.params,
-        text,
-        verifier=name,
-        hyperparameters=hyperparameters,
-        warp=make_warp(1, job.temperature),
-    )
+    warp = make_warp(1, job.temperature)
+    found = deviations(judge.decoder, judge.params, text, verifier=name, hyperparameters=hyperparameters, warp=warp)
     at = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
     mean = {field: float(np.asarray(values)[0, at].mean()) for field, values in found._asdict().items()}
     if verifier is not None and not known:
         mean |= {"total_variation": None, "divergence": None}
     return mean
 
+
+main = command(Lossy, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

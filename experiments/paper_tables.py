@@ -27,12 +27,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.plots import rule_colours
 from experiments.lib.rules import rule
 from experiments.lib.smoke import made_up_trace
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import Row, Run, Source, TraceOptions, variant
+from experiments.lib.trace_tables import share
 
 LENGTHS = (3, 7, 16)
 METHODS = ("static", "max-confidence", "adaedl")
@@ -87,11 +91,6 @@ class PaperTables(TraceOptions):
             raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; 2 on bad input."""
-    return studies.run(PaperTables, study, __doc__, arguments)
-
-
 def study(options: PaperTables, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     run = runs.open_run("paper_tables", options, console, made_up={"made up": {0.7: made_up(0.7)}})
@@ -109,7 +108,7 @@ def study(options: PaperTables, console: Console) -> None:
             for method in OURS
         },
     )
-    runs.finish(run, report(run, rows), {"paper.png": picture(run, rows)})
+    publish(run.folder, report(run, rows), run.console, paper=picture(run, rows))
 
 
 def made_up(temperature: float):
@@ -158,10 +157,10 @@ def lengths_table(source: Source, rows: Sequence[Row]) -> str:
             for name, task in tasks.items():
                 known = PUBLISHED.get((name, source.temperature))
                 row = runs.find(rows, task=task, what=f"{method}, {length}")
-                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else tables.NONE)
-                line.append(f"{tables.times(runs.speedup(row))} ({tables.share(runs.acceptance(row))})")
+                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else NONE)
+                line.append(f"{interval(runs.speedup(row))} ({share(runs.acceptance(row))})")
             lines.append(line)
-    return studies.table(head, lines)
+    return markdown(head, lines)
 
 
 def gains_table(run: Run, rows: Sequence[Row]) -> str:
@@ -174,11 +173,11 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
             best = {method: fastest(here, method) for method in OURS}
             known, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
             for other in ("static", "max-confidence"):
-                line.append(published_gain(known, other) if known else tables.NONE)
+                line.append(published_gain(known, other) if known else NONE)
                 line.append(tables.percent_more(runs.gain(best["adaedl"], best[other])))
             line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
             lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
-    return studies.table([*head, "keep over static"], lines)
+    return markdown([*head, "keep over static"], lines)
 
 
 def fastest(rows: Sequence[Row], method: str) -> Row:
@@ -195,7 +194,7 @@ def published_gain(known: Published, other: str) -> str:
 
 def picture(run: Run, rows: Sequence[Row]) -> Figure:
     """A row a set and a column a temperature: speed-up by L, ours with intervals and the paper's dotted."""
-    colours = studies.colours(OURS)
+    colours = rule_colours(OURS)
     styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
     styles |= {f"{method}, published": {"color": colours[method], "ls": ":", "marker": "D"} for method in METHODS}
     names = [name for name in SETS if any(name in tasks_of_sets(source) for source in run.sources)]
@@ -214,6 +213,8 @@ def picture(run: Run, rows: Sequence[Row]) -> Figure:
     labels = "L, drafts a round", "speed-up over plain decoding"
     return tables.lines_figure(lines, labels, styles, columns=len(run.sources))
 
+
+main = command(PaperTables, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

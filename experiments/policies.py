@@ -27,15 +27,17 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import studies
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, QUARTILES, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.plots import RULE_COLOURS, legend_below, panels, rule_colours
 from experiments.lib.rule_choice import variants_of
-from experiments.lib.rules import RULES
-from experiments.lib.studies import STATIC
+from experiments.lib.rules import RULES, STATIC, headings
+from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, ORACLE_ACCEPTANCE, Row, Run, Source, TraceOptions
+from experiments.lib.trace_tables import share
 from experiments.lib.traced import MOST_REPEATED
-from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.replay import replay
 from specdec_jax.stopping import adaedl
 
@@ -59,11 +61,6 @@ class Policies(TraceOptions):
     """Only print how long 1,000 thresholds of adaedl take over the first trace."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the comparison; 2 on bad input."""
-    return studies.run(Policies, study, __doc__, arguments)
-
-
 def study(options: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     wanted = options.rules or tuple(entry.name for entry in RULES)
@@ -73,10 +70,10 @@ def study(options: Policies, console: Console) -> None:
         return
     run = runs.open_run("policies", options, console)
     rows = runs.compare(run, variants | LIMITS)
-    figures = {"policies.png": dots(run, rows), "drafting.png": drafting(run, rows)}
+    figures = {"policies": dots(run, rows), "drafting": drafting(run, rows)}
     if len(run.sources[0].tasks) > 1:
-        figures["tasks.png"] = heat(run, rows)
-    runs.finish(run, report(run, rows), figures)
+        figures["tasks"] = heat(run, rows)
+    publish(run.folder, report(run, rows), run.console, **figures)
 
 
 def timed(source: Source) -> str:
@@ -133,7 +130,7 @@ def report(run: Run, rows: Sequence[Row]) -> str:
             kept = {name: runs.without_repeats(row) or row for name, row in found.items()}
             blocks += [f"The {clean.sum()} texts with hardly a repeat:", rules_table(kept, tasks, run.options.over)]
         if tasks:
-            blocks += ["By task, over " + ", over ".join(studies.headings(run.options.over)) + ":"]
+            blocks += ["By task, over " + ", over ".join(headings(run.options.over)) + ":"]
             blocks += [tasks_table(tasks, over) for over in run.options.over]
     return "\n\n".join(["# Stopping rules", *blocks, ""])
 
@@ -155,24 +152,19 @@ def rules_table(found: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]]
     lines = []
     for name, row in found.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
-        gains = [tables.NONE if name == other else interval(runs.gain(row, found[other])) for other in over]
-        room = tables.share((fast[name] - least) / (most - least)) if most > least else tables.NONE
+        gains = [NONE if name == other else interval(runs.gain(row, found[other]), ".3f", QUARTILES) for other in over]
+        room = share((fast[name] - least) / (most - least)) if most > least else NONE
         drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
-        rank = f"{places[name]:.1f}" if name in places else tables.NONE
+        rank = f"{places[name]:.1f}" if name in places else NONE
         speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, room, rank]
-        lines.append([name, *speeds, *drafts, tables.share(runs.discarded(row)), tables.share(runs.wasted(row))])
-    return studies.table(headings(over), lines)
+        lines.append([name, *speeds, *drafts, share(runs.discarded(row)), share(runs.wasted(row))])
+    return markdown(heads(over), lines)
 
 
-def headings(over: Sequence[str]) -> list[str]:
+def heads(over: Sequence[str]) -> list[str]:
     """The columns, with one for every rule that the others are compared with."""
     compared = [f"over {name} (95 %)" for name in over]
     return [text for head in HEAD for text in (compared if head == "{over}" else [head])]
-
-
-def interval(value: Interval) -> str:
-    """Three digits, for rules that are close."""
-    return f"{value.estimate:.3f} ({value.low:.3f}–{value.high:.3f})"
 
 
 def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
@@ -197,7 +189,7 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
             texts.append(f"**{text}**" if tables.leaves_one_out(value) else text)
         lines.append([name, *texts])
     head = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
-    return studies.table(["rule", *head], lines)
+    return markdown(["rule", *head], lines)
 
 
 def dots(run: Run, rows: Sequence[Row]) -> Figure:
@@ -207,23 +199,23 @@ def dots(run: Run, rows: Sequence[Row]) -> Figure:
         for source, title in tables.sections(run)
     }
     label = "speed-up over plain decoding, setting chosen on other prompts"
-    return tables.dots_figure(points, label, studies.RULE_COLOURS)
+    return tables.dots_figure(points, label, RULE_COLOURS)
 
 
 def drafting(run: Run, rows: Sequence[Row]) -> Figure:
     """What is bought at what cost: tokens against drafter passes, by target pass."""
-    figure, grid = tables.panels([title for _, title in tables.sections(run)], 4.0, sharey=True)
+    figure, grid = panels([title for _, title in tables.sections(run)], 4.0, sharey=True)
     for axes, source in zip(grid[0], run.sources, strict=True):
         found = {name: row for name, row in whole(run, source, rows).items() if name != ORACLE_ACCEPTANCE}
-        named = [name for name in found if len(found) < 10 or name in (*studies.RULE_COLOURS, ORACLE)]
-        colours = studies.colours(named)
+        named = [name for name in found if len(found) < 10 or name in (*RULE_COLOURS, ORACLE)]
+        colours = rule_colours(named)
         for name, row in found.items():
             style = {"color": colours[name], "label": name} if name in named else {"color": "#dddddd", "zorder": 1}
             x, y = runs.per_round(row, "passes"), runs.per_round(row, "emitted")
             axes.plot(x, y, "*" if name == ORACLE else "o", ms=11 if name == ORACLE else 6, **style)
         axes.set(xlabel="drafter passes a target pass", xlim=(0, None))
     grid[0][0].set_ylabel("tokens a target pass")
-    tables.legend_below(figure, grid[0][0], 4)
+    legend_below(figure, grid[0][0], 4)
     return figure
 
 
@@ -250,9 +242,11 @@ def heat(run: Run, rows: Sequence[Row]) -> Figure:
         axes.set_title(title, fontsize=11)
         axes.spines[:].set_visible(False)
         figure.colorbar(image, ax=axes, shrink=0.9)
-    figure.suptitle(f"Speed-up over {studies.headings([over])[0]} (bold: the 95 % interval leaves 1 out)", fontsize=11)
+    figure.suptitle(f"Speed-up over {headings([over])[0]} (bold: the 95 % interval leaves 1 out)", fontsize=11)
     return figure
 
+
+main = command(Policies, study, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

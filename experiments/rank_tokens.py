@@ -10,15 +10,17 @@ Output:    token_ranking.npy in --out, beside the drafter's weights; prints how 
 first command. Counts stand for how often a drafter would have to propose a token, so use text like that of serving.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
-from experiments.lib.commands import exit_codes, told
+from experiments.lib.commands import command
+from experiments.lib.json_lines import json_lines
+from experiments.lib.options import check_least
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
@@ -44,10 +46,8 @@ class RankTokens:
     """Tokens to keep."""
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Counts and writes; 2 on bad input."""
-    config = told(RankTokens, __doc__, arguments)
+def rank_tokens(config: RankTokens, console: Console) -> None:
+    """Counts and writes. Raises ValueError, FileNotFoundError: bad input."""
     counts = count(config)
     ranked = rank(counts)[: config.most]
     config.out.mkdir(parents=True, exist_ok=True)
@@ -55,9 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         np.save(path, ranked)
     covered = np.cumsum(counts[ranked, 0]) / counts[:, 0].sum()
     for size in [size for size in SIZES if size < len(ranked)] + [len(ranked)]:
-        print(f"{size:6,} tokens cover {covered[size - 1]:.1%}")
-    print(f"Written to {config.out / RANKING}")
-    return 0
+        console.print(f"{size:6,} tokens cover {covered[size - 1]:.1%}")
+    console.print(f"Written to {config.out / RANKING}", soft_wrap=True)
 
 
 def count(config: RankTokens) -> np.ndarray:
@@ -66,8 +65,7 @@ def count(config: RankTokens) -> np.ndarray:
     Raises:
         ValueError, FileNotFoundError: bad input.
     """
-    if config.most < 1:
-        raise ValueError(f"most must be 1 or more, got {config.most}")
+    check_least(config, 1, "most")
     if (config.data is None) == (config.texts is None):
         raise ValueError("give either --data or --texts")
     return _of_shards(config.data) if config.data else _of_texts(config.texts, config.model)
@@ -111,16 +109,13 @@ def _of_texts(path: Path | None, model: str) -> np.ndarray:
 def _read(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                entry = json.loads(line)
-                if not isinstance(entry["text"], str):
-                    raise TypeError
-                yield entry["text"]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number}: an object with a text is wanted") from None
+    for number, entry in json_lines(path):
+        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+            raise ValueError(f"{path}, line {number}: an object with a text is wanted")
+        yield entry["text"]
 
+
+main = command(RankTokens, rank_tokens, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,18 +14,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.distill_judge import task_of
+from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
+from experiments.lib.judged import task_of
+from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
-from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.judging import answers
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -34,17 +34,11 @@ PARTS = "parts"
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Output, Served):
     """Record traces of a pair of models along the target's own answers."""
 
     prompts: str = "configs/prompts/demo.jsonl"
     """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     """One trace each; 0 is greedy."""
     top_k: int = 0
@@ -72,38 +66,32 @@ class Record:
     seeds: int = 1
     """Answers to every sampled prompt. Experiments on the trace take each for a text of its own: their intervals are
     over answers, and the halves of a choice share prompts."""
-    out: str | None = None
-    """Run folder; none: runs/record-<time>."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_draft_length", "batch", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
+        check_least(self, 1, "max_new_tokens", "max_draft_length", "batch", "seeds")
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the recording; 2 on bad input."""
-    record(told(Record, __doc__, arguments), Console(highlight=False, markup=False))
-    return 0
+class Asked(NamedTuple):
+    """A prompt and its token ids."""
+
+    prompt: Prompt
+    tokens: list[int]
 
 
 def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
-    enable()
-    with console.status("Loading the models"):
-        pair = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
-    check_same_vocabulary(*pair)
-    tokens = [encode(pair[0], prompt.turns[0], chat=config.chat, system=config.system) for prompt in prompts]
+    pair = config.load(console)
+    said = {"chat": config.chat, "system": config.system}
+    asked = [Asked(prompt, encode(pair[0], prompt.turns[0], **said)) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
     paths = []
     for temperature in config.temperatures:
         paths.append(folder.path / f"trace-{temperature:g}.npz")
         if not paths[-1].exists():
-            save_trace(paths[-1], _record_one(config, pair, prompts, tokens, temperature, folder, console))
+            save_trace(paths[-1], _record_one(config, pair, asked, temperature, folder, console))
         trace = load_trace(paths[-1])
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{paths[-1]}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
@@ -112,46 +100,35 @@ def record(config: Record, console: Console) -> list[Path]:
 
 
 def _record_one(
-    config: Record,
-    pair: tuple[LoadedModel, LoadedModel],
-    prompts: Sequence[Prompt],
-    tokens: Sequence[Sequence[int]],
-    temperature: float,
-    folder: RunFolder,
-    console: Console,
+    config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, folder: RunFolder, console: Console
 ) -> Trace:
     """The trace of one temperature, in the prompts' order, seed by seed; prompts of similar length share a pass."""
-    count = len(prompts) * (config.seeds if temperature > 0 else 1)
-    order = sorted(range(count), key=lambda index: len(tokens[index % len(prompts)]))
+    count = len(asked) * (config.seeds if temperature > 0 else 1)
+    order = sorted(range(count), key=lambda index: len(asked[index % len(asked)].tokens))
     (folder.path / PARTS).mkdir(exist_ok=True)
     parts = []
     with bar(console, f"Temperature {temperature:g}", len(order), 0, unit="prompts") as update:
         for first in range(0, len(order), config.batch):
             members = order[first : first + config.batch]
-            digest = hashlib.sha256(repr([(member, tokens[member % len(prompts)]) for member in members]).encode())
+            digest = hashlib.sha256(repr([(member, asked[member % len(asked)].tokens) for member in members]).encode())
             path = folder.path / PARTS / f"{temperature:g}-{digest.hexdigest()[:12]}.npz"
             if not path.exists():
-                save_trace(path, _batch(config, pair, prompts, tokens, members, temperature))
+                save_trace(path, _batch(config, pair, asked, members, temperature))
             parts.append(load_trace(path))
             update(first + len(members))
     return select(join(parts), np.argsort(order))
 
 
 def _batch(
-    config: Record,
-    pair: tuple[LoadedModel, LoadedModel],
-    prompts: Sequence[Prompt],
-    tokens: Sequence[Sequence[int]],
-    members: Sequence[int],
-    temperature: float,
+    config: Record, pair: LoadedPair, asked: Sequence[Asked], members: Sequence[int], temperature: float
 ) -> Trace:
     """Answers of some prompts, and their trace; member m is prompt m % P at its m // P-th seed."""
     target, drafter = pair
-    own = [member % len(prompts) for member in members]
+    own = [asked[member % len(asked)] for member in members]
+    tokens = [entry.tokens for entry in own]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]
-    asked = [tokens[prompt] for prompt in own]
-    found = answers(target, asked, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    found = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
     about = {
         "target": target.name,
         "drafter": drafter.name,
@@ -160,13 +137,13 @@ def _batch(
         "seed": config.seed,
         "prompts": Path(config.prompts).name,
         "versions": package_versions(),
-        "ids": [prompts[prompt].id for prompt in own],
-        "tasks": [task_of(prompts[prompt]) for prompt in own],
+        "ids": [entry.prompt.id for entry in own],
+        "tasks": [task_of(entry.prompt) for entry in own],
     }
     return trace_texts(
         (target.model, drafter.model),
         (target.params, drafter.params),
-        list(zip(asked, found, strict=True)),
+        list(zip(tokens, found, strict=True)),
         limit=config.max_new_tokens,
         warp=warp,
         seed=seeds,
@@ -174,6 +151,8 @@ def _batch(
         about=about,
     )
 
+
+main = command(Record, record, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,17 +22,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import tyro
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.run_folder import MANIFEST, read_rows
+from experiments.lib.cells import NONE, terminal_table
+from experiments.lib.commands import command
+from experiments.lib.json_lines import json_lines
+from experiments.lib.prompts import MT_BENCH
+from experiments.lib.run_folder import read_manifest, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"
 
@@ -83,22 +85,19 @@ class SpecBench:
     """Folder with the model's tokenizer.json: count the baseline's tokens in its text, as Spec-Bench does."""
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the tables or writes the files; 2 on bad input."""
-    config = told(SpecBench, __doc__, arguments)
-    console = Console(highlight=False, markup=False)
+def spec_bench(config: SpecBench, console: Console) -> None:
+    """Prints the tables or writes the files. Raises ValueError, FileNotFoundError: bad input."""
     if len(config.paths) == 1 and config.paths[0].is_dir():
         for path in export(config.paths[0], config.out):
             console.print(str(path), soft_wrap=True)
-        return 0
+        return
     if len(config.paths) < 2:
         raise ValueError(f"give a baseline's and a method's answer file, or a run folder, got {config.paths}")
     baseline, *methods = map(read_answers, config.paths)
-    count = None if config.retokenise is None else counter(config.retokenise)
+    tokenizer = tokenizer_from_folder(config.retokenise) if config.retokenise else None
+    count = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
     for path, method in zip(config.paths[1:], methods, strict=True):
         console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
-    return 0
 
 
 def task_of(category: str) -> str:
@@ -131,28 +130,19 @@ Cost = Mapping[int | str, tuple[int, float]]  # tokens and seconds by question
 
 
 def _speed(task: str, answers: Sequence[Answer], plain: Cost, fast: Cost) -> TaskSpeed:
-    before = [plain[answer.question_id] for answer in answers]
-    after = [fast[answer.question_id] for answer in answers]
+    before, after = (np.array([cost[answer.question_id] for answer in answers], float).T for cost in (plain, fast))
+    slow, quick = before[0] / before[1], after[0] / after[1]  # tokens/s of the questions
     accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
-    ratios = [(t / s) / (t0 / s0) for (t, s), (t0, s0) in zip(after, before, strict=True)]
     return TaskSpeed(
         task=task,
         questions=len(answers),
-        mean_accepted_tokens=_mean(accepted) if accepted else None,
-        baseline_tokens_per_second=_mean([tokens / seconds for tokens, seconds in before]),
-        tokens_per_second=_mean([tokens / seconds for tokens, seconds in after]),
-        speedup_ratio_of_means=_mean([t / s for t, s in after]) / _mean([t / s for t, s in before]),
-        speedup_mean_of_ratios=_mean(ratios),
-        speedup_total=_total(after) / _total(before),
+        mean_accepted_tokens=float(np.mean(accepted)) if accepted else None,
+        baseline_tokens_per_second=float(slow.mean()),
+        tokens_per_second=float(quick.mean()),
+        speedup_ratio_of_means=float(quick.mean() / slow.mean()),
+        speedup_mean_of_ratios=float(np.mean(quick / slow)),
+        speedup_total=float(after[0].sum() / after[1].sum() / (before[0].sum() / before[1].sum())),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _total(costs: Sequence[tuple[int, float]]) -> float:
-    return sum(tokens for tokens, _ in costs) / sum(seconds for _, seconds in costs)
 
 
 def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = None) -> tuple[int, float]:
@@ -164,21 +154,13 @@ def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = Non
     return tokens, seconds
 
 
-def counter(folder: Path) -> Callable[[str], int]:
-    """Counts the tokens of a text, without a beginning-of-sequence token. Errors as `tokenizer_from_folder`."""
-    tokenizer = tokenizer_from_folder(folder)
-    return lambda text: len(tokenizer.encode(text))
-
-
 def table(rows: Iterable[TaskSpeed], title: str) -> Table:
     """For a terminal."""
-    made = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    made.padding, made.pad_edge = (0, 1, 0, 0), False  # fits into 80 columns
     heads = ("task", "n", "mean\naccepted", "baseline\ntokens/s", "method\ntokens/s", "speed-up\nratio of\nmeans")
-    for head in (*heads, "speed-up\nmean of\nratios", "speed-up\ntotal"):
-        made.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)
+    made = terminal_table(title, (*heads, "speed-up\nmean of\nratios", "speed-up\ntotal"), no_wrap=True)
+    made.padding, made.pad_edge = (0, 1, 0, 0), False  # fits into 80 columns
     for row in rows:
-        accepted = "–" if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
+        accepted = NONE if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
         speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
         style = "bold" if row.task == OVERALL else None
         made.add_row(row.task, str(row.questions), accepted, *speed, *(f"{v:.3f}" for v in row[5:]), style=style)
@@ -206,10 +188,8 @@ def read_answers(path: str | Path) -> list[Answer]:
     if not path.is_file():
         raise FileNotFoundError(f"no answer file {str(path)!r}")
     answers: dict[int | str, Answer] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        answer = _parse(line, f"{path}:{number}")
+    for number, entry in json_lines(path):
+        answer = _parse(entry, f"{path}:{number}")
         if answer.question_id in answers:
             raise ValueError(f"{path}:{number}: question {answer.question_id!r} is answered a second time")
         answers[answer.question_id] = answer
@@ -218,19 +198,16 @@ def read_answers(path: str | Path) -> list[Answer]:
     return list(answers.values())
 
 
-def _parse(line: str, where: str) -> Answer:
+def _parse(entry: Any, where: str) -> Answer:
     try:
-        entry = json.loads(line)
         choices = [Choice(*(choice[field] for field in Choice._fields)) for choice in entry["choices"]]
         answer = Answer(**{field: entry[field] for field in Answer._fields if field != "choices"}, choices=choices)
         lengths = {(len(c.turns), len(c.new_tokens), len(c.wall_time), len(c.decoding_steps)) for c in choices}
         sum(number for c in choices for number in (*c.new_tokens, *c.wall_time, *c.accept_lengths))  # all are numbers
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
     except KeyError as error:
         raise ValueError(f"{where}: no {error} in this answer") from None
     except TypeError:
-        raise ValueError(f"{where}: not an answer of Spec-Bench: {line[:60]}") from None
+        raise ValueError(f"{where}: not an answer of Spec-Bench: {json.dumps(entry)[:60]}") from None
     if not choices or any(len(set(numbers)) > 1 for numbers in lengths):
         raise ValueError(f"{where}: question {answer.question_id!r} needs as many numbers as turns, got {lengths}")
     return answer
@@ -245,8 +222,8 @@ def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     folder = Path(folder)
     out = folder / "answers" if out is None else Path(out)
     try:
-        started = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["started"]
-        groups = answers_of_rows(read_rows(folder), datetime.fromisoformat(started).timestamp())
+        started = datetime.fromisoformat(read_manifest(folder)["started"]).timestamp()
+        groups = answers_of_rows(read_rows(folder), started)
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
     if not groups:
@@ -285,6 +262,8 @@ def _lengths(histogram: Sequence[int]) -> Iterator[int]:
     for accepted, rounds in enumerate(histogram):
         yield from [accepted + 1] * rounds
 
+
+main = command(SpecBench, spec_bench, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

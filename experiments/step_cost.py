@@ -21,7 +21,7 @@ hyperparameters at which it looks at every distribution and never stops.
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,14 @@ import jax
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib.commands import exit_codes, told
-from experiments.lib.plots import COLOURS, INK
-from experiments.lib.run_folder import MANIFEST, RunFolder
+from experiments.lib.cells import QUARTILES, WORDS, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.options import Models, Output, Smoke, check_least
+from experiments.lib.plots import COLOURS, panels
+from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.step_checks import Check, measure_check
-from experiments.lib.terminal import Whole
+from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
@@ -42,7 +44,7 @@ from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.replay.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.stopping import static
 
-COSTS, COST_MODEL, PICTURE = "costs.json", "cost_model.json", "passes.png"
+COSTS, COST_MODEL = "costs.json", "cost_model.json"
 TINY: dict[str, Any] = {
     "target": "tiny",
     "drafter": "tiny",
@@ -55,13 +57,9 @@ TINY: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class StepCost:
+class StepCost(Output, Smoke, Models):
     """Measure target passes, drafter steps and the entropy check."""
 
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     """The target's, one table each; the drafter is measured in the first."""
     widths: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 17)
@@ -76,30 +74,16 @@ class StepCost:
     """Tokens of the generations with and without the entropy check."""
     repeats: int = 15
     """Timed runs of each program."""
-    smoke: bool = False
-    """Tiny random models: whether it works, nothing more."""
-    out: str | None = None
-    """Run folder; none: runs/step_cost-<time>."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "draft_length", "max_new_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        check_least(self, 1, "batch", "draft_length", "max_new_tokens", "repeats")
         if not self.dtypes or not self.widths or min(self.widths) < 1:
             raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the measurement; 2 on bad input."""
-    config = told(StepCost, __doc__, arguments)
-    config = dataclasses.replace(config, **TINY) if config.smoke else config
-    measure(config, Console(highlight=False, markup=False))
-    return 0
-
-
 def measure(config: StepCost, console: Console) -> None:
     """Measures, unless the folder holds the figures, and writes what is made of them."""
+    config = dataclasses.replace(config, **TINY) if config.smoke else config
     folder = RunFolder.create("step_cost", config, config.out)
     if not (folder.path / COSTS).exists():
         targets, drafter = _load(config)
@@ -107,8 +91,7 @@ def measure(config: StepCost, console: Console) -> None:
             passes = measure_passes(config, targets, drafter)
         with console.status("Measuring the entropy check"):
             checks = measure_check(config, targets[config.dtypes[0]], drafter)
-        manifest = json.loads((folder.path / MANIFEST).read_text(encoding="utf-8"))
-        machine = describe_device(manifest, config.dtypes[0])
+        machine = describe_device(read_manifest(folder.path), config.dtypes[0])
         folder.write_json(COSTS, {"device": machine, "passes": _plain(passes), "checks": _plain(checks)})
     found = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
     passes = {name: Cost(**entry) for name, entry in found["passes"].items()}
@@ -118,12 +101,8 @@ def measure(config: StepCost, console: Console) -> None:
     }
     model = costs_of(config, passes, found["device"])
     save_cost_model(folder.path / COST_MODEL, model)
-    table = report(config, passes, checks)
-    folder.write_text("table.md", table)
-    with folder.replacing(PICTURE) as path:
-        picture(model).savefig(path)
-    console.print(Whole(table))
-    console.print(f"c = {model.ratio:.3f}; written to {folder.path}/")
+    publish(folder, report(config, passes, checks), console, passes=picture(model))
+    console.print(f"c = {model.ratio:.3f}")
 
 
 def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
@@ -154,17 +133,15 @@ def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> 
 
 def picture(model: CostModel) -> Figure:
     """A pass against its width, in passes of plain decoding, and drafter steps beside it."""
-    figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = panels([f"{model.device}, batch {model.batch}"], height=3.8, width=6.4)
+    axes.title.set_fontsize(10)  # machines have long names
     passes = [time / model.plain_pass for time in model.target_pass]
     axes.plot(model.widths, passes, "o-", color=COLOURS[1], label="target pass")
     axes.axhline(model.ratio, color=COLOURS[2], lw=2, label=f"drafter step (c = {model.ratio:.3f})")
     for width, share in zip(model.widths, passes, strict=True):
         axes.annotate(f"{share:.2f}", (width, share), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     axes.set(xlabel="tokens verified", ylabel="passes of plain decoding", ylim=(0, 1.2 * max(passes)))
-    axes.set_title(f"{model.device}, batch {model.batch}", fontsize=10, color=INK)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -193,35 +170,29 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     return alternate(programs, config.repeats, per)
 
 
-def report(config: StepCost, passes: dict[str, Cost], checks: dict[str, Check]) -> str:
+def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Check]) -> str:
     """The tables as Markdown."""
     device = jax.devices()[0]
-    lines = [
+    about = (
         f"{config.target} and {config.drafter} on {device.platform} ({device.device_kind}), jax {jax.__version__}, "
-        f"batch {config.batch}, {config.slots} slots; medians of {config.repeats} alternating runs (quartiles).",
-        "",
-        "| target pass | " + " | ".join(f"{width} tokens" for width in config.widths) + " |",
-        "| --- |" + " ---: |" * len(config.widths),
-    ]
+        f"batch {config.batch}, {config.slots} slots; medians of {config.repeats} alternating runs (quartiles)."
+    )
+    rows = []
     for dtype in config.dtypes:
         costs = [passes[f"target {dtype} {width}"] for width in config.widths]
         least = min(cost.median for cost in costs)
-        lines.append(f"| {dtype}, ms | " + " | ".join(_ms(cost) for cost in costs) + " |")
-        lines.append("| over its cheapest | " + " | ".join(f"{cost.median / least:.2f}" for cost in costs) + " |")
+        rows.append([f"{dtype}, ms", *map(_ms, costs)])
+        rows.append(["over its cheapest", *(f"{cost.median / least:.2f}" for cost in costs)])
+    widths = markdown(["target pass", *(f"{width} tokens" for width in config.widths)], rows)
+    heads = ["rule, temperature", "drafter, ms a step", "c", "generation, s", "the rule adds", "in shares of a step"]
     plain = costs_of(config, passes).plain_pass
-    lines += [
-        "",
-        "| rule, temperature | drafter, ms a step | c | generation, s | the rule adds | in shares of a step |",
-    ]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
+    lines = []
     for name, check in checks.items():
         step = passes[f"drafter {name.rpartition(' ')[2]}"]
         of_step = check.added.median * check.without.median / (check.passes * step.median)
-        lines.append(
-            f"| {name} | {_ms(step)} | {step.median / plain:.3f} | {check.without.median:.3f} | "
-            f"{check.added.median:+.1%} ({check.added.low:+.1%} to {check.added.high:+.1%}) | {of_step:+.1%} |"
-        )
-    return "\n".join([*lines, ""])
+        cells = [_ms(step), f"{step.median / plain:.3f}", f"{check.without.median:.3f}"]
+        lines.append([name, *cells, interval(check.added, "+.1%", WORDS), f"{of_step:+.1%}"])
+    return "\n\n".join([about, widths, markdown(heads, lines)]) + "\n"
 
 
 def _plain(costs: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,8 +201,10 @@ def _plain(costs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ms(cost: Cost) -> str:
-    return f"{1e3 * cost.median:.2f} ({1e3 * cost.low:.2f}–{1e3 * cost.high:.2f})"
+    return interval([1e3 * seconds for seconds in cost], bounds=QUARTILES)
 
+
+main = command(StepCost, measure, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

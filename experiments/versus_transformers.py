@@ -20,16 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+from rich.console import Console
 
-from experiments.lib.commands import told
+from experiments.lib.cells import QUARTILES, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.options import Output
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.step_checks import PROMPT
+from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.loading import save_hf_folder
 from specdec_jax.replay.step_cost import summary
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
-PROMPT = "Explain in a few sentences how a bicycle stays upright."
 TORCH_SIDE = """
 import json, sys, time
 import torch
@@ -48,8 +52,8 @@ for _ in sys.stdin:
 """
 
 
-@dataclass(frozen=True)
-class Versus:
+@dataclass(frozen=True, kw_only=True)
+class Versus(Output):
     """Plain decoding here against transformers on torch, in turns."""
 
     torch_python: str
@@ -62,40 +66,27 @@ class Versus:
     """torch's threads."""
     repeats: int = 9
     """Generations on each side."""
-    out: str | None = None
-    """Run folder; none: runs/versus_transformers-<time>."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs both sides; 2 on bad input."""
-    config = told(Versus, __doc__, arguments)
-    try:
-        folder = RunFolder.create("versus_transformers", config, config.out)
-        enable()
-        pair = build_pair("smollm2", None, dtype=config.dtype)
-        request = prepare(pair, [PROMPT], SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=()))
-        weights = tempfile.TemporaryDirectory()
-        other = _start_torch(config, _shared_weights(pair, Path(weights.name)), request.prompts[0])
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    with weights, other:
+def versus(config: Versus, console: Console) -> None:
+    """Runs both sides in turns and writes the run folder."""
+    folder = RunFolder.create("versus_transformers", config, config.out)
+    enable()
+    pair = build_pair("smollm2", None, dtype=config.dtype)
+    request = prepare(pair, [PROMPT], SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=()))
+    with (
+        tempfile.TemporaryDirectory() as weights,
+        _start_torch(config, pair, request.prompts[0], weights) as other,
+    ):
         pairs = [(_ours(pair, request), _theirs(other)) for _ in range(config.repeats + 1)][1:]
         other.stdin.close()  # type: ignore[union-attr]
-    table = _report(config, pairs)
-    folder.write_text("table.md", table)
-    print(table)
-    return 0
+    publish(folder, report(config, pairs), console)
 
 
-def _shared_weights(pair: Pair, folder: Path) -> Path:
-    """The target's dequantised weights as a Hugging Face folder: torch reads a GGUF packed, and casts at every use."""
-    target = pair.target
-    save_hf_folder(folder / "target", target.config, target.params, target.tokenizer)
-    return folder / "target"
-
-
-def _start_torch(config: Versus, weights: Path, prompt: list[int]) -> "subprocess.Popen[str]":
+def _start_torch(config: Versus, pair: Pair, prompt: list[int], folder: str) -> "subprocess.Popen[str]":
+    """The other side, with the target's dequantised weights: torch reads a GGUF packed, and casts at every use."""
+    weights = Path(folder) / "target"
+    save_hf_folder(weights, pair.target.config, pair.target.params, pair.target.tokenizer)
     command = [config.torch_python, "-c", TORCH_SIDE, str(weights), config.dtype]
     command += [str(config.max_new_tokens), str(config.threads)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -121,23 +112,24 @@ def _theirs(process: "subprocess.Popen[str]") -> tuple[int, float]:
     return count, seconds
 
 
-def _report(config: Versus, pairs: Sequence[tuple[tuple[int, float], tuple[int, float]]]) -> str:
+def report(config: Versus, pairs: Sequence[tuple[tuple[int, float], tuple[int, float]]]) -> str:
+    """Tokens a second on both sides, and their ratio."""
     ours = summary([count / seconds for (count, seconds), _ in pairs])
     theirs = summary([count / seconds for _, (count, seconds) in pairs])
     ratio = summary([(a / b) / (c / d) for (a, b), (c, d) in pairs])
-    lines = [
+    about = (
         f"Plain greedy decoding of SmolLM2-135M-Instruct, {config.dtype}, {config.max_new_tokens} tokens, prompt "
-        f"included; medians of {config.repeats} alternating generations (quartiles).",
-        "",
-        "| | tokens/s |",
-        "| --- | ---: |",
-        f"| specdec_jax, jax {jax.__version__} | {ours.median:.1f} ({ours.low:.1f}–{ours.high:.1f}) |",
-        f"| transformers on torch | {theirs.median:.1f} ({theirs.low:.1f}–{theirs.high:.1f}) |",
-        f"| ratio, neighbours in time | {ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f}) |",
-        "",
+        f"included; medians of {config.repeats} alternating generations (quartiles)."
+    )
+    rows = [
+        [f"specdec_jax, jax {jax.__version__}", interval(ours, ".1f", QUARTILES)],
+        ["transformers on torch", interval(theirs, ".1f", QUARTILES)],
+        ["ratio, neighbours in time", interval(ratio, bounds=QUARTILES)],
     ]
-    return "\n".join(lines)
+    return f"{about}\n\n{markdown(['', 'tokens/s'], rows)}\n"
 
+
+main = command(Versus, versus, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.lib.cells import markdown
+from experiments.lib.plots import plain_axes
 from experiments.lib.rules import Rule, rule
-from experiments.lib.studies import plain_axes, table
 from experiments.lib.traced import faster, replay_rule, texts_by_task
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior
@@ -104,7 +105,7 @@ def _percentiles(figures: Mapping[str, Any]) -> str:
         for name in ("drafter_entropy", "target_entropy", "running_entropy")
     ]
     note = "Running entropies are of the target's raw distributions, the others of the distributions as sampled."
-    return table(["nats, by percentile", *names], lines) + "\n\n" + note
+    return markdown(["nats, by percentile", *names], lines) + "\n\n" + note
 
 
 def _phases(phases: Mapping[str, float]) -> str:
@@ -137,7 +138,7 @@ def _settings(hyperparameters: Mapping[str, Any], variants: Sequence[Mapping[str
         [name, ", ".join(f"{key} {_short(value)}" for key, value in own.items()) or "its own defaults"]
         for name, own in found
     ]
-    return table(["of", "hyperparameters"], lines).replace("---:", "---")
+    return markdown(["of", "hyperparameters"], lines).replace("---:", "---")
 
 
 def _short(value: Any) -> str:
@@ -152,11 +153,11 @@ def _carried(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(
         [
             "Learnt on one task and judged on the others, thresholds by Youden's J. The drafter's entropy:",
-            table(["learnt on", *scores], by_entropy),
+            markdown(["learnt on", *scores], by_entropy),
             "The running entropy, by which phases are told:",
-            table(["learnt on", *scores], by_phase),
+            markdown(["learnt on", *scores], by_phase),
             "Rules' speed at the setting learnt there, as a share of the best one setting's elsewhere:",
-            table(["learnt on", *CARRIED], speeds),
+            markdown(["learnt on", *CARRIED], speeds),
         ]
     )
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import tyro
+from rich.console import Console
 
+from configs.base import load_config
 from specdec_jax.app.options import OPTIONAL
 
 P = ParamSpec("P")
@@ -55,6 +57,22 @@ def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: s
     return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
 
 
+def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None) -> Callable[..., int]:
+    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on bad input."""
+
+    @exit_codes()
+    def main(arguments: Sequence[str] | None = None) -> int:
+        run(told(kind, doc, arguments), terminal())
+        return 0
+
+    return main
+
+
+def terminal() -> Console:
+    """Where experiments print: words as they are given, neither coloured nor read as markup."""
+    return Console(highlight=False, markup=False)
+
+
 def command_of(kind: Any) -> str:
     """`python -m experiments.NAME`, also where that is the program that runs."""
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)
@@ -80,6 +98,21 @@ def described(doc: str | None) -> str:
 
 def _wrapped(line: str, width: int, hang: str) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def config_command(
+    experiment: str, run: Callable[[Any, Console], Any], doc: str | None, interrupted: str | None = None
+) -> Callable[..., int]:
+    """The `main` of an experiment that takes a config file: hands the config, and a console, to `run`; as `command`."""
+
+    @exit_codes(interrupted=interrupted)
+    def main(arguments: Sequence[str] | None = None) -> int:
+        words = config_words(experiment, doc, arguments)
+        if words:
+            run(load_config(words[0], words[1:], f"python -m experiments.{experiment}"), terminal())
+        return 0
+
+    return main
 
 
 def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | None) -> list[str]:

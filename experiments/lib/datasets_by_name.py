@@ -17,12 +17,12 @@ Rows with nothing to ask about are skipped.
 """
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.lib.json_lines import json_lines
 from specdec_jax.strategy import nearest
 
 PREFIX = "hub:"
@@ -138,7 +138,10 @@ def _from_hub(source: str, dataset: HubDataset) -> Iterable[Row]:
 
 def _from_copy(folder: Path, dataset: HubDataset) -> Iterator[Row]:
     for path in _files(folder, dataset):
-        yield from _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
+        if path.suffix == ".jsonl":
+            yield from (row for _, row in json_lines(path))
+        else:
+            yield from _optional("pyarrow.parquet", str(path)).read_table(path).to_pylist()
 
 
 def _files(folder: Path, dataset: HubDataset) -> Sequence[Path]:
@@ -154,19 +157,6 @@ def _files(folder: Path, dataset: HubDataset) -> Sequence[Path]:
         names = ", ".join(path.name for path in of_split)
         raise ValueError(f"{str(folder)!r}: which of {names} is the split {dataset.split!r} of {dataset.hub_id}?")
     return of_split
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    yield from _optional("pyarrow.parquet", str(path)).read_table(path).to_pylist()
 
 
 def _optional(module: str, what: str) -> Any:

@@ -1,7 +1,6 @@
 """Stage 4 of a distillation: the drafter is judged along the target's own answers, and exported."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +10,39 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.distill_train import initial_state
-from experiments.lib.distill_write import bar
-from experiments.lib.prompts import Prompt, every_nth, read_prompts
+from experiments.lib.distill_train import as_model, initial_state
+from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
+from experiments.lib.options import LoadedPair
+from experiments.lib.prompts import every_nth, load_prompts
 from experiments.lib.terminal import Whole
-from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
-from specdec_jax.distillation.judging import answers, judge
 from specdec_jax.distillation.shards import ShardFolder
-from specdec_jax.distillation.training import judged_params
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
-from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
-from specdec_jax.models import llama
-from specdec_jax.text.generation import encode
-
-# MT-bench's categories, one task as in Spec-Bench (arXiv 2401.07851).
-CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+from specdec_jax.metrics.acceptance import TaskFigures
 
 
 def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Judges the newest checkpoint, exports it to drafter/ and drafter-orbax/, and prints the table."""
     drafter, step = trained(config, folder, target)
-    with console.status("Measuring a drafter step against a target pass"):
-        cost = step_cost(target, drafter)
-    figures = {}
-    for path in config.judge:
-        for temperature in config.judge_temperatures:
-            figures[f"{Path(every_nth(path)[0]).stem}, answers at {temperature:g}"] = judge_file(
-                config, folder, target, drafter, path, temperature, console
-            )
+    cost = step_cost(target, drafter, console)
+    figures = {
+        f"{Path(every_nth(path)[0]).stem}, answers at {temperature:g}": judge_file(
+            config, folder, (target, drafter), path, temperature, console
+        )
+        for path in config.judge
+        for temperature in config.judge_temperatures
+    }
     table = report(figures, cost["ratio"])
     where = folder / "judge"
-    _write(where / "table.md", table + "\n")
-    plain = {name: {task: _plain(entry) for task, entry in tasks.items()} for name, tasks in figures.items()}
+    _write(where / "table.md", table)
+    plain = {name: {task: as_json(entry) for task, entry in tasks.items()} for name, tasks in figures.items()}
     _write(where / "judgement.json", json.dumps({"step": step, "cost": cost, "figures": plain}, indent=2) + "\n")
     card = model_card(card_fields(config, folder, drafter, step, cost, table))
     for form, name in (("hf", "drafter"), ("orbax", "drafter-orbax")):
-        export(
-            folder / name,
-            drafter.config,
-            drafter.params,
-            target.tokenizer,
-            card=card,
-            formats=(form,),
-            overwrite=True,
-        )
+        model = (drafter.config, drafter.params, target.tokenizer)
+        export(folder / name, *model, card=card, formats=(form,), overwrite=True)
     console.print(Whole(table))
     console.print(f"Written to {where}/ and {folder / 'drafter'}/")
 
@@ -70,82 +55,26 @@ def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[L
         if step is None:
             raise ValueError(f"{folder / 'train'} holds no checkpoint: run --stage train first")
         like, drafter = initial_state(config, target, np.zeros(target.model.spec.vocab_size))
-        params = judged_params(checkpoints.restore(step, like))
+        return as_model(config, target, checkpoints.restore(step, like), drafter, config.name), step
     finally:
         checkpoints.close()
-    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
-    model = llama.language_model(drafter, config.dtype)
-    return LoadedModel(model, params, target.tokenizer, config.name, drafter), step
 
 
 def judge_file(
-    config: DistillConfig,
-    folder: Path,
-    target: LoadedModel,
-    drafter: LoadedModel,
-    path: str,
-    temperature: float,
-    console: Console,
+    config: DistillConfig, folder: Path, models: LoadedPair, path: str, temperature: float, console: Console
 ) -> dict[str, TaskFigures]:
-    """Figures by task along the target's answers to a file's prompts; answers are kept in judge/."""
-    path, every = every_nth(path)
-    prompts = read_prompts(path)[::every]
-    tokens = [encode(target, prompt.turns[0], chat=True, system=None) for prompt in prompts]
-    cache = folder / "judge" / f"answers-{Path(path).stem}-{temperature:g}.json"
+    """Figures by task of (target, drafter) along the first's answers to a file's prompts, which judge/ keeps."""
+    prompts = load_prompts(path)
+    tokens = encoded(models[0], prompts)
+    cache = folder / "judge" / f"answers-{Path(every_nth(path)[0]).stem}-{temperature:g}.json"
     told = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
     if known.get("told") != told:
-        with bar(console, f"Answers at {temperature:g}", len(prompts), 0, unit="prompts") as update:
-            found = answers(
-                target,
-                tokens,
-                max_new_tokens=config.judge_tokens,
-                warp={"temperature": temperature},
-                seed=config.seed,
-                progress=lambda done, _: update(done),
-            )
+        found = written(models[0], tokens, temperature, config.judge_tokens, config.seed, console)
         known = {"told": told, "answers": found}
         _write(cache, json.dumps(known) + "\n")
-    texts = list(zip(tokens, known["answers"], strict=True))
-    with bar(console, f"Judging at {temperature:g}", len(prompts), 0, unit="prompts") as update:
-        judgement = judge(target, drafter, texts, progress=lambda done, _: update(done))
-    return by_task(judgement, [task_of(prompt) for prompt in prompts])
-
-
-def task_of(prompt: Prompt) -> str:
-    """Its category; those of MT-bench are one task."""
-    return "chat" if prompt.category in CHAT else prompt.category
-
-
-def step_cost(target: LoadedModel, drafter: LoadedModel) -> dict[str, Any]:
-    """Milliseconds of a target pass over one token and of a drafter step, greedy, and their ratio c."""
-    costs = measure_passes(StepCost(dtypes=("served",), widths=(1,)), {"served": target}, drafter)
-    pass_ms, step_ms = 1e3 * costs["target served 1"].median, 1e3 * costs["drafter 0"].median
-    return {"pass_ms": pass_ms, "step_ms": step_ms, "ratio": step_ms / pass_ms}
-
-
-def report(figures: dict[str, dict[str, TaskFigures]], ratio: float) -> str:
-    """A table of every file and temperature, with the speed-up the acceptance predicts at its best static length."""
-    lines = []
-    for name, tasks in figures.items():
-        temperatures = list(next(iter(tasks.values())).acceptance)
-        head = [
-            "task",
-            "texts",
-            "greedy agreement",
-            *(f"acceptance at {t:g}" for t in temperatures),
-            "best k",
-            "predicted",
-        ]
-        lines += [f"**{name}** (c = {ratio:.3f})", "", _row(head), _row(["---"] * len(head))]
-        for task, entry in tasks.items():
-            mean = entry.agreement.estimate
-            best = best_draft_length(mean, ratio)
-            cells = [_interval(entry.agreement), *(_interval(entry.acceptance[t]) for t in temperatures)]
-            speed = f"{float(expected_speedup(mean, best, ratio)):.2f}"
-            lines.append(_row(["mean of tasks" if task == MACRO else task, str(entry.texts), *cells, str(best), speed]))
-        lines.append("")
-    return "\n".join(lines)
+    tasks = [task_of(prompt) for prompt in prompts]
+    return figures_along(models, tokens, known["answers"], tasks, f"Judging at {temperature:g}", console)
 
 
 def card_fields(
@@ -166,21 +95,6 @@ def card_fields(
         "cost": f"{step:,} steps, {seen:,} positions; a drafter step is {cost['ratio']:.3f} of a target pass here",
         "figures": table,
     }
-
-
-def _interval(interval: Any) -> str:
-    if interval.low != interval.low:
-        return f"{interval.estimate:.3f}"
-    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _plain(figures: TaskFigures) -> dict[str, Any]:
-    acceptance = {f"{t:g}": list(interval) for t, interval in figures.acceptance.items()}
-    return figures._asdict() | {"agreement": list(figures.agreement), "acceptance": acceptance}
 
 
 def _write(path: Path, text: str) -> None:

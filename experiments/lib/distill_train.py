@@ -1,19 +1,21 @@
 """Stage 3 of a distillation: the drafter learns the target's distributions."""
 
 import json
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import jax
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.lib.distill_write import bar
+from experiments.lib.json_lines import json_lines
+from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
@@ -23,9 +25,20 @@ from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import Sums, TrainState, build_step, build_validation, init_state, judged_params
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.models import llama
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # what the training was told, beside its checkpoints
+FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
+
+
+class Begun(NamedTuple):
+    """A training before its first step."""
+
+    state: TrainState
+    drafter: Any  # the drafter's configuration
+    step: Callable[..., Any]
+    order: BatchOrder
 
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -38,9 +51,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     vocab = target.model.spec.vocab_size
     label = _labeller(config, target)
     corpus = Corpus(shards[held:], vocab)
-    order = BatchOrder(corpus, config.packing, config.seed, label)
-    state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
+    state, drafter, step, order = begin(config, target, corpus, label)
     validate = None
     if held:
         aside = BatchOrder(Corpus(shards[:held], vocab), config.packing, 0, label)
@@ -54,8 +65,37 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     with bar(console, "Training", total, 0) as update:
         report = _reporter(config, console, update)
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, validate)
-    save_curve(where)
+    with replacing(where / "curve.png") as path:
+        curve(where).savefig(path)
     console.print(f"Training: {where / loop.METRICS}, {where / 'curve.png'}")
+
+
+def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any = None) -> Begun:
+    """What the config trains, ready for the first step; `label` computes labels that the corpus does not hold."""
+    state, drafter = initial_state(config, target, corpus.counts)
+    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
+    return Begun(state, drafter, step, BatchOrder(corpus, config.packing, config.seed, label))
+
+
+def timed_steps(begun: Begun, count: int) -> Iterator[tuple[Batch, float]]:
+    """Batches and seconds of so many steps, row lengths as they come; the first step of a length compiles."""
+    state, shapes, at = begun.state, set(), 0
+    while count:
+        batch = begun.order.at(at)
+        began = time.monotonic()
+        state, metrics = begun.step(state, batch)
+        jax.block_until_ready(metrics)
+        if batch.tokens.shape in shapes:
+            yield batch, time.monotonic() - began
+            count -= 1
+        shapes.add(batch.tokens.shape)
+        at += 1
+
+
+def as_model(config: DistillConfig, target: LoadedModel, state: TrainState, drafter: Any, name: str) -> LoadedModel:
+    """The drafter as it is judged and served."""
+    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), judged_params(state))
+    return LoadedModel(llama.language_model(drafter, config.dtype), params, target.tokenizer, name, drafter)
 
 
 def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tuple[TrainState, Any]:
@@ -69,25 +109,19 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     return init_state(params, config.schedule), drafter
 
 
-def save_curve(where: Path) -> None:
-    """Draws loss and acceptance over steps from metrics.jsonl into curve.png."""
-    rows = [json.loads(line) for line in (where / loop.METRICS).read_text(encoding="utf-8").splitlines()]
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for axis, names, title in (
-        (axes[0], ("loss", "validation_loss"), "loss (nats)"),
-        (axes[1], ("acceptance", "validation_acceptance", "agreement", "validation_agreement"), "share"),
-    ):
+def curve(where: Path) -> Figure:
+    """Loss and acceptance over steps, from metrics.jsonl."""
+    rows = [row for _, row in json_lines(where / loop.METRICS)]
+    figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
+    both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")
+    for axes, names, unit in ((losses, ("loss", "validation_loss"), "loss (nats)"), (shares, both, "share")):
         for name in names:
             points = [(row["step"], row[name]) for row in rows if name in row]
             marker = "o" if name.startswith("validation") else None
-            axis.plot(*zip(*points, strict=True) if points else ([], []), label=name.replace("_", " "), marker=marker)
-        axis.set_xlabel("step")
-        axis.set_ylabel(title)
-        axis.legend(frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-    with replacing(where / "curve.png") as temporary:
-        figure.savefig(temporary, dpi=120)
-    plt.close(figure)
+            axes.plot(*zip(*points, strict=True) if points else ([], []), label=name.replace("_", " "), marker=marker)
+        axes.set(xlabel="step", ylabel=unit)
+        axes.legend(frameon=False)
+    return figure
 
 
 def _labeller(config: DistillConfig, target: LoadedModel) -> Any:
@@ -124,19 +158,7 @@ def _reporter(config: DistillConfig, console: Console, update: Any) -> Any:
 
 def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
     """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
-    fields = (
-        "target",
-        "shape",
-        "start_from",
-        "packing",
-        "schedule",
-        "loss",
-        "labels",
-        "labels_online",
-        "dtype",
-        "seed",
-    )
-    told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
+    told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in FIELDS}))
     path = where / SETTINGS
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"]

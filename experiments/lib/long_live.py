@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.lib.options import Served
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
@@ -17,15 +18,9 @@ from specdec_jax.types import DecodeState, StoppingPolicy
 
 
 @dataclass(frozen=True)
-class Live:
+class Live(Served):
     """A pair of models and what they go on about."""
 
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     temperature: float = 0.7
     """Greedy decoding of a small target ends in a loop, and nothing is learnt from that."""
     prompt: str = "Write a long story about a lighthouse keeper."

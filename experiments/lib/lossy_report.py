@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.lib import studies
-from experiments.lib.plots import COLOURS, INK
+from experiments.lib.cells import NONE, at_temperature, interval, markdown
+from experiments.lib.plots import COLOURS, INK, panels
 from specdec_jax.metrics.intervals import Interval, mean_interval, total_speedup
 from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.text.strategies import name_in
 
 PLAIN, REJECTION = "plain", "rejection"
+BOUNDS = "[{}, {}]"  # some are negative
 NOTES = (
     "Speed: tokens/s over those of rejection, all tokens over all seconds. Predicted: the same by counted rounds and "
     "drafter passes and a machine's costs. Log-likelihood: mean over prompts of a token's under the target at "
@@ -96,24 +98,14 @@ def equal_share(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
 
 def report(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> str:
     """The table of each temperature."""
-    head = [
-        "verifier",
-        "tokens a round",
-        "speed",
-        "predicted",
-        "log-likelihood",
-        "difference",
-        "TV",
-        "KL",
-        "first choice",
-    ]
+    heads = ["verifier", "tokens a round", "speed", "predicted", "log-likelihood", "difference", "TV", "KL"]
     blocks = ["# Lossy verification"]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         greedy = temperature == 0
         body = [cells(line, greedy) for line in lines(rows, temperature, costs)]
         blocks += [
-            f"## {studies.at_temperature(temperature)}",
-            studies.table([*head, *(["equal"] if greedy else [])], body),
+            f"## {at_temperature(temperature)}",
+            markdown([*heads, "first choice", *(["equal"] if greedy else [])], body),
         ]
     return "\n\n".join([*blocks, NOTES, f"Costs: {costs.device or 'as given'}, c = {costs.ratio:.3f}.", ""])
 
@@ -123,11 +115,11 @@ def cells(line: Line, greedy: bool) -> list[str]:
     own = [
         label(line.variant),
         f"{line.tokens_per_round:.2f}",
-        interval(line.speed),
+        interval(line.speed, bounds=BOUNDS),
         f"{line.predicted:.2f}",
         f"{line.likelihood:.3f}",
-        interval(line.difference, "+.3f"),
-        *("–" if np.isnan(value) else f"{value:.4f}" for value in (line.total_variation, line.divergence)),
+        interval(line.difference, "+.3f", BOUNDS),
+        *(NONE if np.isnan(value) else f"{value:.4f}" for value in (line.total_variation, line.divergence)),
         f"{line.first_choice:.1%}",
     ]
     return [*own, f"{line.equal:.1%}"] if greedy else own
@@ -140,37 +132,27 @@ def label(variant: str) -> str:
     return f"{name} {values}".strip()
 
 
-def interval(value: Interval, form: str = ".2f") -> str:
-    """The estimate and its bounds, alone where there are none."""
-    if not value.high > value.low:
-        return f"{value.estimate:{form}}"
-    return f"{value.estimate:{form}} [{value.low:{form}}, {value.high:{form}}]"
-
-
 def picture(rows: Sequence[Mapping[str, Any]], costs: CostModel) -> Figure:
     """Speed against the difference in log-likelihood, a line a verifier over its settings, a panel a temperature."""
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    figure = Figure(figsize=(max(5.4 * len(temperatures), 6.4), 4.4), dpi=150, layout="constrained")
-    for axes, temperature in zip(figure.subplots(1, len(temperatures), squeeze=False)[0], temperatures, strict=True):
+    figure, grid = panels(list(map(at_temperature, temperatures)), 4.4, width=5.4, least=6.4)
+    for axes, temperature in zip(grid[0], temperatures, strict=True):
         found = [line for line in lines(rows, temperature, costs) if line.variant != PLAIN]
-        families = list(dict.fromkeys(name_in(line.variant) for line in found))
-        for place, family in enumerate(families):
-            mine = [line for line in found if name_in(line.variant) == family]
+        for place, family in enumerate(dict.fromkeys(name_in(line.variant) for line in found)):
             colour = INK if family == REJECTION else COLOURS[1 + place % (len(COLOURS) - 1)]
-            across, up = [line.speed.estimate for line in mine], [line.difference.estimate for line in mine]
-            axes.plot(across, up, "o-", color=colour, lw=1.4, ms=5, label=family)
-            for line in mine if family != REJECTION else []:
-                hyperparameters, where = (
-                    label(line.variant).removeprefix(family),
-                    (line.speed.estimate, line.difference.estimate),
-                )
-                axes.annotate(
-                    hyperparameters, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour
-                )
+            _family(axes, family, [line for line in found if name_in(line.variant) == family], colour)
         axes.axhline(0, color=INK, lw=0.8, ls="--", zorder=1)
         axes.axvline(1, color=INK, lw=0.8, ls="--", zorder=1)
         axes.set_xlabel("tokens/s over rejection's")
         axes.set_ylabel("log-likelihood a token, difference to rejection's (nats)")
-        studies.plain_axes(axes, studies.at_temperature(temperature))
         axes.legend(fontsize=8, frameon=False)
     return figure
+
+
+def _family(axes: Axes, family: str, mine: Sequence[Line], colour: str) -> None:
+    """A verifier's settings as a line, each with its hyperparameters beside it."""
+    points = [(line.speed.estimate, line.difference.estimate) for line in mine]
+    axes.plot(*zip(*points, strict=True), "o-", color=colour, lw=1.4, ms=5, label=family)
+    beside: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7, "color": colour}
+    for line, point in zip(mine, points, strict=True):
+        axes.annotate(label(line.variant).removeprefix(family), point, **beside)

@@ -15,7 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from configs.base import rebuild
-from experiments.lib import studies
+from experiments.lib.cells import at_temperature, markdown
+from experiments.lib.plots import plain_axes, rule_colours
 from experiments.lib.run_folder import MANIFEST, read_rows
 from experiments.lib.summary import MethodSummary, summarise
 from specdec_jax.decoding import default_widths
@@ -185,7 +186,7 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
         "drafter or verification is not the traces' are left out. Measured over predicted: median "
         f"{np.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."
     )
-    return studies.table(head, lines) + "\n\n" + note
+    return markdown(head, lines) + "\n\n" + note
 
 
 def _ratio(point: Point) -> float:
@@ -202,7 +203,7 @@ def points_picture(points: Sequence[Point]) -> Figure:
     axes = figure.subplots()
     names = list(dict.fromkeys(point.method for point in points))
     temperatures = list(dict.fromkeys(point.temperature for point in points))
-    colours = studies.colours(names)
+    colours = rule_colours(names)
     bounds = [bound for point in points for value in (point.speedup, point.predicted) for bound in value]
     ends = [np.nanmin(bounds) - 0.05, np.nanmax(bounds) + 0.05]
     axes.plot(ends, ends, color="#222222", lw=0.8, ls=":")
@@ -210,11 +211,11 @@ def points_picture(points: Sequence[Point]) -> Figure:
         x, y = point.predicted, point.speedup
         spans = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
         marker = "os^Dv"[temperatures.index(point.temperature) % 5]
-        label = f"{point.method}, {studies.at_temperature(point.temperature)}"
+        label = f"{point.method}, {at_temperature(point.temperature)}"
         style: dict[str, Any] = {"color": colours[point.method], "ms": 7, "lw": 0.8, "label": label}
         axes.errorbar(x[0], y[0], **spans, fmt=marker, **style)
     axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")
-    studies.plain_axes(axes, "Speed-up over plain decoding, 95 % intervals over prompts")
+    plain_axes(axes, "Speed-up over plain decoding, 95 % intervals over prompts")
     axes.legend(*_without_bars(axes), fontsize=8, frameon=False)
     return figure
 

@@ -1,4 +1,4 @@
-"""The picture of a comparison: speed-up over plain decoding, a panel a temperature."""
+"""The look of all pictures, and that of a comparison: speed-up over plain decoding, a panel a temperature."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,17 +8,55 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.lib.cells import interval
+from experiments.lib.rules import COMPARED
 from experiments.lib.summary import MethodSummary, prompt_speedups, summarise
-from experiments.lib.table import mean_text
 
 # Okabe and Ito's palette, told apart with any colour vision; yellow is left out, too pale on white.
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK = "#222222"
+RULE_COLOURS = dict(zip(COMPARED, ("#999999", "#0072B2", "#56B4E9", "#E69F00", "#009E73", "#D55E00"), strict=True))
+SPARE_COLOURS = ("#CC79A7", "#8C564B", "#7F7F00", "#17BECF")
 VALUE_STYLE: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold", "color": INK}
 
 
+def panels(
+    titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, least: float = 6.0, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure with a column a title; axes are [rows, columns]. Sizes in inches: a panel's, and the least width of all.
+
+    No pyplot state. `options`: those of `Figure.subplots`.
+    """
+    figure = Figure(figsize=(max(width * len(titles), least), height * rows), dpi=150, layout="constrained")
+    grid = figure.subplots(rows, len(titles), squeeze=False, **options)
+    for row, line in enumerate(grid):
+        for axes, title in zip(line, titles, strict=True):
+            plain_axes(axes, title if row == 0 else "")
+    return figure, grid
+
+
+def plain_axes(axes: Axes, title: str = "") -> None:
+    """The house's look."""
+    axes.set_title(title, fontsize=11, color=INK)
+    axes.grid(color="#e4e4e4", lw=0.6, zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend for all panels, under them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def rule_colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each rule, the same in every picture for those that are always compared."""
+    others = [name for name in names if name not in RULE_COLOURS]
+    return RULE_COLOURS | {name: SPARE_COLOURS[at % len(SPARE_COLOURS)] for at, name in enumerate(others)}
+
+
 def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline: str | None = None) -> Figure:
-    """Bars of the mean speed-up with its 95 % interval, a dot a prompt, the value printed at the bar. No pyplot state.
+    """Bars of the mean speed-up with its 95 % interval, a dot a prompt, the value printed at the bar.
 
     Raises:
         ValueError: as `summarise`.
@@ -28,14 +66,12 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
     ratios = prompt_speedups(rows, baseline)
     temperatures = list(dict.fromkeys(summary.temperature for summary in summaries))
     methods = list(dict.fromkeys(summary.method for summary in summaries))
-    height = 1.9 + 0.52 * len(methods)
-    figure = Figure(figsize=(max(4.6 * len(temperatures), 6.4), height), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
+    titles = ["greedy" if value == 0 else f"sampled, temperature {value:g}" for value in temperatures]
+    figure, grid = panels(titles, 1.9 + 0.52 * len(methods), width=4.6, least=6.4, sharex=True, sharey=True)
     most = max(max(values) for values in ratios.values())
-    for axes, temperature in zip(panels, temperatures, strict=True):
+    for axes, temperature in zip(grid[0], temperatures, strict=True):
         chosen = [summary for summary in summaries if summary.temperature == temperature]
         _panel(axes, chosen, ratios, methods, most)
-        axes.set_title("greedy" if temperature == 0 else f"sampled, temperature {temperature:g}", fontsize=11)
     figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel("speed-up over plain decoding: bar, mean; line and [ ], 95 % interval; dots, prompts", fontsize=9)
     return figure
@@ -63,11 +99,10 @@ def _panel(
             shifts = [place + (0.18 if i % 2 else -0.18) for i in range(len(dots))]  # beside the interval, not on it
             axes.scatter(dots, shifts, s=9, color="white", edgecolors=INK, linewidths=0.6, zorder=3)
         # A column at the right edge: beside a bar, the number would stand next to some prompt's dot and seem its value.
-        axes.text(1.0, place, mean_text(summary.speedup), transform=axes.get_yaxis_transform(), **VALUE_STYLE)
+        axes.text(1.0, place, interval(mean), transform=axes.get_yaxis_transform(), **VALUE_STYLE)
     axes.axvline(1.0, color=INK, lw=1, ls="--", zorder=1)
     axes.set_yticks(range(len(methods)), methods)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_xlim(0, most * 1.45)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5]))
-    axes.grid(axis="x", color="#dddddd", lw=0.6, zorder=0)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=False, axis="y")

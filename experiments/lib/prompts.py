@@ -3,16 +3,17 @@
 A file has JSON lines as Spec-Bench writes them, or any that hold `turns`, `prompt` or `text`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.lib import datasets_by_name
+from experiments.lib.json_lines import json_lines
 
 ID_KEYS = ("id", "question_id", "prompt_id")
 TEXT_KEYS = ("turns", "prompt", "text")
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")  # categories
 HALVES = ("calibrate", "judge")
 
 
@@ -80,11 +81,9 @@ def read_prompts(path: str | Path, limit: int | None = None, split: str | None =
     if not path.is_file():
         raise FileNotFoundError(f"no prompt file {str(path)!r}")
     prompts: dict[str, Prompt] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
+    for number, entry in json_lines(path):
         where = f"{path}:{number}"
-        prompt = _parse(line, where, default_id=str(number))
+        prompt = _prompt(entry, where, default_id=str(number))
         if prompt.id in prompts:
             raise ValueError(f"{where}: the id {prompt.id!r} occurs a second time")
         prompts[prompt.id] = prompt
@@ -107,25 +106,9 @@ def _of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Prom
     return chosen
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        # Not splitlines: it also splits at U+2028 and the like, which JSON allows inside a string.
-        return path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def _parse(line: str, where: str, default_id: str) -> Prompt:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+def _prompt(entry: Any, where: str, default_id: str) -> Prompt:
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: expected an object, got {type(entry).__name__}")
-    return _prompt(entry, where, default_id)
-
-
-def _prompt(entry: dict[str, Any], where: str, default_id: str) -> Prompt:
     name = next((entry[key] for key in ID_KEYS if key in entry), default_id)
     split = entry.get("split")
     if split is not None and not (isinstance(split, str) and split):

@@ -5,7 +5,7 @@ specdec_jax/stopping. Rules that weigh time are told the costs of the machine th
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,14 @@ from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
 LENGTHS = (0, 1, 2, 3, 4, 5, 7)
+STATIC = "static"  # its best length is looked for like any other setting
+COMPARED = (STATIC, "adaedl", "adaedl-keep", "max-confidence-keep", "cumulative-confidence", "survival")
+SHORT_NAMES = {  # headings that a terminal need not cut
+    STATIC: "best static",
+    "adaedl-keep": "adaedl keep",
+    "max-confidence-keep": "max conf. keep",
+    "cumulative-confidence": "cumul. conf.",
+}
 
 
 @dataclass(frozen=True)
@@ -92,3 +100,8 @@ def rule(name: str) -> Rule:
     if name not in found:
         raise ValueError(f"no rule {name!r}{nearest(name, list(found))}")
     return found[name]
+
+
+def headings(names: Iterable[str]) -> list[str]:
+    """Rules' names as columns."""
+    return [SHORT_NAMES.get(name, name) for name in names]

@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ import jax
 import numpy as np
 
 from configs.base import config_hash, describe
+from experiments.lib.json_lines import json_lines
 from specdec_jax.loading.new_folder import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,12 +66,16 @@ class RunFolder:
 
     def add_compile_seconds(self, seconds: dict[str, float]) -> None:
         """Adds to those in the manifest: a run that goes on compiles only what it still needs."""
-        manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
-        self.update_manifest(compile_seconds=(manifest["compile_seconds"] or {}) | seconds)
+        self.update_manifest(compile_seconds=(read_manifest(self.path)["compile_seconds"] or {}) | seconds)
 
     def update_manifest(self, **fields: Any) -> None:
         """Adds what is known only later (`compile_seconds=...`) to manifest.json."""
-        self.write_json(MANIFEST, {**json.loads((self.path / MANIFEST).read_text(encoding="utf-8")), **fields})
+        self.write_json(MANIFEST, read_manifest(self.path) | fields)
+
+    def missing(self, keys: Sequence[str], wanted: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The combinations of these fields that no row has yet."""
+        there = {tuple(row[key] for key in keys) for row in self.rows()}
+        return [entry for entry in wanted if entry not in there]
 
     def append(self, row: dict[str, Any]) -> None:
         """Adds one result as a line of results.jsonl, with the config's hash."""
@@ -109,15 +115,26 @@ def read_rows(folder: str | Path) -> list[dict[str, Any]]:
         ValueError: a line that is not JSON; the message says file:line.
     """
     path = Path(folder) / RESULTS
-    if not path.exists():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from None
-    return rows
+    return [row for _, row in json_lines(path, ended=True)] if path.exists() else []
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a run folder.
+
+    Raises:
+        FileNotFoundError: no such folder, or no manifest in it.
+        ValueError: a manifest that is not one of `RunFolder`.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(folder)!r} is no run folder: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(manifest, dict) or "config_hash" not in manifest:
+        raise ValueError(f"{path}: not the manifest of a run, it has no config_hash")
+    return manifest
 
 
 def environment() -> dict[str, Any]:
@@ -188,11 +205,10 @@ def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
     if not there:
         return {}
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        known = manifest["config_hash"]
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = read_manifest(path)
+    except (OSError, ValueError):
         raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
-    if known != digest:
+    if (known := manifest["config_hash"]) != digest:
         raise ValueError(f"{str(path)!r} holds results of another config ({known}, this one is {digest})")
     return manifest
 

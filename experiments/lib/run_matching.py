@@ -3,10 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from experiments.lib.run_folder import MANIFEST
 
 MEASURED = ("num_", "mean_", "total_")  # beginnings of fields that a run counts or measures
 MEASURED_ENDS = ("_passes", "_seconds", "_rate", "_share", "_reason")
@@ -29,25 +26,6 @@ class Matched(NamedTuple):
     pairs: list[tuple[str, Row, Row]]
     only_a: list[str]
     only_b: list[str]
-
-
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a run folder.
-
-    Raises:
-        FileNotFoundError: no such folder, or no manifest in it.
-        ValueError: a manifest that is not one of `RunFolder`.
-    """
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(folder)!r} is no run folder: it has no {MANIFEST}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    if not isinstance(manifest, dict) or "config_hash" not in manifest:
-        raise ValueError(f"{path}: not the manifest of a run, it has no config_hash")
-    return manifest
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a rule's work, or watching phases, adds to whole generations: timed in pairs that draft the same tokens."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Monitor, StoppingPolicy
 
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
-
-
-class Measured(Protocol):
-    """What of step_cost's options matters here."""
-
-    batch: int
-    draft_length: int
-    max_new_tokens: int
-    repeats: int
 
 
 class Work(NamedTuple):
@@ -47,8 +38,8 @@ class Check(NamedTuple):
     passes: int  # drafter passes of the generation
 
 
-def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
-    """Generations that draft the same tokens with and without that work, by "rule, temperature"."""
+def measure_check(config: Any, target: LoadedModel, drafter: LoadedModel) -> dict[str, Check]:
+    """Generations that draft the same tokens with and without that work, by "rule, temperature"; step_cost's config."""
     checks = {}
     plainly = static(draft_length=config.draft_length)
     for rule, work in WORK.items():
@@ -58,7 +49,10 @@ def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -
         ]
         for temperature in (0.0, 0.8):
             plain, checked = (_generation(config, pair, temperature) for pair in pairs)
-            runs = [_both(plain, checked, first=index % 2) for index in range(config.repeats)]
+            runs = []
+            for index in range(config.repeats):  # in turns: neither is always the one that finds the caches warm
+                timed = {run: run() for run in ((plain, checked) if index % 2 == 0 else (checked, plain))}
+                runs.append((timed[plain], timed[checked]))
             if any(one.passes != other.passes for one, other in runs):
                 raise AssertionError(
                     f"{rule} drafted other tokens than a static length: its check is not all that differs"
@@ -69,20 +63,12 @@ def measure_check(config: Measured, target: LoadedModel, drafter: LoadedModel) -
     return checks
 
 
-def _both(plain: Callable[[], Any], checked: Callable[[], Any], first: int) -> tuple[Any, Any]:
-    """(plain, checked), timed in turns: neither is always the one that finds the caches warm."""
-    if first == 0:
-        return plain(), checked()
-    after = checked()
-    return plain(), after
-
-
 class _Timed(NamedTuple):
     seconds: float
     passes: int
 
 
-def _generation(config: Measured, pair: Pair, temperature: float) -> Callable[[], _Timed]:
+def _generation(config: Any, pair: Pair, temperature: float) -> Callable[[], _Timed]:
     sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
     request = prepare(pair, [PROMPT] * config.batch, sampling)
     start(pair, request)

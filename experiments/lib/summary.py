@@ -110,10 +110,10 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         speedup_total=total_speedup(*_columns(mine), *_columns(theirs)),
         speedup_clean=spread(clean) if clean else None,
         repeated_share=_share(total),
-        draft_acceptance_rate=_ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
-        mean_draft_length=_ratio(total["num_draft_tokens"], total["num_drafts"]),
-        mean_acceptance_length=_ratio(total["num_drafts"] + total["num_accepted_tokens"], total["num_drafts"]),
-        discarded_fraction=_ratio(total["discarded_passes"], total["drafter_passes"]),
+        draft_acceptance_rate=ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
+        mean_draft_length=ratio(total["num_draft_tokens"], total["num_drafts"]),
+        mean_acceptance_length=ratio(total["num_drafts"] + total["num_accepted_tokens"], total["num_drafts"]),
+        discarded_fraction=ratio(total["discarded_passes"], total["drafter_passes"]),
         equal=(sum(compared), len(compared)) if compared else None,
     )
 
@@ -134,5 +134,6 @@ def _share(entry: Mapping[str, Any]) -> float:
     return entry["repeated"] / max(entry["num_emitted_tokens"], 1)
 
 
-def _ratio(top: float, bottom: float) -> float | None:
-    return top / bottom if bottom else None
+def ratio(top: float, bottom: float) -> float | None:
+    """Their ratio; None where there is nothing to divide by."""
+    return float(top / bottom) if bottom else None

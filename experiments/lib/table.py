@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from experiments.lib.cells import NONE, interval, markdown, terminal_table
 from experiments.lib.summary import CLEAN_SHARE, MethodSummary
-from specdec_jax.metrics.intervals import Spread
 
-NONE = "–"
 COLUMNS: tuple[str, ...] = (
     "method",
     "temp",
@@ -40,7 +38,7 @@ def cells(summary: MethodSummary) -> tuple[str, ...]:
         f"{summary.temperature:g}",
         f"{summary.tokens_per_second_mean:.1f}",
         f"{summary.tokens_per_second_total:.1f}",
-        mean_text(summary.speedup),
+        interval(summary.speedup.mean),
         f"{summary.speedup.median:.2f} ({summary.speedup.lower_quartile:.2f}–{summary.speedup.upper_quartile:.2f})",
         f"{summary.speedup_total.estimate:.2f}",
         _clean(summary),
@@ -61,14 +59,10 @@ def rich_table(summaries: Sequence[MethodSummary], title: str | None = None) -> 
 
 
 def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], title: str | None) -> Table:
-    table = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    table.collapse_padding, table.pad_edge = True, False
-    for column in columns:
-        side = "left" if column == "method" else "right"
-        header = (
-            column.replace(",", "").replace(" %", "\u00a0%").replace(" ", "\n")
-        )  # rich cuts words sooner than lines
-        table.add_column(header, justify=side, no_wrap=column == "method")
+    # rich cuts words sooner than lines
+    heads = [column.replace(",", "").replace(" %", "\u00a0%").replace(" ", "\n") for column in columns]
+    table = terminal_table(title, heads)
+    table.collapse_padding, table.pad_edge, table.columns[0].no_wrap = True, False, True
     for number, summary in enumerate(summaries):
         last = number + 1 == len(summaries) or summaries[number + 1].temperature != summary.temperature
         text: dict[str, str] = dict(zip(COLUMNS, cells(summary), strict=True))
@@ -79,14 +73,11 @@ def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], 
 
 def markdown_table(summaries: Sequence[MethodSummary], title: str | None = None) -> str:
     """For table.md: the same cells, the fastest of each temperature in bold, and the notes below."""
-    lines = [f"# {title}", ""] if title else []
-    lines += ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
+    rows = []
     for summary in summaries:
-        row = [cell.replace("|", "\\|") for cell in cells(summary)]
-        if _is_fastest(summary, summaries):
-            row[0] = f"**{row[0]}**"
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join([*lines, "", notes(summaries), ""])
+        first, *others = (cell.replace("|", "\\|") for cell in cells(summary))
+        rows.append([f"**{first}**" if _is_fastest(summary, summaries) else first, *others])
+    return "\n".join([*([f"# {title}", ""] if title else []), markdown(COLUMNS, rows), "", notes(summaries), ""])
 
 
 def notes(summaries: Sequence[MethodSummary]) -> str:
@@ -100,13 +91,6 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
         "passes: drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for "
         "token."
     )
-
-
-def mean_text(value: Spread) -> str:
-    """The mean and its interval; the mean alone where one prompt or no spread gives none."""
-    mean = value.mean
-    has_interval = mean.high > mean.low  # False for NaN
-    return f"{mean.estimate:.2f} [{mean.low:.2f}–{mean.high:.2f}]" if has_interval else f"{mean.estimate:.2f}"
 
 
 def _clean(summary: MethodSummary) -> str:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console, ConsoleOptions
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
+
+from experiments.lib.run_folder import TABLE, RunFolder
 
 GAPS = (2, 1)  # between columns; the narrow one where all columns stand side by side with it alone
 
@@ -35,6 +38,16 @@ class Whole(Markdown):
     """Markdown with such tables."""
 
     elements = {**Markdown.elements, "table_open": WholeTable}  # noqa: RUF012 - rich's own way
+
+
+def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) -> None:
+    """Writes table.md and NAME.png for each of the pictures, and prints the table."""
+    folder.write_text(TABLE, text)
+    for name, figure in pictures.items():
+        with folder.replacing(f"{name}.png") as path:
+            figure.savefig(path)
+    console.print(Whole(text))
+    console.print(f"Written to {folder.path}/")
 
 
 def parts(columns: Sequence[Sequence[Text]], room: int, gap: int) -> list[list[tuple[int, int]]]:

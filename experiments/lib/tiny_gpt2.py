@@ -6,7 +6,7 @@ everywhere, the head tied to the embedding (Radford et al. 2019). It has no cach
 """
 
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import optax
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from specdec_jax.distillation.training import Schedule, optimiser
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.types import Array, LanguageModel, ModelSpec, Params
 
@@ -37,15 +38,9 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Array) -> Array:
-        batch, length, width = hidden.shape
-        heads = (batch, length, self.size.heads, width // self.size.heads)
-        fused = nn.Dense(3 * width)(nn.LayerNorm(epsilon=1e-5)(hidden))
-        query, key, value = (part.reshape(heads) for part in jnp.split(fused, 3, axis=-1))
-        scores = jnp.einsum("bthd,bshd->bhts", query, key) / np.float32(np.sqrt(heads[-1]))
-        seen = jnp.tril(jnp.ones((length, length), bool))
-        weights = jax.nn.softmax(jnp.where(seen[None, None], scores, jnp.float32(-1e9)), axis=-1)
-        mixed = jnp.einsum("bhts,bshd->bthd", weights, value).reshape(batch, length, width)
-        hidden = hidden + nn.Dense(width)(mixed)
+        width, before = hidden.shape[-1], nn.make_causal_mask(hidden[..., 0])
+        normed = nn.LayerNorm(epsilon=1e-5)(hidden)
+        hidden = hidden + nn.MultiHeadDotProductAttention(self.size.heads)(normed, mask=before)
         inner = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm(epsilon=1e-5)(hidden)))
         return hidden + nn.Dense(width)(inner)
 
@@ -96,8 +91,8 @@ def train(
     """Parameters after `steps` of next-token prediction on `tokens` [N], and the mean loss of the last tenth, nats."""
     module = GPT2(size, vocab_size, context)
     params = module.init(jax.random.key(seed), jnp.zeros((1, length), jnp.int32))["params"]
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(steps // 20, 1), max(steps, 2), rate / 20)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    schedule = Schedule(max(steps, 2), rate, warmup=max(steps // 20, 1), decay=0.01, betas=(0.9, 0.999))
+    adam = optimiser(schedule)
 
     def loss_of(params: Params, rows: Array) -> Array:
         logits = _apply(module, params, rows[:, :-1])
@@ -106,11 +101,10 @@ def train(
     @jax.jit
     def step(params: Params, state: Any, rows: Array) -> tuple[Params, Any, Array]:
         loss, gradient = jax.value_and_grad(loss_of)(params, rows)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            change, state = optimiser.update(gradient, state, params)
+        change, state = adam.update(gradient, state, params)
         return optax.apply_updates(params, change), state, loss
 
-    state, losses, rng = optimiser.init(params), [], np.random.default_rng(seed)
+    state, losses, rng = adam.init(params), [], np.random.default_rng(seed)
     for done in range(steps):
         first = rng.integers(0, len(tokens) - length - 1, batch)
         params, state, loss = step(params, state, tokens[first[:, None] + np.arange(length + 1)].astype(np.int32))
@@ -122,17 +116,13 @@ def train(
 def corpus(size: int) -> str:
     """The first `size` characters of what every machine with this Python holds: the standard library's modules."""
     parts, have = [], 0
-    for path in _modules():
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         parts.append(text[: size - have])
         have += len(parts[-1])
         if have >= size:
             break
     return "".join(parts)
-
-
-def _modules() -> Iterator[Path]:
-    yield from sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
 
 
 def bpe(text: str, vocab_size: int) -> Backend:

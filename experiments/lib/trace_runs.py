@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments.lib import studies
+from experiments.lib.cells import at_temperature
+from experiments.lib.options import Output, Smoke
 from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
@@ -46,17 +46,13 @@ Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
 
 
 @dataclass(frozen=True)
-class TraceFiles:
+class TraceFiles(Output, Smoke):
     """Options of a command that reads traces."""
 
     traces: Positional[tuple[str, ...]] = ()
     """Traces, or folders of them, that experiments.record wrote; those of several drafters are told apart."""
     seed: int = 0
     """Of the halves of the prompts."""
-    smoke: bool = False
-    """Made-up traces: whether it works, nothing more."""
-    out: str | None = None
-    """Run folder; none: runs/<name>-<time>."""
 
     @property
     def longest(self) -> int:
@@ -214,7 +210,7 @@ def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mappin
             order += keys.values()
             if all(key in known for key in keys.values()):
                 continue
-            with run.console.status(f"{what}, {studies.at_temperature(source.temperature)}"):
+            with run.console.status(f"{what}, {at_temperature(source.temperature)}"):
                 found = measure(source, what)
             for task, key in keys.items():
                 if key not in known:
@@ -328,11 +324,3 @@ def wasted(row: Row) -> float:
 def discarded(row: Row) -> float:
     """The share of the drafter passes whose distribution gave no token."""
     return 1 - total(row, "drafted") / total(row, "passes") if total(row, "passes") else 0.0
-
-
-def finish(run: Run, text: str, figures: Mapping[str, Figure]) -> None:
-    """Writes the pictures and the table, and prints the table."""
-    for name, figure in figures.items():
-        with run.folder.replacing(name) as path:
-            figure.savefig(path)
-    studies.publish(run.folder, text, run.console)

@@ -4,26 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from experiments.lib import studies
-from experiments.lib.plots import INK
+from experiments.lib.cells import at_temperature
+from experiments.lib.plots import INK, legend_below, panels, plain_axes
 from experiments.lib.trace_runs import Run, Source
 from specdec_jax.metrics.intervals import Interval
-
-NONE = "–"
-BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-
-
-def times(value: Interval | None, digits: int = 2) -> str:
-    """A ratio with its interval."""
-    if value is None:
-        return NONE
-    if not value.high > value.low:  # NaN of a single text, or no spread
-        return f"{value.estimate:.{digits}f}"
-    return f"{value.estimate:.{digits}f} [{value.low:.{digits}f}–{value.high:.{digits}f}]"
 
 
 def percent_more(value: Interval) -> str:
@@ -77,28 +64,8 @@ def about_traces(run: Run) -> str:
 def sections(run: Run) -> list[tuple[Source, str]]:
     """Every source with its heading."""
     several = len({source.group for source in run.sources}) > 1
-    names = [
-        (f"{source.group}, " if several else "") + studies.at_temperature(source.temperature) for source in run.sources
-    ]
+    names = [(f"{source.group}, " if several else "") + at_temperature(source.temperature) for source in run.sources]
     return [(source, name[0].upper() + name[1:]) for source, name in zip(run.sources, names, strict=True)]
-
-
-def panels(
-    titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
-) -> tuple[Figure, np.ndarray]:
-    """A figure with a column a title; axes are [rows, columns]."""
-    figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, len(titles), squeeze=False, **options)
-    for row in range(rows):
-        for axes, title in zip(grid[row], titles, strict=True):
-            studies.plain_axes(axes, title if row == 0 else "")
-    return figure, grid
-
-
-def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """One legend for all panels, under them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=columns, **BELOW)
 
 
 Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there
@@ -163,6 +130,6 @@ def dots_figure(panels: Mapping[str, Sequence[Point]], label: str, marked: Mappi
             tick.set_color(marked.get(name, INK))
         axes.set_ylim(len(points) - 0.5, -0.5)
         axes.margins(x=0.12)
-        studies.plain_axes(axes, title)
+        plain_axes(axes, title)
     figure.supxlabel(label, fontsize=9)
     return figure

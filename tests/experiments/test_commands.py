@@ -1,6 +1,7 @@
 """What experiments say of themselves, and how they end: exit codes, and one line for what went wrong."""
 
 import importlib
+import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_the_first_word_is_a_config(capsys):
 EXPERIMENTS = sorted(
     path.stem
     for path in (ROOT / "experiments").glob("*.py")
-    if "def main(arguments" in path.read_text(encoding="utf-8") and path.stem != "__init__"
+    if re.search(r"^(def main\(arguments|main = )", path.read_text(encoding="utf-8"), re.MULTILINE)
 )
 
 

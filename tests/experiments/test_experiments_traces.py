@@ -23,7 +23,7 @@ COMMANDS = {
         ("drafting.png", "policies.png", "tasks.png"),
         ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
     ),
-    "lambda_dynamics": (lambda_dynamics, ("lambda.png",), ()),
+    "lambda_dynamics": (lambda_dynamics, ("lambdas.png",), ()),
     "entropy_factor": (entropy_factor, ("factors.png",), ("--factors", "0.05", "0.2")),
     "bound": (bound, ("bound.png",), ()),
     "paper_tables": (paper_tables, ("paper.png",), ()),

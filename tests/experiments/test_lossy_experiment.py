@@ -83,7 +83,7 @@ def test_tokens_after_the_first_difference_are_not_equal():
         (["--variants", "lenient"], "unknown verifier 'lenient'; did you mean 'lenience'?"),
         (["--variants", "typical(epsilon=2)"], "epsilon must lie in [0, 1], got 2"),
         (["--each", "0"], "each must be 1 or more, got 0"),
-        (["--max-new-tokens", "2000"], "more than the context of smollm2, 1024"),
+        (["--max-new-tokens", "2000"], "new ones exceed the context of smollm2, 1024"),
         (["--policy", "statik"], "unknown policy 'statik'"),
     ],
 )

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from experiments import policies
+from experiments.lib.cells import markdown
 from experiments.lib.rules import RULES, rule
 from experiments.lib.smoke import made_up_trace, made_up_traces
-from experiments.lib.studies import table
 from experiments.lib.terminal import Whole
 from experiments.lib.traced import costs_or_default, texts_by_task
 from specdec_jax.replay.replay import oracle, replay
@@ -53,7 +53,7 @@ def test_the_chosen_static_length_is_that_of_the_other_half(folder):
 def line_of(folder, name):
     """The first line of a rule in the table of the greedy trace, by column."""
     line = next(line for line in (folder / "table.md").read_text().splitlines() if line.startswith(f"| {name} |"))
-    return dict(zip(policies.headings(("static",)), (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
+    return dict(zip(policies.heads(("static",)), (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
 
 
 @pytest.mark.parametrize("tuning", ["task", "all"])
@@ -84,7 +84,7 @@ def test_every_rule_named_by_over_has_a_column(tmp_path):
     }
     text = (out / "table.md").read_text().split("## Temperature 1")[1]
     line = next(line for line in text.splitlines() if line.startswith("| survival |")).split("|")[1:-1]
-    shown = dict(zip(policies.headings(over), line, strict=True))["over adaedl (95 %)"]
+    shown = dict(zip(policies.heads(over), line, strict=True))["over adaedl (95 %)"]
     assert float(shown.split()[0]) == pytest.approx(total["adaedl"] / total["survival"], abs=6e-4)
 
 
@@ -116,7 +116,7 @@ def test_no_name_and_no_number_is_cut_on_a_narrow_terminal(width):
     cells = ["1.20", "1.200", "1.100 (1.000–1.200)", "100%", "10.0", "0.30", "1.20", "2.00", "7%", "13%"]
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(Whole(table(policies.headings(["static"]), [[name, *cells] for name in names])))
+        console.print(Whole(markdown(policies.heads(["static"]), [[name, *cells] for name in names])))
     shown = captured.get()
     words = shown.split()
     assert "…" not in shown and all(name in words for name in names)

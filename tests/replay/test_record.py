@@ -72,7 +72,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
     def twice(*arguments):
         if len(batches) == 2:
             raise KeyboardInterrupt
-        batches.append(arguments[4])
+        batches.append(arguments[3])
         return whole(*arguments)
 
     monkeypatch.setattr(record, "_batch", twice)

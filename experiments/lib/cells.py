@@ -1,0 +1,42 @@
+"""Tables as all reports make them, Markdown and on a terminal, and what stands in their cells."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+NONE = "–"
+BRACKETS, QUARTILES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
+
+
+def terminal_table(title: str | None, heads: Sequence[str], left: int = 1, **column: Any) -> Table:
+    """An empty table for a terminal; the first `left` columns are text. `column`: options of all columns."""
+    table = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right", **column)
+    return table
+
+
+def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:
+    """An estimate with its two bounds; alone where a single prompt, or no spread, gives none."""
+    estimate, low, high = (format(number, form) for number in value)
+    return f"{estimate} {bounds.format(low, high)}" if value[2] > value[1] else estimate  # NaN is not above
+
+
+def emphasised(texts: Sequence[str], values: Sequence[float]) -> list[str]:
+    """The texts, that of the largest value in bold."""
+    best = int(np.argmax(values))
+    return [f"**{text}**" if index == best else text for index, text in enumerate(texts)]
+
+
+def at_temperature(temperature: float) -> str:
+    """How a title calls a temperature."""
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"

@@ -1,0 +1,26 @@
+"""Files of one JSON value a line, read so that what is wrong is named by file and line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, Any]]:
+    """(number, value) of every line that is not empty; of those alone that are `ended`, as a torn last one is not.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not UTF-8, or a line that is not JSON; the message says file:line.
+    """
+    try:
+        # Not splitlines: it also splits at U+2028 and the like, which JSON allows inside a string.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    for number, line in enumerate(lines[:-1] if ended else lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from None

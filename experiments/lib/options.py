@@ -1,0 +1,66 @@
+"""Options that several experiments take, as dataclasses to inherit from: each is called and explained alike everywhere.
+
+What an experiment inherits stands before its own options in its help; one of another default is set again there.
+"""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from specdec_jax.compilation_cache import enable
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+
+LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where it writes."""
+
+    out: str | None = None
+    """Run folder; none: runs/<experiment>-<time>."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Whether it is a trial."""
+
+    smoke: bool = False
+    """Made-up traces or tiny random models, and little of them: shows that it runs, nothing more."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """A pair of models by name."""
+
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
+    drafter: str = "smollm2-drafter"
+    """As target."""
+
+
+@dataclass(frozen=True)
+class Served(Models):
+    """A pair of models as served."""
+
+    dtype: str = "bfloat16"
+    """Of both models."""
+
+    def load(self, console: Console) -> LoadedPair:
+        """Target and drafter, and the compilation cache switched on.
+
+        Raises:
+            ValueError, FileNotFoundError: no such model, or vocabularies that differ.
+        """
+        enable()
+        with console.status("Loading the models"):
+            target, drafter = (load_model(name, dtype=self.dtype) for name in (self.target, self.drafter))
+        check_same_vocabulary(target, drafter)
+        return target, drafter
+
+
+def check_least(config: object, least: int, *names: str) -> None:
+    """Raises ValueError that names the first of these options that is below `least`."""
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} must be {least} or more, got {getattr(config, name)!r}")
