@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint format typecheck bench clean help FORCE
+.PHONY: demo test check lint format typecheck bench accelerators clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
@@ -37,12 +37,15 @@ typecheck: $(VENV)/.dev ## pyright on specdec_jax
 bench: $(VENV)/.runtime ## what a target pass, a drafter step and the entropy check cost here
 	$(RUN) -m experiments.step_cost $(ARGS)
 
+accelerators: $(VENV)/.runtime ## what TPU and GPU compilers make of a small decoder, against configs/chips/budgets.json
+	$(RUN) -m experiments.accelerators --small $(ARGS)
+
 clean: ## remove the environment and every cache, keep runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # make_venv.sh leaves the stamp alone when the environment is fine, and what hangs on it is not made again.
 $(VENV)/.interpreter: FORCE

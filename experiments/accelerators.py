@@ -88,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study(config: Accelerators, console: Console) -> int:
     """Compiles what is missing and writes the run folder."""
-    chosen = SMALL if config.small else {name: getattr(config, name) for name in ("chips", "pairs", "programs")}
+    chosen = {name: getattr(config, name) for name in SMALL}
+    if config.small:
+        chosen = SMALL | {"chips": [chip for chip in SMALL["chips"] if chip in config.chips]}
     folder = RunFolder.create("accelerators", config, config.out)
     wanted = [
         (chip, pair, program, batch)
@@ -98,12 +100,14 @@ def study(config: Accelerators, console: Console) -> int:
         for program in chosen["programs"]
     ]
     pythons = _pythons(config, {key[0] for key in folder.missing(KEYS, wanted)}, console)
+    died = []
     for key in folder.missing(KEYS, wanted):
         python = pythons[CHIPS[key[0]].packages]
         if python is not None:
             with console.status(" ".join(map(str, key))):
-                folder.append(dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python))
-    rows = [row for row in folder.rows() if tuple(row[key] for key in KEYS) in wanted]
+                found = dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python)
+            died.append(found) if "device" not in found else folder.append(found)
+    rows = [row for row in [*folder.rows(), *died] if tuple(row[key] for key in KEYS) in wanted]
     for row in rows:
         model = estimated_costs(row, config.max_draft_length)
         if model is not None and row["batch"] == 1:
@@ -128,7 +132,7 @@ def _pythons(config: Accelerators, chips: set[str], console: Console) -> dict[st
 
 
 def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, python: Path) -> dict[str, Any]:
-    """The facts of one program, from a process of its own."""
+    """The facts of one program, from a process of its own; no more than an error where that died, to be tried again."""
     chip, pair, program, batch = key
     out = folder.path / "programs" / "-".join(map(str, key))
     job = Job(chip, pair, program, str(out), batch, config.slots, config.max_draft_length, config.one_graph)
@@ -275,8 +279,9 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _against_budgets(rows: Sequence[Mapping[str, Any]], console: Console) -> int:
-    """1 and a line for every budget that is exceeded."""
+    """1 and a line for every budget that is exceeded; a process that died says nothing of the program."""
     budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
+    rows = [row for row in rows if "device" in row]
     exceeded = [line for row in rows for line in over_budget(row, budgets[row["chip"]])]
     for line in exceeded:
         console.print(f"over budget: {line}", style="bold red")

@@ -55,6 +55,7 @@ class DrafterSize(TraceOptions):
 
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
+        self.check_numbers()
         if not self.groups and not self.smoke or self.traces:
             raise ValueError(f"name drafters (--groups NAME:TRACES:COSTS ...), got {self.groups or self.traces}")
 
@@ -64,9 +65,10 @@ def study(options: DrafterSize, console: Console) -> None:
     options.check()
     sources = _made_up(options.machine()) if options.smoke else _read(options)
     run = runs.open_run("drafter_size", options, console, sources=sources)
-    variants = {name: variant(rule(name)) for name in (LONG, *dict.fromkeys((STATIC, *options.rules)))}
+    names = list(dict.fromkeys((STATIC, *options.rules)))
+    variants = {name: variant(rule(name)) for name in (LONG, *names)}
     rows = runs.compare(run, variants | {ORACLE: LIMITS[ORACLE]})
-    publish(run.folder, report(run, rows, list(variants)[1:]), run.console, drafters=picture(run, rows))
+    publish(run.folder, report(run, rows, names), run.console, drafters=picture(run, rows))
 
 
 def _read(options: DrafterSize) -> list[Source]:
@@ -138,7 +140,7 @@ def _by_drafter(sources: Sequence[Source], rows: Sequence[Row], names: Sequence[
         texts = [f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names]
         figures = [
             f"{source.costs.ratio:.3f}",
-            f"{taken.estimate:.3f} ±{(taken.high - taken.low) / 2:.3f}",
+            tables.plus_minus(taken, 3),
             f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})",
         ]
         best = emphasised(texts, [fast[name] for name in names])

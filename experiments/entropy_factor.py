@@ -78,7 +78,7 @@ def report(run: Run, rows: Sequence[Row], names: Sequence[str]) -> str:
 NOTES = (
     f"Speed-up over plain decoding, total over total; over {PUBLISHED}: against the published factor at the published "
     f"lambda ({LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where "
-    "they leave 0 out. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above "
+    "they exclude 0. Lambda: chosen on one half of the prompts / on the other. Cut-off: the entropy in nats above "
     "which a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
 

@@ -54,6 +54,8 @@ class Hardware(TraceOptions):
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
         super().check()
+        if self.ratio is not None:
+            raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
         if not self.ratios or not all(0 < ratio < 10 for ratio in self.ratios):
             raise ValueError(f"ratios must be one or more numbers above 0 and below 10, got {self.ratios}")
 
@@ -79,6 +81,9 @@ class Machine(NamedTuple):
 def study(options: Hardware, console: Console) -> None:
     """Predicts what is missing and writes the run folder."""
     traces, costs = runs.read_sources(options), options.machine()
+    drafters = dict.fromkeys(source.group for source in traces)
+    if len(drafters) > 1:
+        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
     machines = [Machine(kind, ratio) for kind in KINDS for ratio in options.ratios[:: 5 if options.smoke else 1]]
     points = [
         point
@@ -97,7 +102,7 @@ def study(options: Hardware, console: Console) -> None:
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         row = runs.rows_of(run, source, variants[what])[ALL]
         figures = {"speedup": list(runs.speedup(row)), "acceptance": runs.acceptance(row)}
-        return {ALL: figures | {"settings": row["settings"]}}
+        return {ALL: figures | {"ratio": source.costs.ratio, "settings": row["settings"]}}
 
     rows = runs.fill(run, tuple(variants), measure)
     figures = {"speedups": picture(run, rows, machines)}

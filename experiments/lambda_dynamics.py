@@ -80,7 +80,7 @@ def report(run: Run, rows: Sequence[Row]) -> str:
 
 NOTES = (
     "Speed-up over plain decoding, total over total, and gains in percent, each with its 95 % bootstrap interval over "
-    "prompts, paired; bold: the interval leaves 0 out. Lambda: chosen on one half / on the other. Each task its own: "
+    "prompts, paired; bold: the interval excludes 0. Lambda: chosen on one half / on the other. Each task its own: "
     "lambda chosen within the task, the tasks' times added up."
 )
 

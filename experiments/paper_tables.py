@@ -37,6 +37,7 @@ from experiments.lib.smoke import made_up_trace
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import Row, Run, Source, TraceOptions, variant
 from experiments.lib.trace_tables import share
+from specdec_jax.replay.trace import Trace
 
 LENGTHS = (3, 7, 16)
 METHODS = ("static", "max-confidence", "adaedl")
@@ -89,14 +90,17 @@ class PaperTables(TraceOptions):
         super().check()
         if self.max_draft_length < max(LENGTHS):
             raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
+        if not self.starts:
+            raise ValueError("--starts needs one lambda or more")
+        rule("adaedl").policy.init(len(self.starts), threshold=np.array(self.starts))  # refuses what is out of range
 
 
 def study(options: PaperTables, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    run = runs.open_run("paper_tables", options, console, made_up={"made up": {0.7: made_up(0.7)}})
-    if not any(tasks_of_sets(source) for source in run.sources):
+    sources = runs.read_sources(options, {"made up": {0.7: made_up(0.7)}})
+    if not any(tasks_of_sets(source) for source in sources):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
-    rule("adaedl").policy.init(len(options.starts), threshold=np.array(options.starts))  # refuses what is out of range
+    run = runs.open_run("paper_tables", options, console, sources=sources)
     starts = [{"threshold": start} for start in options.starts]
     rows = runs.compare(
         run,
@@ -111,7 +115,7 @@ def study(options: PaperTables, console: Console) -> None:
     publish(run.folder, report(run, rows), run.console, paper=picture(run, rows))
 
 
-def made_up(temperature: float):
+def made_up(temperature: float) -> Trace:
     """A made-up trace of the paper's tasks."""
     trace = made_up_trace(temperature)
     names = dict(zip(dict.fromkeys(trace.about["tasks"]), SETS, strict=True))
@@ -139,7 +143,7 @@ def report(run: Run, rows: Sequence[Row]) -> str:
 NOTES = (
     "Ratios to plain decoding: published, then replayed here with a 95 % bootstrap interval over prompts and, in "
     "brackets, the share of drafted tokens that were accepted. Gains: the fastest L of either method, in hindsight as "
-    "in the paper, here paired by prompt and bold where the interval leaves 0 out; lambda: AdaEDL's start, chosen on "
+    "in the paper, here paired by prompt and bold where the interval excludes 0; lambda: AdaEDL's start, chosen on "
     "one half / on the other. – where the paper has no figure."
 )
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -29,9 +29,9 @@ from rich.console import Console
 
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, QUARTILES, interval, markdown
+from experiments.lib.cells import NONE, PARENTHESES, interval, markdown
 from experiments.lib.commands import command
-from experiments.lib.plots import RULE_COLOURS, legend_below, panels, rule_colours
+from experiments.lib.plots import INK, RULE_COLOURS, legend_below, panels, rule_colours
 from experiments.lib.rule_choice import variants_of
 from experiments.lib.rules import RULES, STATIC, headings
 from experiments.lib.terminal import publish
@@ -64,16 +64,25 @@ class Policies(TraceOptions):
 def study(options: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
     wanted = options.rules or tuple(entry.name for entry in RULES)
-    variants = variants_of(options.over, ()) | variants_of((STATIC,), ()) | variants_of(wanted, options.settings)
+    over = variants_of(options.over or (STATIC,), ())
+    variants = over | variants_of((STATIC,), ()) | variants_of(wanted, options.settings)
     if options.time:
         console.print(timed(runs.read_sources(options)[0]))
         return
     run = runs.open_run("policies", options, console)
     rows = runs.compare(run, variants | LIMITS)
-    figures = {"policies": dots(run, rows), "drafting": drafting(run, rows)}
-    if len(run.sources[0].tasks) > 1:
-        figures["tasks"] = heat(run, rows)
-    publish(run.folder, report(run, rows), run.console, **figures)
+    shown = [_shown(run, source, runs.of_source(rows, source)) for source in run.sources]
+    figures = {"policies": dots(run, shown), "drafting": drafting(run, shown)}
+    if any(entry.tasks for entry in shown):
+        figures["tasks"] = heat(run, shown, next(iter(over)))
+    publish(run.folder, report(run, shown, list(over)), run.console, **figures)
+
+
+class Shown(NamedTuple):
+    """The rows of a trace by rule."""
+
+    whole: dict[str, Row]  # over all texts, fastest first and limits last
+    tasks: dict[str, dict[str, Row]]  # by task; {} where there is one only
 
 
 def timed(source: Source) -> str:
@@ -89,70 +98,76 @@ def timed(source: Source) -> str:
     )
 
 
-def whole(run: Run, source: Source, rows: Sequence[Row]) -> dict[str, Row]:
-    """A source's rows over all texts by rule, fastest first and limits last; greedily the two limits are one."""
-    here = runs.of_source(rows, source)
-    names = dict.fromkeys(row["what"] for row in here)
-    found = {
-        name: runs.each_its_own(source, here, name)
-        if run.options.tuning == "task"
-        else runs.find(here, what=name, task=ALL)
-        for name in names
-        if not (name == ORACLE_ACCEPTANCE and source.temperature == 0)
+def _shown(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
+    """Greedily the two limits are one."""
+    names = [row["what"] for row in rows if row["task"] == ALL]
+    names = [name for name in names if not (name == ORACLE_ACCEPTANCE and source.temperature == 0)]
+    together = {row["what"]: row for row in rows if row["task"] == ALL}
+    each = run.options.tuning == "task"
+    tasks = {
+        task: {
+            name: runs.find(rows, what=name, task=task) if each else runs.part(together[name], texts) for name in names
+        }
+        for task, texts in source.tasks.items()
+        if task != ALL
     }
+    return Shown(
+        _ordered({name: runs.each_its_own(source, rows, name) if each else together[name] for name in names}), tasks
+    )
+
+
+def _ordered(found: Mapping[str, Row]) -> dict[str, Row]:
     return dict(sorted(found.items(), key=lambda item: (item[0] in LIMITS, runs.total(item[1], "seconds"))))
 
 
-def by_task(run: Run, source: Source, rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """The same by task, {} where there is one only."""
-    here = runs.of_source(rows, source)
-    found = {}
-    for task, texts in source.tasks.items():
-        if task == ALL:
-            continue
-        if run.options.tuning == "task":
-            found[task] = {row["what"]: row for row in here if row["task"] == task}
-        else:
-            found[task] = {row["what"]: runs.part(row, texts) for row in here if row["task"] == ALL}
-    return found
+def _clean(shown: Shown) -> Shown:
+    """Without the texts that repeat themselves."""
+    tasks = {
+        task: {name: kept for name, row in rows.items() if (kept := runs.without_repeats(row)) is not None}
+        for task, rows in shown.tasks.items()
+    }
+    kept = {name: runs.without_repeats(row) or row for name, row in shown.whole.items()}
+    return Shown(_ordered(kept), {task: rows for task, rows in tasks.items() if rows})
 
 
-def report(run: Run, rows: Sequence[Row]) -> str:
+def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> str:
     """The tables of every trace: over all texts, over those that do not repeat themselves, and by task."""
     blocks = [tables.about(run), NOTES]
-    for source, title in tables.sections(run):
-        found, tasks = whole(run, source, rows), by_task(run, source, rows)
+    for entry, (source, title) in zip(shown, tables.sections(run), strict=True):
         repeated = np.average(source.repeated, weights=source.trace.length)
-        about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones"
-        blocks += [f"## {title}", f"{about}:", rules_table(found, tasks, run.options.over)]
+        about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones:"
+        blocks += [f"## {title}", about, rules_table(entry, over)]
         clean = source.repeated <= MOST_REPEATED
         if clean.any() and not clean.all():
-            kept = {name: runs.without_repeats(row) or row for name, row in found.items()}
-            blocks += [f"The {clean.sum()} texts with hardly a repeat:", rules_table(kept, tasks, run.options.over)]
-        if tasks:
-            blocks += ["By task, over " + ", over ".join(headings(run.options.over)) + ":"]
-            blocks += [tasks_table(tasks, over) for over in run.options.over]
+            about = f"The {clean.sum()} texts with at most {MOST_REPEATED:.0%} repeated tokens:"
+            blocks += [about, rules_table(_clean(entry), over)]
+        if entry.tasks:
+            blocks += [f"By task, over {', then over '.join(headings(over))}:"]
+            blocks += [tasks_table(entry.tasks, name) for name in over]
     return "\n\n".join(["# Stopping rules", *blocks, ""])
 
 
 NOTES = (
-    "Speed-ups over plain decoding, total over total: at the published setting, and at the one chosen on other "
-    "prompts. Over a rule: how many times faster, with the 95 % bootstrap interval over texts, paired. Head-room: 0 % "
-    "is the best static length, 100 % the oracle. Rank: mean over tasks. Acc.: accepted over drafted tokens. Tokens "
-    "and drafted: by target pass. Discarded: the share of drafter passes whose distribution gave no token; wasted: of "
-    "those that gave no accepted token. By task: the first line is a speed-up over plain decoding, the others are "
-    "gains over that rule, bold where the interval leaves 1 out."
+    "Speed-ups over plain decoding, total over total: at the published setting (a line of --set: at that one), and at "
+    "the setting chosen on other prompts. Over a rule: how many times faster, with the 95 % bootstrap interval over "
+    "texts, paired. Head-room: 0 % is the best static length, 100 % the oracle. Rank: mean over tasks. Acc.: accepted "
+    "over drafted tokens. Tokens and drafted: by target pass. Discarded: the share of drafter passes whose "
+    "distribution gave no token; wasted: of those that gave no accepted token. By task: the first line is a speed-up "
+    "over plain decoding, the others are gains over that rule, bold where the interval excludes 1."
 )
 
 
-def rules_table(found: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]], over: Sequence[str]) -> str:
+def rules_table(shown: Shown, over: Sequence[str]) -> str:
     """A line a rule."""
-    places, fast = ranks(tasks or {ALL: found}), {name: runs.speedup(row).estimate for name, row in found.items()}
+    found, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
+    fast = {name: runs.speedup(row).estimate for name, row in found.items()}
     least, most = fast[STATIC], fast[ORACLE]
     lines = []
     for name, row in found.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
-        gains = [NONE if name == other else interval(runs.gain(row, found[other]), ".3f", QUARTILES) for other in over]
+        gains = [
+            NONE if name == other else interval(runs.gain(row, found[other]), ".3f", PARENTHESES) for other in over
+        ]
         room = share((fast[name] - least) / (most - least)) if most > least else NONE
         drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{places[name]:.1f}" if name in places else NONE
@@ -185,64 +200,74 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
         texts = [f"{runs.speedup(rows[over]).estimate:.2f}" for rows in tasks.values()] if name == over else []
         for rows in tasks.values() if name != over else ():
             value = runs.gain(rows[name], rows[over])
-            text = f"{value.estimate:.2f} ±{(value.high - value.low) / 2:.2f}"
-            texts.append(f"**{text}**" if tables.leaves_one_out(value) else text)
+            text = tables.plus_minus(value)
+            texts.append(f"**{text}**" if tables.excludes_one(value) else text)
         lines.append([name, *texts])
     head = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
     return markdown(["rule", *head], lines)
 
 
-def dots(run: Run, rows: Sequence[Row]) -> Figure:
+def dots(run: Run, shown: Sequence[Shown]) -> Figure:
     """Speed-ups with their intervals, a panel a trace."""
     points = {
-        title: [(name, *runs.speedup(row)) for name, row in whole(run, source, rows).items()]
-        for source, title in tables.sections(run)
+        title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
+        for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
     }
-    label = "speed-up over plain decoding, setting chosen on other prompts"
-    return tables.dots_figure(points, label, RULE_COLOURS)
+    return tables.dots_figure(points, "speed-up over plain decoding, setting chosen on other prompts", RULE_COLOURS)
 
 
-def drafting(run: Run, rows: Sequence[Row]) -> Figure:
-    """What is bought at what cost: tokens against drafter passes, by target pass."""
+def drafting(run: Run, shown: Sequence[Shown]) -> Figure:
+    """What is bought at what cost: tokens against drafter passes, by target pass; a rule's settings are a line."""
     figure, grid = panels([title for _, title in tables.sections(run)], 4.0, sharey=True)
-    for axes, source in zip(grid[0], run.sources, strict=True):
-        found = {name: row for name, row in whole(run, source, rows).items() if name != ORACLE_ACCEPTANCE}
-        named = [name for name in found if len(found) < 10 or name in (*RULE_COLOURS, ORACLE)]
-        colours = rule_colours(named)
-        for name, row in found.items():
-            style = {"color": colours[name], "label": name} if name in named else {"color": "#dddddd", "zorder": 1}
-            x, y = runs.per_round(row, "passes"), runs.per_round(row, "emitted")
-            axes.plot(x, y, "*" if name == ORACLE else "o", ms=11 if name == ORACLE else 6, **style)
+    rules: dict[str, list[str]] = {}
+    for name in shown[0].whole:
+        rules.setdefault(name.partition(" ")[0] if name not in LIMITS else name, []).append(name)
+    named = [rule for rule, names in rules.items() if len(rules) < 10 or len(names) > 1 or rule in RULE_COLOURS]
+    colours = rule_colours(named)
+    for axes, entry in zip(grid[0], shown, strict=True):
+        for rule, names in rules.items():
+            rows = [entry.whole[name] for name in names if name in entry.whole]
+            points = sorted((runs.per_round(row, "passes"), runs.per_round(row, "emitted")) for row in rows)
+            style = {"color": colours[rule], "label": rule} if rule in named else {"color": "#dddddd", "zorder": 1}
+            if rule in LIMITS:
+                style = {"color": INK, "label": rule, "ms": 10, "marker": "*" if rule == ORACLE else "x"}
+            axes.plot(*zip(*points, strict=True), **{"marker": "o", "lw": 1, "ms": 6, **style})
         axes.set(xlabel="drafter passes a target pass", xlim=(0, None))
     grid[0][0].set_ylabel("tokens a target pass")
-    legend_below(figure, grid[0][0], 4)
+    legend_below(figure, grid[0][-1], 4)
+    if len(named) + len(LIMITS) < len(rules):
+        figure.suptitle("grey: all other rules", fontsize=9)
     return figure
 
 
-def heat(run: Run, rows: Sequence[Row]) -> Figure:
-    """A heat map a trace: tasks down, rules across, the gain over the first of --over printed."""
-    over = run.options.over[0]
-    cells = {title: by_task(run, source, rows) for source, title in tables.sections(run)}
-    names = [name for name in next(iter(next(iter(cells.values())).values())) if name not in (over, ORACLE_ACCEPTANCE)]
-    height = 1.3 + (0.8 + 0.3 * len(run.sources[0].tasks)) * len(cells)
+def heat(run: Run, shown: Sequence[Shown], over: str) -> Figure:
+    """A heat map a trace with several tasks: tasks down, rules across, the gain over one of them printed."""
+    cells = {title: e.tasks for e, (_, title) in zip(shown, tables.sections(run), strict=True) if e.tasks}
+    names = [name for name in next(iter(next(iter(cells.values())).values())) if name not in (over, *LIMITS)]
+    gains = {
+        title: [[runs.gain(rows[name], rows[over]) for name in names] for rows in tasks.values()]
+        for title, tasks in cells.items()
+    }
+    span = np.clip(
+        max(abs(gain.estimate - 1) for lines in gains.values() for line in lines for gain in line), 0.02, 0.5
+    )
+    height = 1.3 + sum(0.8 + 0.3 * len(tasks) for tasks in cells.values())
     figure = Figure(figsize=(max(6.0, 2.2 + 0.42 * len(names)), height), dpi=150, layout="constrained")
     grid = figure.subplots(len(cells), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (title, tasks) in zip(grid, cells.items(), strict=True):
-        gains = [[runs.gain(rows[name], rows[over]) for name in names] for rows in tasks.values()]
-        values = np.array([[gain.estimate for gain in line] for line in gains])
-        span = np.clip(np.abs(values - 1).max(), 0.02, 0.5)
+        values = np.array([[gain.estimate for gain in line] for line in gains[title]])
         image = axes.imshow(values, cmap="RdBu", vmin=1 - span, vmax=1 + span, aspect="auto")
         for (down, across), value in np.ndenumerate(values):
-            weight = "bold" if tables.leaves_one_out(gains[down][across]) else "normal"
-            colour = "white" if abs(value - 1) > 0.6 * span else "#222222"
+            weight = "bold" if tables.excludes_one(gains[title][down][across]) else "normal"
+            colour = "white" if abs(value - 1) > 0.6 * span else INK
             style = {"ha": "center", "va": "center", "fontsize": 7}
             axes.text(across, down, f"{value:.2f}", color=colour, weight=weight, **style)
         axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
         axes.set_yticks(range(len(tasks)), [task.replace("_", " ") for task in tasks], fontsize=8)
         axes.set_title(title, fontsize=11)
         axes.spines[:].set_visible(False)
-        figure.colorbar(image, ax=axes, shrink=0.9)
-    figure.suptitle(f"Speed-up over {headings([over])[0]} (bold: the 95 % interval leaves 1 out)", fontsize=11)
+    figure.colorbar(image, ax=list(grid), shrink=0.9)
+    figure.suptitle(f"Speed-up over {headings([over])[0]} (bold: the 95 % interval excludes 1)", fontsize=11)
     return figure
 
 

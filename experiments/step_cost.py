@@ -29,7 +29,7 @@ import jax
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib.cells import QUARTILES, WORDS, interval, markdown
+from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Models, Output, Smoke, check_least
 from experiments.lib.plots import COLOURS, panels
@@ -201,7 +201,7 @@ def _plain(costs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ms(cost: Cost) -> str:
-    return interval([1e3 * seconds for seconds in cost], bounds=QUARTILES)
+    return interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES)
 
 
 main = command(StepCost, measure, __doc__)

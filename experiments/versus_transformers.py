@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from experiments.lib.cells import QUARTILES, interval, markdown
+from experiments.lib.cells import PARENTHESES, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Output
 from experiments.lib.run_folder import RunFolder
@@ -122,9 +122,9 @@ def report(config: Versus, pairs: Sequence[tuple[tuple[int, float], tuple[int, f
         f"included; medians of {config.repeats} alternating generations (quartiles)."
     )
     rows = [
-        [f"specdec_jax, jax {jax.__version__}", interval(ours, ".1f", QUARTILES)],
-        ["transformers on torch", interval(theirs, ".1f", QUARTILES)],
-        ["ratio, neighbours in time", interval(ratio, bounds=QUARTILES)],
+        [f"specdec_jax, jax {jax.__version__}", interval(ours, ".1f", PARENTHESES)],
+        ["transformers on torch", interval(theirs, ".1f", PARENTHESES)],
+        ["ratio, neighbours in time", interval(ratio, bounds=PARENTHESES)],
     ]
     return f"{about}\n\n{markdown(['', 'tokens/s'], rows)}\n"
 

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 NONE = "–"
-BRACKETS, QUARTILES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
+BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -36,7 +36,8 @@ class Job:
 
 def environment(job: Job) -> dict[str, str]:
     """What the process needs before jax starts."""
-    found = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    # The lock is for those who run on a TPU; one that a killed process left would stop every compilation after it.
+    found = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     if CHIPS[job.chip].platform == "cuda":
         flags = ["--xla_gpu_autotune_level=0", f"--xla_dump_to={job.out}/dump", "--xla_dump_hlo_module_re=.*"]
         found["XLA_FLAGS"] = " ".join([*flags, *([WHILE] if job.one_graph else [])])

@@ -29,6 +29,7 @@ class Operation(NamedTuple):
 
 def part_of(op_name: str) -> tuple[str, str]:
     """(part of the round, what is left of the name after it). A verification's part says its width's place."""
+    op_name = re.sub(r"by_platform/cond/branch_\d+_fun/", "", op_name)  # chosen when it is compiled: no branch
     for part, mark in (("draft step", "/draft/while/body"), ("draft", "/draft/"), ("commit", "/commit/")):
         if mark in op_name:
             return part, op_name.split(mark, 1)[1]

@@ -20,9 +20,14 @@ def variants_of(wanted: Sequence[str], settings: Sequence[str]) -> dict[str, Var
     Raises:
         ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
     """
-    parsed, taken, found = dict(parse_values(entry) for entry in settings), set(), {}
+    pairs = [parse_values(entry) for entry in settings]
+    parsed, taken, found = dict(pairs), set(), {}
+    if len(parsed) < len(pairs):
+        raise ValueError(f"--set names a hyperparameter twice: {', '.join(name for name, _ in pairs)}")
     for words in dict.fromkeys(wanted):
         entry = _rule(words)
+        if entry.name in found:
+            raise ValueError(f"{words!r} is called {entry.name!r}, as another rule is: give it another name")
         grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
         taken |= grid.keys()
         for key, values in grid.items():

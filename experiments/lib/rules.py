@@ -52,7 +52,7 @@ class Rule:
         names = sorted({name for setting in settings for name in setting})
         defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
-        return columns | dict(self.costs(costs, longest) if self.costs else {})
+        return dict(self.costs(costs, longest) if self.costs else {}) | columns  # a setting overrules the machine's
 
 
 def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:

@@ -90,6 +90,10 @@ class TraceOptions(TraceFiles):
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
         super().check()
+        self.check_numbers()
+
+    def check_numbers(self) -> None:
+        """The same of those that do not say where traces come from."""
         if self.max_draft_length < 1:
             raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.ratio is None and self.slope or self.slope < 0:
@@ -277,7 +281,8 @@ def pooled(rows: Iterable[Row]) -> Row:
 def each_its_own(source: Source, rows: Sequence[Row], what: str) -> Row:
     """All texts of a source, every task at the setting chosen within it; `rows` are the source's."""
     tasks = [task for task in source.tasks if task != ALL] or [ALL]
-    return pooled(find(rows, what=what, task=task) for task in tasks)
+    texts = np.concatenate([source.tasks[task] for task in tasks])
+    return part(pooled(find(rows, what=what, task=task) for task in tasks), np.argsort(texts))  # as the trace has them
 
 
 def part(row: Row, chosen: np.ndarray) -> Row:

@@ -8,21 +8,27 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.lib.cells import at_temperature
-from experiments.lib.plots import INK, legend_below, panels, plain_axes
+from experiments.lib.plots import INK, panels, plain_axes
 from experiments.lib.trace_runs import Run, Source
 from specdec_jax.metrics.intervals import Interval
 
 
 def percent_more(value: Interval) -> str:
-    """A ratio as the percentage above 1, with its interval; bold where the interval leaves 1 out."""
+    """A ratio as the percentage above 1, with its interval; bold where the interval excludes 1."""
     texts = [f"{100 * (bound - 1):+.1f}" for bound in value]
     if not value.high > value.low:
         return f"{texts[0]} %"
     text = f"{texts[0]} % [{texts[1]}, {texts[2]}]"
-    return f"**{text}**" if leaves_one_out(value) else text
+    return f"**{text}**" if excludes_one(value) else text
 
 
-def leaves_one_out(value: Interval) -> bool:
+def plus_minus(value: Interval, digits: int = 2) -> str:
+    """An estimate and half of its interval, where there is one."""
+    text = f"{value.estimate:.{digits}f}"
+    return f"{text} ±{(value.high - value.low) / 2:.{digits}f}" if value.high > value.low else text
+
+
+def excludes_one(value: Interval) -> bool:
     """Whether an interval says that a ratio is not 1."""
     return value.low > 1 or value.high < 1
 
@@ -45,13 +51,13 @@ def setting(settings: Sequence[Mapping[str, Any]], name: str) -> str:
 def about(run: Run) -> str:
     """One sentence on the traces and one on the machines."""
     machines = {source.costs for source in run.sources}
-    named = [f"{costs.device or 'a machine by two numbers'}, c = {costs.ratio:.3f}" for costs in machines]
+    named = [f"{costs.device or 'flat costs'}, c = {costs.ratio:.3f}" for costs in machines]
     return f"{about_traces(run)} Replayed; time: {'; '.join(sorted(named))}."
 
 
 def about_traces(run: Run) -> str:
     """One sentence on the traces."""
-    sources = {id(source.trace): source for source in reversed(run.sources)}.values()
+    sources = list({id(source.trace): source for source in reversed(run.sources)}.values())[::-1]
     traces = [source.trace for source in sources]
     texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
     target = run.sources[0].trace.about.get("target", "a target")
@@ -79,7 +85,7 @@ def lines_figure(
     columns: int | None = None,
     ticks: Sequence[float] = (),
 ) -> Figure:
-    """A panel a title, a line a name with its intervals as a band; level 1 is marked.
+    """A panel a title, a line a name with its intervals as bars; level 1 is marked.
 
     Args:
         labels: of the axes.
@@ -89,13 +95,18 @@ def lines_figure(
     """
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
+    handles: dict[str, Any] = {}
     for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):
+        if not series:
+            axes.set_axis_off()
+            continue
         axes.set_title(title, fontsize=11, color=INK)
         for name, (x, values) in series.items():
-            axes.plot(x, [np.atleast_1d(value)[0] for value in values], label=name, **styles[name])
-            known = [(at, *value[1:]) for at, value in zip(x, values, strict=True) if isinstance(value, tuple)]
-            if known:
-                axes.fill_between(*zip(*known, strict=True), color=styles[name]["color"], alpha=0.13, lw=0)
+            estimates = [np.atleast_1d(value)[0] for value in values]
+            (handles[name],) = axes.plot(x, estimates, label=name, **styles[name])
+            for at, value in zip(x, values, strict=True):
+                if isinstance(value, tuple):
+                    axes.plot([at, at], value[1:], color=styles[name]["color"], lw=0.9, alpha=0.7)
         axes.axhline(1.0, color=INK, lw=0.8, ls=":")
         if len(ticks):
             axes.set_xscale("log")
@@ -106,7 +117,8 @@ def lines_figure(
         axes.set_xlabel(labels[0])
     for axes in grid[:, 0]:
         axes.set_ylabel(labels[1])
-    legend_below(figure, grid[0][0], min(4, 2 * wide))
+    columns = min(4, 2 * wide)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
 
 

@@ -90,8 +90,12 @@ def repeated_shares(trace: Trace) -> np.ndarray:
 
 
 def costs_or_default(path: str | Path | None) -> CostModel:
-    """The cost model at `path`; without one, what was measured on two x86 cores (docs/performance.md)."""
-    return load_cost_model(COSTS if path is None else path)
+    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate).
+
+    Without one, what was measured on two x86 cores (docs/performance.md).
+    """
+    named = COSTS if path is None else COSTS.parent / f"{path}.json"
+    return load_cost_model(named if named.is_file() else path)
 
 
 def flat_costs(ratio: float, slope: float, longest: int) -> CostModel:

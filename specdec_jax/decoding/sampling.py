@@ -7,7 +7,7 @@ top-p thresholds are found by bisection over the ordered bit patterns of the log
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +38,7 @@ def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1
 
 def log_probabilities(logits: Array, warp: Warp) -> Array:
     """The warped distribution of [B, V] logits, as log-probabilities; at temperature 0 one-hot (the first maximum)."""
-    greedy = one_hot_log(argmax(logits), logits.shape[-1], logits.dtype)
-    is_sampled = warp.temperature > 0
-
-    def sampled() -> Array:
-        return jnp.where(is_sampled[:, None], _tempered(logits, warp), greedy)
-
-    return lax.cond(jnp.any(is_sampled), sampled, lambda: greedy)
+    return distribution(logits, warp).log_prob
 
 
 def distribution(logits: Array, warp: Warp) -> Distribution:
@@ -54,21 +48,23 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
     nothing of uncertainty, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves
     greedy open).
     """
-    log_prob = log_probabilities(logits, warp)
-    is_sampled = warp.temperature > 0
-    raw_log_prob = _normalised(logits)
-    raw_entropy, raw_max, raw_margin = _uncertainty(raw_log_prob)
+    top, is_sampled = argmax(logits), warp.temperature > 0
+    shifted = logits - _max(logits)
+    raw, greedy = _summary(shifted), one_hot_log(top, logits.shape[-1], logits.dtype)
+    at_zero = (greedy, raw.entropy, raw.largest, raw.margin)
 
-    def sampled() -> tuple[Array, Array, Array]:
-        entropy, largest, margin = _uncertainty(log_prob)
-        return (
-            jnp.where(is_sampled, entropy, raw_entropy),
-            jnp.where(is_sampled, largest, raw_max),
-            jnp.where(is_sampled, margin, raw_margin),
+    def sampled() -> tuple[Array, ...]:
+        scores = _warped(shifted, warp)
+        found = _summary(scores)
+        own = (scores - found.log_norm[:, None], found.entropy, found.largest, found.margin)
+        return tuple(
+            jnp.where(is_sampled.reshape(-1, *(1,) * (mine.ndim - 1)), mine, other)
+            for mine, other in zip(own, at_zero, strict=True)
         )
 
-    entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: (raw_entropy, raw_max, raw_margin))
-    return Distribution(log_prob, argmax(logits), entropy, largest, margin, raw_entropy, raw_max, raw_log_prob)
+    log_prob, entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: at_zero)
+    raw_log_prob = shifted - raw.log_norm[:, None]
+    return Distribution(log_prob, top, entropy, largest, margin, raw.entropy, raw.largest, raw_log_prob)
 
 
 def distributions(logits: Array, warp: Warp) -> Distribution:
@@ -87,7 +83,7 @@ def entropy(log_prob: Array) -> Array:
 
 def raw_entropy(logits: Array) -> Array:
     """Entropy in nats of [..., V] logits at temperature 1 without truncation."""
-    return entropy(_normalised(logits))
+    return _summary(logits - _max(logits)).entropy
 
 
 def log_prob_of(distribution: Distribution, token: Array) -> Array:
@@ -169,39 +165,60 @@ def policy_uniforms(context: RoundContext, count: int) -> Array:
 
 
 def _sum(values: Array) -> Array:
-    """Sum over the last axis by way of columns: XLA's CPU code vectorises that, and rounds less than one long chain."""
+    """Sum over the last axis; on CPUs by way of columns: XLA vectorises that, and rounds less than one long chain."""
     vocab = values.shape[-1]
     if vocab % _BLOCK or vocab == _BLOCK:
         return jnp.sum(values, axis=-1)
-    return jnp.sum(jnp.sum(values.reshape(*values.shape[:-1], -1, _BLOCK), axis=-2), axis=-1)
+
+    def by_columns(values: Array) -> Array:
+        return jnp.sum(jnp.sum(values.reshape(*values.shape[:-1], -1, _BLOCK), axis=-2), axis=-1)
+
+    with jax.named_scope("by_platform"):
+        return lax.platform_dependent(values, cpu=by_columns, default=lambda values: jnp.sum(values, axis=-1))
 
 
 def _max(values: Array) -> Array:
     return jnp.max(values, axis=-1, keepdims=True)
 
 
+class _Summary(NamedTuple):
+    """What rules read of a distribution, each [...]."""
+
+    log_norm: Array
+    entropy: Array  # nats, over the nonzero probabilities
+    largest: Array  # probability
+    margin: Array  # largest minus second largest probability
+
+
+def _summary(scores: Array) -> _Summary:
+    """Of the distribution that [..., V] scores stand for, the largest of which is 0 and ruled out ones minus infinity.
+
+    All sums and maxima read the scores alone, none another's result, so that a compiler can make them in one pass.
+    """
+    finite, weight = scores > -jnp.inf, jnp.exp(scores)
+    norm, moment = _sum(weight), _sum(jnp.where(finite, weight * jnp.where(finite, scores, 0.0), 0.0))
+    several = _sum((scores == 0).astype(scores.dtype)) > 1
+    below = jnp.exp(jnp.max(jnp.where(scores < 0, scores, -jnp.inf), axis=-1))
+    log_norm = jnp.log(norm)
+    return _Summary(log_norm, log_norm - moment / norm, 1 / norm, jnp.where(several, 0.0, 1 - below) / norm)
+
+
 def _normalised(scores: Array) -> Array:
-    shifted = scores - _max(scores)
-    return shifted - jnp.log(_sum(jnp.exp(shifted)))[..., None]
+    """Log-probabilities of such scores."""
+    return scores - jnp.log(_sum(jnp.exp(scores)))[..., None]
 
 
-def _uncertainty(log_prob: Array) -> tuple[Array, Array, Array]:
-    """Entropy (nats), largest probability, and largest minus second largest, of [B, V]."""
-    top = argmax(log_prob)
-    index = jnp.arange(log_prob.shape[-1], dtype=jnp.int32)[None, :]
-    largest = jnp.exp(_max(log_prob))[:, 0]
-    second = jnp.exp(_max(jnp.where(index == top[:, None], -jnp.inf, log_prob)))[:, 0]
-    return entropy(log_prob), largest, largest - second
+def _warped(shifted: Array, warp: Warp) -> Array:
+    """Temperature, then the truncations that are on, of [B, V] logits whose largest is 0, as it stays.
 
-
-def _tempered(logits: Array, warp: Warp) -> Array:
-    """Temperature, then the truncations that are on, of [B, V]; rows at temperature 0 get temperature 1 here."""
-    divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(logits.dtype)
-    scores = (logits - _max(logits)) / divisor[:, None]  # the maximum is 0, so that every key below is <= 0
+    Rows at temperature 0 get temperature 1 here.
+    """
+    divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
+    scores = shifted / divisor[:, None]  # none above 0, as the keys below need it
     scores = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda x: x, scores)
     scores = lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda x: x, scores)
     floor = jnp.log(warp.min_p).astype(scores.dtype)
-    return _normalised(jnp.where(scores >= floor[:, None], scores, -jnp.inf))
+    return jnp.where(scores >= floor[:, None], scores, -jnp.inf)
 
 
 def _top_k(top_k: Array, scores: Array) -> Array:

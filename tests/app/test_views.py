@@ -16,6 +16,7 @@ from specdec_jax.app import cli
 from specdec_jax.app.views import live, proof, terminal
 from specdec_jax.app.views.printing import plain, summary
 from specdec_jax.lossless import Case, Coverage, LosslessReport, RoundsCase, RoundsReport, SampledReport
+from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -185,7 +186,7 @@ def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=Non
     case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, (0, 2))
     sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4)
     exact = LosslessReport(distance, distance < 1e-6, (0, 2), (case,))
-    found = proof.Proof(exact, rounds or rounds_of(), to_the_end or rounds_of(), sampled, sampled, pair and sampled)
+    found = Proof(exact, rounds or rounds_of(), to_the_end or rounds_of(), sampled, sampled, pair and sampled)
     console = Console(file=io.StringIO(), width=300)
     proof.show(found, console, "mine")
     text = console.file.getvalue()
@@ -193,14 +194,14 @@ def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=Non
 
 
 def test_the_conclusion_needs_every_proof():
-    assert conclusion()[0] == "Lossless." and conclusion(pair=True)[2] == proof.LOSSLESS
+    assert conclusion()[0] == "Lossless." and conclusion(pair=True)[2] == LOSSLESS
     assert conclusion(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in conclusion(distance=1e-3)[1]
     assert conclusion(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in conclusion(p_value=1e-9)[1]
     assert conclusion(p_value=1e-9, pair=True)[1].count("1e-09") == 3
-    assert conclusion(rounds=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
-    assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == proof.NOT_LOSSLESS
+    assert conclusion(rounds=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
+    assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
     assert "depend on the rows beside" in conclusion(rounds=rounds_of(alone=False))[1]
-    assert conclusion(rounds=rounds_of(alone=False))[2] == proof.NOT_LOSSLESS
+    assert conclusion(rounds=rounds_of(alone=False))[2] == NOT_LOSSLESS
     assert "temperature 0.5, top-k 2" in conclusion()[1] and "1/9" in conclusion()[1]
 
 
@@ -219,16 +220,16 @@ def covered(asked=WHOLE.asked, declined=WHOLE.declined, accepted=WHOLE.accepted)
 )
 def test_what_was_not_tried_is_named(found, beyond, says):
     _, text, what = conclusion(**found)
-    assert what == proof.NOT_SHOWN and f"Not shown beyond draft {beyond}: " in text and says in text
+    assert what == NOT_SHOWN and f"Not shown beyond draft {beyond}: " in text and says in text
     assert "Lossless" not in text and "--max-draft-length" in text
 
 
 def test_drafts_that_never_occurred_on_the_pair_are_named():
-    found = proof.Proof(
+    found = Proof(
         LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED,
         SAMPLED._replace(drafted=(9, 1, 0)),
     )  # fmt: skip
-    assert found.conclusion == proof.NOT_SHOWN and found.shown == 2
+    assert found.conclusion == NOT_SHOWN and found.shown == 2
     assert found.gaps == ("on the pair drafts of 3 tokens never occurred",)
 
 
@@ -248,7 +249,7 @@ def test_bad_input_of_the_proof_is_one_line(capsys, arguments, message):
 
 
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
-    found = proof.Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
+    found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
     monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
     models = [

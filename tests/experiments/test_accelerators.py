@@ -25,7 +25,7 @@ def instruction(name, cycles, op_name, opcode="fusion"):
 PROGRAM = "\n".join(
     [
         instruction("f.1", 100, f"{STEP}/draft_pass/Llama/layer_0/attention/dot"),
-        instruction("f.2", 10, f"{STEP}/draft_distribution/reduce_max"),
+        instruction("f.2", 10, f"{STEP}/draft_distribution/by_platform/cond/branch_0_fun/reduce_sum"),
         instruction("f.3", 20, f"{STEP}/draft_distribution/cond/branch_0_fun/exp"),
         instruction("f.4", 40, f"{STEP}/draft_distribution/cond/branch_1_fun/exp"),
         instruction("f.5", 80, f"{STEP}/draft_distribution/cond/branch_1_fun/cond/branch_1_fun/while/body/add"),

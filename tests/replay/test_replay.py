@@ -307,7 +307,7 @@ def test_a_rule_that_reads_more_than_a_trace_holds_is_refused(what, greedy_trace
 
 
 def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsys):
-    from experiments import replay as command
+    from experiments import policies as command
     from specdec_jax.replay.trace import save_trace
 
     save_trace(tmp_path / "greedy.npz", greedy_trace)
