@@ -200,7 +200,7 @@ def test_the_conclusion_needs_every_proof():
     assert conclusion(p_value=1e-9, pair=True)[1].count("1e-09") == 3
     assert conclusion(rounds=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
     assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
-    assert "depend on the rows beside" in conclusion(rounds=rounds_of(alone=False))[1]
+    assert "depend on its neighbours" in conclusion(rounds=rounds_of(alone=False))[1]
     assert conclusion(rounds=rounds_of(alone=False))[2] == NOT_LOSSLESS
     assert "temperature 0.5, top-k 2" in conclusion()[1] and "1/9" in conclusion()[1]
 
