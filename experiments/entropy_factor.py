@@ -132,7 +132,9 @@ def picture(run: Run, rows: Sequence[Row], factors: Sequence[float]) -> Figure:
             fitted = runs.speedup(runs.find(here, what=f"{FITTED}, {kind}")).estimate
             lines[title][label] = factors, values
             lines[title][f"{label}, factor fitted"] = factors, [fitted] * len(factors)
-    return tables.lines_figure(lines, ("entropy factor", "speed-up over plain decoding"), styles, ticks=factors)
+    return tables.lines_figure(
+        lines, ("entropy factor", "speed-up over plain decoding"), styles, ticks=factors, log=True
+    )
 
 
 main = command(EntropyFactor, study, __doc__)

@@ -158,7 +158,7 @@ def picture(run: Run, rows: Sequence[Row], machines: Sequence[Machine]) -> Figur
                 name: ([m.ratio for m in mine], [here[m.name, name][0] for m in mine]) for name in names
             }
     labels = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    return tables.lines_figure(lines, labels, styles, columns=len(temperatures), ticks=TICKS)
+    return tables.lines_figure(lines, labels, styles, columns=len(temperatures), ticks=TICKS, log=True)
 
 
 main = command(Hardware, study, __doc__)

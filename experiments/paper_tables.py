@@ -215,7 +215,7 @@ def picture(run: Run, rows: Sequence[Row]) -> Figure:
                 if known and method in METHODS:
                     series[f"{method}, published"] = LENGTHS, [known.ratio(length, method) for length in LENGTHS]
     labels = "L, drafts a round", "speed-up over plain decoding"
-    return tables.lines_figure(lines, labels, styles, columns=len(run.sources))
+    return tables.lines_figure(lines, labels, styles, columns=len(run.sources), ticks=LENGTHS)
 
 
 main = command(PaperTables, study, __doc__)

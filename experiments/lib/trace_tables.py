@@ -84,6 +84,7 @@ def lines_figure(
     *,
     columns: int | None = None,
     ticks: Sequence[float] = (),
+    log: bool = False,
 ) -> Figure:
     """A panel a title, a line a name with its intervals as bars; level 1 is marked.
 
@@ -91,7 +92,8 @@ def lines_figure(
         labels: of the axes.
         styles: how matplotlib draws each name.
         columns: panels side by side; all unless given.
-        ticks: of a logarithmic x axis.
+        ticks: of the x axis.
+        log: whether that is logarithmic.
     """
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
@@ -108,8 +110,9 @@ def lines_figure(
                 if isinstance(value, tuple):
                     axes.plot([at, at], value[1:], color=styles[name]["color"], lw=0.9, alpha=0.7)
         axes.axhline(1.0, color=INK, lw=0.8, ls=":")
-        if len(ticks):
+        if log:
             axes.set_xscale("log")
+        if len(ticks):
             axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter("{x:g}")

@@ -162,16 +162,15 @@ class Attention(nn.Module):
         Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
         """
         batch, width, model_width = x.shape
-        rotated = self.heads + self.kv_heads
-        fused = Projection((rotated + self.kv_heads) * self.head_dim, self.qkv_bias, self.dtype, name="qkv")(x)
-        fused = fused.reshape(batch, width, -1, self.head_dim)
-        query, key = jnp.split(rotate(fused[:, :, :rotated], cos_sin), [self.heads], axis=2)
-        key, value = key.swapaxes(1, 2), fused[:, :, rotated:].swapaxes(1, 2)
+        split = [self.heads, self.heads + self.kv_heads]
+        fused = Projection((self.heads + 2 * self.kv_heads) * self.head_dim, self.qkv_bias, self.dtype, name="qkv")(x)
+        query, key, value = jnp.split(fused.reshape(batch, width, -1, self.head_dim), split, axis=2)
+        key, value = rotate(key, cos_sin).swapaxes(1, 2), value.swapaxes(1, 2)
         output = Projection(model_width, self.output_bias, self.dtype, name="output")
         if keys is None:
-            return output(attend_whole(query, key, value, mask)), None, None
+            return output(attend_whole(rotate(query, cos_sin), key, value, mask)), None, None
         keys, values = write(keys, key, start), write(values, value, start)
-        return output(attend(query, keys, values, mask)), keys, values
+        return output(attend(rotate(query, cos_sin), keys, values, mask)), keys, values
 
 
 class GatedMLP(nn.Module):

@@ -17,7 +17,7 @@ from specdec_jax.replay.cost_model import between, flat, load_cost_model
 from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.step_cost import Cost
-from specdec_jax.replay.trace import check, select
+from specdec_jax.replay.trace import check, save_trace, select
 from specdec_jax.stopping import adaedl
 
 pytestmark = pytest.mark.slow
@@ -311,6 +311,12 @@ def test_acceptance_by_entropy_is_counted_where_texts_are(ran):
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert "name traces" in refused(hardware, capsys)
     assert "ratios" in refused(hardware, capsys, "--smoke", "--ratios", 0.0)
+    assert "leave out --ratio 0.3" in refused(hardware, capsys, "--smoke", "--ratio", 0.3)
+    for name in ("one", "two"):
+        trace = made_up_trace(1.0)
+        save_trace(tmp_path / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
+    assert "traces of one drafter" in refused(hardware, capsys, tmp_path / "one.npz", tmp_path / "two.npz")
+    assert "goes with --ratio" in refused(drafter_size, capsys, "--smoke", "--slope", 0.1)
     assert "no rule 'survivl'; did you mean 'survival'" in refused(hardware, capsys, "--smoke", "--rules", "survivl")
     assert "nowhere" in refused(hardware, capsys, tmp_path / "nowhere")
     assert "NAME:TRACES:COSTS" in refused(drafter_size, capsys, "--groups", "one")

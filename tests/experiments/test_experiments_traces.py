@@ -325,6 +325,7 @@ def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
         ("entropy_factor", ("--smoke", "--factors", "0"), "entropy_factor must lie in (0, inf)"),
         ("bound", ("--smoke", "--entropy-factor", "-1"), "entropy_factor must be above 0, got -1"),
         ("paper_tables", ("--smoke", "--starts", "1.5"), "threshold must lie in [0, 0.99]"),
+        ("paper_tables", ("--smoke", "--starts"), "--starts needs one lambda or more"),
         ("paper_tables", ("--smoke", "--max-draft-length", "7"), "max_draft_length must be 16 or more"),
     ],
 )

@@ -131,3 +131,69 @@ def test_a_trace_of_short_drafts_says_which_option_fits(tmp_path, capsys):
     assert "trace-0.npz holds drafts of up to 4 tokens, 16 are asked for: give --max-draft-length 4, or" in said
     fits = ["--max-draft-length", "4", "--rules", "adaedl", "--out", str(tmp_path / "run")]
     assert policies.main([str(tmp_path), *fits]) == 0
+
+
+def test_a_rule_in_words_can_be_compared_with(tmp_path):
+    out = tmp_path / "run"
+    words = ["--over", "svip( threshold = 0.30 )", "static", "--rules", "svip", "--set", "threshold=0.1,0.3"]
+    assert policies.main(["--smoke", *words, "--out", str(out)]) == 0
+    text = (out / "table.md").read_text()
+    assert "over svip(threshold=0.3) (95 %)" in text
+    line = next(line for line in text.splitlines() if line.startswith("| svip threshold=0.3 |"))
+    assert line.split("|")[4].strip() == "1.000"  # the same rule, the same rounds
+
+
+def test_a_setting_overrules_what_the_machine_costs(tmp_path):
+    out = tmp_path / "run"
+    words = ["--rules", "survival", "--set", "drafter_cost=0.01,0.9"]
+    assert policies.main(["--smoke", *words, "--out", str(out)]) == 0
+    cheap, expensive = (
+        sum(np.sum(row["passes"]) for row in rows_of(out) if row["what"] == f"survival drafter_cost={cost}")
+        for cost in ("0.01", "0.9")
+    )
+    assert cheap > 2 * expensive
+
+
+def test_texts_that_repeat_themselves_are_left_out_of_ranks_and_order(tmp_path):
+    trace = made_up_trace(1.0)
+    tokens = trace.tokens.copy()
+    tokens[:5] = 7
+    save_trace(tmp_path / "trace-1.npz", trace._replace(tokens=tokens))
+    out, names = tmp_path / "run", ("svip", "survival", "adaedl", "static-7")
+    assert policies.main([str(tmp_path), "--rules", *names, "--out", str(out)]) == 0
+    text = (out / "table.md").read_text().split("The 7 texts with at most 10% repeated tokens:")[1].split("By task")[0]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    shown = {line[0]: line for line in lines[2:]}
+    seconds = {name: {} for name in ("static", *names)}
+    for row in rows_of(out):
+        if row["task"] != "all" and row["what"] in seconds:
+            clean = np.array(row["repeated"]) <= 0.1
+            seconds[row["what"]][row["task"]] = np.sum(np.array(row["seconds"])[clean])
+    for name, own in seconds.items():
+        places = [1 + sum(other[task] < own[task] for other in seconds.values()) for task in own]
+        assert float(shown[name][5]) == pytest.approx(np.mean(places), abs=0.06)
+    speeds = [float(line[2]) for line in lines[2:] if line[0] in seconds]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_a_trace_of_one_task_beside_one_of_several(tmp_path):
+    one = made_up_trace(0.0)
+    save_trace(tmp_path / "trace-0.npz", one._replace(about=one.about | {"tasks": ["chat"] * one.num_texts}))
+    save_trace(tmp_path / "trace-1.npz", made_up_trace(1.0))
+    out = tmp_path / "run"
+    assert policies.main([str(tmp_path), "--rules", "svip", "--out", str(out)]) == 0
+    assert (out / "tasks.png").exists() and (out / "table.md").read_text().count("By task, over") == 1
+
+
+def test_ambiguous_rules_and_settings_are_one_line(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        text = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
+        (tmp_path / name / "mine.py").write_text(text)
+    files = [str(tmp_path / name / "mine.py") for name in ("a", "b")]
+    for words, said in (
+        (["--rules", *files], "is called 'mine', as another rule is"),
+        (["--rules", "adaedl", "--set", "threshold=0.1", "threshold=0.2"], "names a hyperparameter twice"),
+    ):
+        assert policies.main(["--smoke", *words, "--out", str(tmp_path / "run")]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
