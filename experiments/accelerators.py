@@ -44,6 +44,7 @@ BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
 KEYS = ("chip", "pair", "program", "batch")
 EXCEEDED = 1
+MOST_SECONDS = 1800  # for one program
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,12 @@ def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, pyth
     out = folder.path / "programs" / "-".join(map(str, key))
     job = Job(chip, pair, program, str(out), batch, config.slots, config.max_draft_length, config.one_graph)
     command = [str(python), "-m", COMMAND, *job.arguments()]
-    done = subprocess.run(command, env=os.environ | environment(job), capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment(job), capture_output=True, text=True, timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"the compiler did not end within {MOST_SECONDS} s"}
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()]
         return {"error": f"the process ended with {done.returncode}: {last[-1][:300] if last else ''}"}
