@@ -160,7 +160,7 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
         return None
     seconds = {part: part_seconds(row, chip, part) for part in row["parts"]}
     widths = default_widths(max_draft_length)
-    passes = {width: seconds[f"verify {place}"] + seconds.get("verify", 0.0) for place, width in enumerate(widths)}
+    passes = {width: seconds[f"verify {width} tokens"] + seconds.get("verify", 0.0) for width in widths}
     return cost_model(seconds["draft step"], passes, device=f"{chip.name}, the compiler's estimate", batch=row["batch"])
 
 
@@ -266,7 +266,7 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
     runs = [row for row in rows if row["program"] == "run" and not row["error"]]
     figure = Figure(figsize=(8.4, 0.9 + 2.0 * len(runs)), dpi=150, layout="constrained")
     kinds = sorted({kind for row in runs for counts in row["kinds"].values() for kind in counts})
-    colours = dict(zip(kinds, [*COLOURS, "#56B4E9", "#8C564B", "#7F7F00"], strict=False))
+    colours = dict(zip(kinds, [*COLOURS, "#8C564B", "#7F7F00"], strict=False))
     for axes, row in zip(figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs, strict=True):
         parts = [part for part in sorted(row["kinds"]) if part not in ("other", "prefill")]
         is_tpu = CHIPS[row["chip"]].platform == "tpu"

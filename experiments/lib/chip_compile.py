@@ -47,7 +47,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     (Path(job.out) / "program.hlo").write_text(text, encoding="utf-8")
     found |= {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES}
     found["bytes_accessed"] = (compiled.cost_analysis() or {}).get("bytes accessed")
-    return found | chip_reports.facts(chip, text, Path(job.out) / "dump")
+    return found | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
 def _placed(leaf: Any, place: SingleDeviceSharding) -> Any:

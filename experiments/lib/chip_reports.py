@@ -7,7 +7,7 @@ that is compiled.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,12 +156,14 @@ def counts_of(text: str) -> dict[str, int]:
     return {name: len(re.findall(rf" {name}\(", text)) for name in ("while", "conditional", "copy", "fusion")}
 
 
-def facts(chip: Any, text: str, dump: Path | None) -> dict[str, Any]:
-    """All that is read off a compiled program."""
+def facts(chip: Any, text: str, dump: Path | None, widths: Sequence[int]) -> dict[str, Any]:
+    """All that is read off a compiled program; its branches of the verification are called by their widths."""
     found: dict[str, Any] = {"instructions": counts_of(text)}
     if chip.platform == "tpu":
         operations = hlo_operations(text)
     else:
         assert dump is not None
         operations, found["thunks"] = read_thunks(dump)
-    return found | {"parts": by_part(operations), "kinds": by_kind(operations)}
+    tables = {"parts": by_part(operations), "kinds": by_kind(operations)}
+    names = {f"verify {place}": f"verify {width} tokens" for place, width in enumerate(widths)}
+    return found | {key: {names.get(part, part): counts for part, counts in t.items()} for key, t in tables.items()}
