@@ -12,6 +12,7 @@ from experiments.lib import chip_reports, environments
 from experiments.lib.chip_jobs import Job, environment
 from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS, TARGETS
+from experiments.lib.traced import costs_or_default
 
 ROUND = "jit(run_rounds)/while/body"
 STEP = f"{ROUND}/draft/while/body"
@@ -114,6 +115,14 @@ def test_a_cost_model_is_the_longer_of_cycles_and_reading_the_weights():
     assert accelerators.estimated_costs(slow, 7).drafter_step == pytest.approx(8e6 / 819e9)
     assert accelerators.estimated_costs(row("h100"), 7) is None
     assert accelerators.estimated_costs(row(error="no"), 7) is None
+
+
+def test_estimated_costs_go_by_their_name_and_say_what_they_are():
+    for chip in (chip for chip in CHIPS.values() if chip.platform == "tpu"):
+        model = costs_or_default(chip.name)
+        assert "the compiler's estimate" in model.device and chip.name in model.device and 0 < model.ratio < 1
+    with pytest.raises(FileNotFoundError, match="no cost model 'tpu-v9'"):
+        costs_or_default("tpu-v9")
 
 
 def test_the_report_says_what_leaves_the_device_and_what_is_an_estimate():
