@@ -168,7 +168,7 @@ def part_seconds(row: Mapping[str, Any], chip: Chip, part: str, path: str = "sam
     """The compiler's estimate of a part of a round."""
     model = "drafter" if part.startswith("draft") else "target" if part.startswith("verify ") else None
     reading = row["weights_read"][model] / chip.bandwidth if model and part != "draft" else 0.0
-    return max(row["parts"][part][path]["cycles"] / chip.clock, reading)
+    return max(row["parts"][part].get(path, {"cycles": 0})["cycles"] / chip.clock, reading)
 
 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
