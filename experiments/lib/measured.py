@@ -19,6 +19,7 @@ from experiments.lib.cells import at_temperature, markdown
 from experiments.lib.plots import plain_axes, rule_colours
 from experiments.lib.run_folder import MANIFEST, read_rows
 from experiments.lib.summary import MethodSummary, summarise
+from experiments.lib.trace_tables import plus_minus
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import split_source
@@ -173,7 +174,7 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
         if point.trace_temperature != point.temperature:
             temperature += f" ({point.trace_temperature:g})"
         taken = "–" if point.acceptance is None else f"{point.acceptance:.0%}"
-        both = [_interval(point.speedup), _interval(point.predicted)]
+        both = [plus_minus(point.speedup), plus_minus(point.predicted)]
         accepted = [taken, f"{point.predicted_acceptance:.0%}"]
         lines.append([point.method, temperature, *both, f"{_ratio(point):.2f}", *accepted])
     ratios = [_ratio(point) for point in points]
@@ -191,10 +192,6 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
 
 def _ratio(point: Point) -> float:
     return point.speedup.estimate / point.predicted.estimate
-
-
-def _interval(value: Interval) -> str:
-    return f"{value.estimate:.2f} ±{(value.high - value.low) / 2:.2f}"
 
 
 def points_picture(points: Sequence[Point]) -> Figure:

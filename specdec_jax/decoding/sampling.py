@@ -196,7 +196,7 @@ def _summary(scores: Array) -> _Summary:
     All sums and maxima read the scores alone, none another's result, so that a compiler can make them in one pass.
     """
     finite, weight = scores > -jnp.inf, jnp.exp(scores)
-    norm, moment = _sum(weight), _sum(jnp.where(finite, weight * jnp.where(finite, scores, 0.0), 0.0))
+    norm, moment = _sum(weight), _sum(weight * jnp.where(finite, scores, 0.0))
     several = _sum((scores == 0).astype(scores.dtype)) > 1
     below = jnp.exp(jnp.max(jnp.where(scores < 0, scores, -jnp.inf), axis=-1))
     log_norm = jnp.log(norm)
