@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import tyro
 
 from specdec_jax.app.options import OPTIONAL
+from specdec_jax.costs.choices import costs_asked
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.strategies import search_beside
@@ -77,8 +78,11 @@ class CompareConfig:
     """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
     drafter: str = "smollm2-drafter"
     """As target."""
-    dtype: str = "bfloat16"
-    """bfloat16, float16 or float32."""
+    dtype: str = "auto"
+    """bfloat16, float16 or float32; auto: the faster of bfloat16 and float32 on this machine."""
+    costs: str | None = None
+    """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
+    bytes read), or a cost_model.json of experiments.step_cost."""
     temperatures: tuple[float, ...] = (0.0, 0.8)
     """0 is greedy."""
     top_k: int = 0
@@ -96,7 +100,7 @@ class CompareConfig:
     max_draft_length: int = 7
     """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None
-    """Ascending; none: powers of two and the full width."""
+    """Ascending; none: the steps of the target's measured pass."""
     chat: bool = True
     """Put prompts through the chat template."""
     system: str | None = None
@@ -137,8 +141,9 @@ def _check_ranges(config: CompareConfig) -> None:
         raise ValueError(f"top_p must lie in (0, 1], got {config.top_p}")
     if not 0 <= config.min_p <= 1:
         raise ValueError(f"min_p must lie in [0, 1], got {config.min_p}")
-    if config.dtype not in DTYPES:
+    if config.dtype not in (*DTYPES, "auto"):
         raise ValueError(f"unknown dtype {config.dtype!r}{nearest(config.dtype, DTYPES)}")
+    costs_asked(config.costs)
     if not re.fullmatch(r"[\w.-]+", config.name):
         raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
 

@@ -15,22 +15,11 @@ lookup taking turns; the methods after it leave one ingredient out, put nano in,
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.replay.cost_model import load_cost_model
 from specdec_jax.stopping import phase_length, static, survival
-from specdec_jax.types import StoppingPolicy
 
 LONGEST = 7
 WHOLE, FEW, NANO = "smollm2-drafter", "smollm2-drafter@8192", "smollm2-drafter-nano@8192"
-
-
-def weighed(file: str) -> StoppingPolicy:
-    """Survival, told measured costs."""
-    costs = load_cost_model(file)
-    times = tuple(costs.verification_times(LONGEST).tolist())
-    return survival(positions=LONGEST, drafter_cost=costs.ratio, verification_times=times)
-
-
-whole, few = weighed("configs/costs/cpu.json"), weighed("configs/costs/cpu-8192.json")
+RULE = survival(positions=LONGEST)
 LOOKUP = "prompt_lookup(shortest=4, longest=6)"
 
 config = CompareConfig(
@@ -40,11 +29,11 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("static", static()),
-        Method("all", few, drafter=(FEW, LOOKUP)),
+        Method("all", RULE, drafter=(FEW, LOOKUP)),
         Method("without-length", static(), drafter=(FEW, LOOKUP)),
-        Method("without-lookup", few, drafter=FEW),
-        Method("without-draft-vocabulary", whole, drafter=(WHOLE, LOOKUP)),
-        Method("with-nano", few, drafter=(FEW, NANO, LOOKUP)),
+        Method("without-lookup", RULE, drafter=FEW),
+        Method("without-draft-vocabulary", RULE, drafter=(WHOLE, LOOKUP)),
+        Method("with-nano", RULE, drafter=(FEW, NANO, LOOKUP)),
         Method("static-8192", static(), drafter=FEW),
         Method("phase-length", phase_length()),
         Method("lookup-only", static(), drafter="prompt_lookup"),

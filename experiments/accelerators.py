@@ -37,8 +37,8 @@ from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.plots import COLOURS, plain_axes
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
+from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
-from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
 
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}

@@ -33,10 +33,10 @@ from experiments.lib.run_folder import RunFolder, package_versions
 from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from experiments.record import Record, record
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.lossless.deviation import deviations
-from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.replay.trace import Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode

@@ -12,7 +12,7 @@ Seconds are decoding only: prompt processing is reported apart, compilation is l
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -29,8 +29,8 @@ from experiments.lib.table import markdown_table, rich_table
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.costs.at_hand import sentence
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import load_model
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode, prepare
@@ -51,6 +51,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         pairs = load_pairs(config)
     slots = _slots(config, pairs, prompts)
     folder = RunFolder.create(config.name, config, config.out)
+    _say_costs(pairs, folder, console)
     jobs = jobs_of(config, prompts, config.chosen_methods())
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
@@ -86,24 +87,33 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
-    target = load_model(config.target, dtype=config.dtype)
-    needs_drafter = any(method.policy is not None and method.drafter is None for method in config.chosen_methods())
-    drafter = load_model(config.drafter, dtype=config.dtype) if needs_drafter else None
+    plain = build_pair(config.target, None, dtype=config.dtype, costs=config.costs)
     pairs = {}
     for method in config.chosen_methods():
+        pairs[method.name] = plain
         if method.policy is None:
-            pairs[method.name] = build_pair(target, None)
             continue
         pairs[method.name] = build_pair(
-            target,
-            drafter if method.drafter is None else method.drafter,
+            plain.target,
+            config.drafter if method.drafter is None else method.drafter,
             dtype=config.dtype,
             policy=method.policy,
             verifier=method.verifier,
             max_draft_length=method.max_draft_length or config.max_draft_length,
             verification_widths=config.verification_widths,
+            costs=config.costs,
         )
     return pairs
+
+
+def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
+    """What rules that weigh costs are told, by method, and a line for each machine and drafter."""
+    known = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
+    if known:
+        folder.write_json("costs.json", {name: costs._asdict() for name, costs in known.items()})
+    for drafted in dict.fromkeys(known.values()):
+        names = [name for name, costs in known.items() if costs == drafted]
+        console.print(f"{', '.join(names)}: {sentence(drafted)}", style="dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:

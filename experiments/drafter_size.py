@@ -34,9 +34,9 @@ from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, source_of, variant
 from experiments.lib.traced import load_traces
+from specdec_jax.costs.cost_model import CostModel, load_cost_model
 from specdec_jax.metrics.acceptance import expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.cost_model import CostModel, load_cost_model
 from specdec_jax.replay.trace import Trace
 
 RULES = tuple(name for name in COMPARED if name not in ("adaedl", "max-confidence-keep"))

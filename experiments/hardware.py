@@ -34,7 +34,7 @@ from experiments.lib.plots import INK, rule_colours
 from experiments.lib.rules import COMPARED, STATIC, headings, rule
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, variant
-from specdec_jax.replay.cost_model import CostModel, flat
+from specdec_jax.costs.cost_model import CostModel, flat
 
 KINDS = {"flat": "verification free in its width", "measured": "widths as measured"}
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -8,10 +8,9 @@ Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
            passes.png; a finished folder is only reported again
 
-cost_model.json is what experiments on traces take as `--costs` (specdec_jax.replay.cost_model.load_cost_model), and
+cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model), and
 configs/costs/cpu.json, which they take unless told otherwise, is a copy of one. It holds the drafter step of the greedy
-program, the first dtype's target pass by width, and the pass of plain decoding. Decoders never verify in a width under
-2 (`decoding.default_widths`), plain ones neither, so narrower passes are in costs.json alone.
+program, the first dtype's target pass by width, and the pass of plain decoding, which is the narrowest.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
 What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at
@@ -33,15 +32,15 @@ from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Models, Output, Smoke, check_least
 from experiments.lib.plots import COLOURS, panels
-from experiments.lib.run_folder import RunFolder, read_manifest
+from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.step_checks import Check, measure_check
 from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
-from specdec_jax.decoding import default_widths
+from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
-from specdec_jax.replay.cost_model import CostModel, cost_model, save_cost_model
-from specdec_jax.replay.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
 from specdec_jax.stopping import static
 
 COSTS, COST_MODEL = "costs.json", "cost_model.json"
@@ -91,7 +90,7 @@ def measure(config: StepCost, console: Console) -> None:
             passes = measure_passes(config, targets, drafter)
         with console.status("Measuring the entropy check"):
             checks = measure_check(config, targets[config.dtypes[0]], drafter)
-        machine = describe_device(read_manifest(folder.path), config.dtypes[0])
+        machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
         folder.write_json(COSTS, {"device": machine, "passes": _plain(passes), "checks": _plain(checks)})
     found = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
     passes = {name: Cost(**entry) for name, entry in found["passes"].items()}
@@ -116,19 +115,10 @@ def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
     return targets, drafter
 
 
-def describe_device(manifest: Mapping[str, Any], dtype: str) -> str:
-    """What a cost model says about its machine: jax's device, for a CPU its cores and processor."""
-    device = jax.devices()[0]
-    cores = f"{manifest['cpu_count']} cores of {manifest['processor']}"
-    return f"{cores if device.platform == 'cpu' else device.device_kind}, {dtype}, jax {jax.__version__}"
-
-
 def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:
-    """The cost model of the first dtype: widths that decoders verify in, and the greedy program's drafter step."""
-    least = default_widths(0)[0]
+    """The cost model of the first dtype, with the greedy program's drafter step."""
     times = {width: passes[f"target {config.dtypes[0]} {width}"].median for width in config.widths}
-    served = {width: time for width, time in times.items() if width >= least} or times
-    return cost_model(passes["drafter 0"].median, served, device=device, batch=config.batch)
+    return cost_model(passes["drafter 0"].median, times, device=device, batch=config.batch)
 
 
 def picture(model: CostModel) -> Figure:
@@ -172,9 +162,9 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
 
 def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Check]) -> str:
     """The tables as Markdown."""
-    device = jax.devices()[0]
+    first = jax.devices()[0]
     about = (
-        f"{config.target} and {config.drafter} on {device.platform} ({device.device_kind}), jax {jax.__version__}, "
+        f"{config.target} and {config.drafter} on {first.platform} ({first.device_kind}), jax {jax.__version__}, "
         f"batch {config.batch}, {config.slots} slots; medians of {config.repeats} alternating runs (quartiles)."
     )
     rows = []

@@ -29,8 +29,8 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.step_checks import PROMPT
 from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.step_cost import summary
 from specdec_jax.loading import save_hf_folder
-from specdec_jax.replay.step_cost import summary
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 

@@ -1,4 +1,7 @@
-"""A persistent compilation cache, so that a second process starts warm. Entry points call it; imports set nothing."""
+"""What outlives a process in `~/.cache/specdec_jax`: compiled programs first, so that a second process starts warm.
+
+Entry points switch that cache on; imports set nothing.
+"""
 
 import os
 import warnings
@@ -11,9 +14,30 @@ def kept(folder: Path | None) -> str:
     """What `enable` arranged, for whoever waits for a compilation."""
     if folder is None:
         return "kept nowhere: every run compiles again"
+    return f"kept in {shown(folder)} for the next run"
+
+
+def shown(folder: Path) -> str:
+    """A folder as people write it."""
     home = os.path.expanduser("~")  # Path.home() fails where there is none
-    shown = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else folder
-    return f"kept in {shown} for the next run"
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of that name in `~/.cache/specdec_jax`, made if need be.
+
+    Raises:
+        OSError: it cannot be written.
+        RuntimeError: there is no home.
+    """
+    return _writable(Path.home() / ".cache" / "specdec_jax" / name)
+
+
+def _writable(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"not writable: {folder}")
+    return folder
 
 
 def enable() -> Path | None:
@@ -24,10 +48,7 @@ def enable() -> Path | None:
     """
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     try:
-        folder = Path(named) if named else Path.home() / ".cache" / "specdec_jax" / "xla"
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"not writable: {folder}")
+        folder = _writable(Path(named)) if named else cache_folder("xla")
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         warnings.warn(f"no persistent compilation cache: {error}", stacklevel=2)
         jax.config.update("jax_compilation_cache_dir", None)

@@ -44,7 +44,7 @@ CORE = {
         *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
     },
 }
-ABOVE = ["lossless", "text", "distillation", "replay", "metrics", "app", "__main__"]
+ABOVE = ["lossless", "costs", "text", "distillation", "replay", "metrics", "app", "__main__"]
 EXTERNAL = {"types": {"jax", "typing", "collections", "dataclasses"}}  # types has no logic, so nothing to import
 
 

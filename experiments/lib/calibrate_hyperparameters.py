@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib.rules import LENGTHS, RULES, Rule, rule
+from experiments.lib.rules import LENGTHS, RULES, Rule
 from experiments.lib.traced import replay_rule
 from specdec_jax import stopping
+from specdec_jax.costs.choices import weighs_costs
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
-from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.text.strategies import build
@@ -18,7 +19,6 @@ HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side
 UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
 PHASE = {"minimum_length": 8, "decay": 0.9}
 CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
-SURVIVAL = rule("survival")
 
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ def variants_of(
         if not _by_default(entry)
     ]
     learnt = stopping.survival(**{kind: hyperparameters["policy"]["survival"][kind]})
-    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS, SURVIVAL.costs)
+    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS)
     best = best_setting(trace, capped, costs, longest, phases)
     caps = {name: value for name, value in best.items() if name in CAPS}
     found.append(_variant("policy", "phase_length", {"policy": "survival"}, caps))
@@ -109,7 +109,7 @@ def _told(entry: Rule) -> dict[str, Any]:
 
 def _searched() -> list[Rule]:
     """The rules whose setting is searched for; those that are told the costs are told them again when they run."""
-    return [entry for entry in RULES if entry.grid and entry.costs is None]
+    return [entry for entry in RULES if entry.grid and not weighs_costs(entry.policy)]
 
 
 def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phases: dict[str, float]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from experiments.lib.cells import markdown
 from experiments.lib.plots import plain_axes
 from experiments.lib.rules import Rule, rule
 from experiments.lib.traced import faster, replay_rule, texts_by_task
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import separate, youden
-from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, select
 from specdec_jax.stopping import survival
@@ -57,8 +57,7 @@ def prior_gain(kind: str, trace: Trace, costs: CostModel, longest: int) -> Inter
     learnt = [fit_prior(select(trace, np.flatnonzero(half == which))) for which in (0, 1)]
     policies = [survival(), *(survival(**{kind: list(prior)}) for prior in learnt)]
     built_in, of_first, of_second = (
-        replay_rule(trace, Rule("survival", policy, costs=rule("survival").costs), costs, longest).seconds(costs)[0]
-        for policy in policies
+        replay_rule(trace, Rule("survival", policy), costs, longest).seconds(costs)[0] for policy in policies
     )
     return faster(np.where(half == 0, of_second, of_first), built_in)
 

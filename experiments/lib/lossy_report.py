@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.plots import COLOURS, INK, panels
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval, mean_interval, total_speedup
-from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.text.strategies import name_in
 
 PLAIN, REJECTION = "plain", "rejection"

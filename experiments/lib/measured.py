@@ -20,11 +20,11 @@ from experiments.lib.plots import plain_axes, rule_colours
 from experiments.lib.run_folder import MANIFEST, read_rows
 from experiments.lib.summary import MethodSummary, summarise
 from experiments.lib.trace_tables import plus_minus
+from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import default_widths
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import split_source
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.cost_model import CostModel, between
 from specdec_jax.replay.phase_path import phase_path
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import Trace, select
@@ -70,7 +70,7 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
         methods = {method["name"]: method for method in config["methods"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{str(path)!r} is no run folder of experiments.compare") from None
-    rows, calibration = read_rows(path), _calibration(config)
+    rows, calibration, told_costs = read_rows(path), _calibration(config), _told_costs(Path(path))
     prompts = dict.fromkeys(str(row["prompt_id"]) for row in rows)
     points = []
     for entry in summarise(rows):
@@ -83,7 +83,10 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
         told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_hyperparameters")
         rule = _rule(method, calibration, entry.temperature, told)
         trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
-        predicted, acceptance = _predict(trace, rule, method, config, costs)
+        longest = int(method["max_draft_length"] or config["max_draft_length"])
+        widths = told_costs.get(entry.method, {}).get("widths") or config["verification_widths"]
+        here = between(costs, widths or default_widths(longest))
+        predicted, acceptance = _predict(trace, rule, longest, here)
         fields = (entry.method, entry.temperature, near, same, entry.speedup_total, entry.draft_acceptance_rate)
         points.append(Point(*fields, predicted, acceptance))
     if not points:
@@ -128,17 +131,19 @@ def shortened(trace: Trace, most: int) -> Trace:
     return trace._replace(limit=limit, length=length, accepted=trace.accepted & within)
 
 
-def _predict(
-    trace: Trace, rule: Rule, method: Mapping[str, Any], config: Mapping[str, Any], costs: CostModel
-) -> tuple[Interval, float]:
+def _told_costs(path: Path) -> dict[str, Any]:
+    """What a run's methods were told of costs, and the widths chosen by them; of earlier runs nothing."""
+    file = path / "costs.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _predict(trace: Trace, rule: Rule, longest: int, costs: CostModel) -> tuple[Interval, float]:
     """Speed-up and acceptance of a replay with the method's own longest draft and the widths its decoder has."""
-    longest = int(method["max_draft_length"] or config["max_draft_length"])
-    here = between(costs, config["verification_widths"] or default_widths(longest))
     path = phase_path(trace, **rule.phases) if rule.policy.needs_phases else None
     # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
     one = {name: np.asarray(value)[None] for name, value in rule.hyperparameters.items()}
     found = replay(trace, rule.policy, one, max_draft_length=longest, phases=path)
-    speedup = ratio_of_totals(trace.length * here.plain_pass, found.seconds(here)[0])
+    speedup = ratio_of_totals(trace.length * costs.plain_pass, found.seconds(costs)[0])
     return speedup, float(found.acceptance_rate[0])
 
 

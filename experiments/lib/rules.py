@@ -5,14 +5,15 @@ specdec_jax/stopping. Rules that weigh time are told the costs of the machine th
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from specdec_jax import stopping
-from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.costs.choices import told
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.strategy import nearest
 from specdec_jax.types import StoppingPolicy
 
@@ -37,8 +38,6 @@ class Rule:
     """At its published setting."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Values of each hyperparameter to try; all combinations are tried."""
-    costs: Callable[[CostModel, int], Mapping[str, Any]] | None = None
-    """The hyperparameters that a machine's costs decide, from the cost model and the longest draft."""
 
     def settings(self) -> list[dict[str, Any]]:
         """The published setting first, then the grid's."""
@@ -52,18 +51,10 @@ class Rule:
         names = sorted({name for setting in settings for name in setting})
         defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
-        return dict(self.costs(costs, longest) if self.costs else {}) | columns  # a setting overrules the machine's
-
-
-def _linear_costs(costs: CostModel, longest: int) -> dict[str, float]:
-    """c, and the mean cost of one more token in a verification, in passes of plain decoding."""
-    times = costs.verification_times(longest)
-    return {"drafter_cost": costs.ratio, "verification_cost": float((times[-1] - times[0]) / longest)}
-
-
-def _measured_costs(costs: CostModel, longest: int) -> dict[str, Any]:
-    """c, and the verification of every draft length, in passes of plain decoding."""
-    return {"drafter_cost": costs.ratio, "verification_times": costs.verification_times(longest)[None, :]}
+        decided = told(self.policy, costs, longest)
+        # a vector has a row for every setting, or a replay takes its entries for settings
+        machines = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in decided.items()}
+        return machines | columns  # a setting overrules the machine's
 
 
 RULES: tuple[Rule, ...] = (
@@ -82,13 +73,13 @@ RULES: tuple[Rule, ...] = (
     Rule("hf-confidence", stopping.hf_confidence(), {"threshold": THRESHOLDS}),
     Rule("gamma-tuning", stopping.gamma_tuning(), {"high": (0.6, 0.7, 0.8, 0.9), "low": (0.3, 0.4, 0.5, 0.6)}),
     Rule("accepted-length-ema", stopping.accepted_length_ema(), {"weight": (0.1, 0.2, 0.4), "interval": (1, 2, 5)}),
-    Rule("goodput", stopping.goodput(), {"decay": (0.9, 0.95, 0.99)}, _linear_costs),
-    Rule("bandit", stopping.bandit(), {"exploration": (0.03, 0.1, 0.3)}, _linear_costs),
-    Rule("policy-bandit", stopping.policy_bandit(), {}, _linear_costs),
-    Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson"), {}, _linear_costs),
+    Rule("goodput", stopping.goodput(), {"decay": (0.9, 0.95, 0.99)}),
+    Rule("bandit", stopping.bandit(), {"exploration": (0.03, 0.1, 0.3)}),
+    Rule("policy-bandit", stopping.policy_bandit()),
+    Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson")),
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
-    Rule("survival", stopping.survival(), {}, _measured_costs),
-    Rule("survival-one-step", stopping.survival(look_ahead=False), {}, _measured_costs),
+    Rule("survival", stopping.survival()),
+    Rule("survival-one-step", stopping.survival(look_ahead=False)),
     Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),
     Rule("phase-length", stopping.phase_length(), {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )

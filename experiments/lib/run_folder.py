@@ -4,10 +4,8 @@ A file that is replaced is written beside itself and renamed, so a stopped run l
 results.jsonl grows by whole lines; a line torn by a crash is dropped when the folder is opened again.
 """
 
-import contextlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shlex
@@ -26,6 +24,7 @@ import numpy as np
 
 from configs.base import config_hash, describe
 from experiments.lib.json_lines import json_lines
+from specdec_jax.costs.machine import cores, processor
 from specdec_jax.loading.new_folder import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -148,8 +147,8 @@ def environment() -> dict[str, Any]:
         "versions": package_versions(),
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in devices],
         "platform": platform.platform(),
-        "processor": _processor(),
-        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": processor(),
+        "cpu_count": cores(),
         "compile_seconds": None,
     }
 
@@ -180,14 +179,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1]
-    return platform.processor() or platform.machine()
 
 
 def _unused(path: Path) -> Path:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.costs.step_cost import Cost, summary
 from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors import phases
-from specdec_jax.replay.step_cost import Cost, summary
 from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare, start
 from specdec_jax.text.sampling_params import SamplingParams

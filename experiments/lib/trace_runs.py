@@ -31,8 +31,9 @@ from experiments.lib.traced import (
     replay_rule,
     texts_by_task,
 )
+from specdec_jax.costs.choices import weighs_costs
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.cost_model import CostModel
 from specdec_jax.replay.oracle_acceptance import oracle_acceptance
 from specdec_jax.replay.replay import Replay, oracle
 from specdec_jax.replay.trace import Trace
@@ -150,7 +151,7 @@ def variant(
     tried, known = rule.settings() if settings is None else settings, {}
 
     def replayed(source: Source, longest: int) -> Replay:
-        key = id(source.trace) if rule.costs is None else (id(source.trace), source.group)
+        key = (id(source.trace), source.group) if weighs_costs(rule.policy) else id(source.trace)
         if key not in known:  # other machines are arithmetic for a rule that is not told the costs
             known[key] = replay_rule(source.trace, rule, source.costs, max_draft_length or longest, tried)
         return known[key]

@@ -8,9 +8,9 @@ import numpy as np
 
 from experiments.lib.rules import Rule
 from experiments.lib.smoke import made_up_traces
+from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.replay.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, replay
 from specdec_jax.replay.trace import Trace, load_trace

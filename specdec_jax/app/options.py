@@ -47,8 +47,12 @@ class Models:
     """Given like the target, with the same vocabulary; or without a model: prompt_lookup(longest=4), ngram, a path to
     your own .py. a,b alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens. none: plain
     decoding."""
-    dtype: str = "bfloat16"
-    """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs)."""
+    dtype: str = "auto"
+    """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
+    first two on this machine."""
+    costs: Annotated[str | None, Maybe] = None
+    """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
+    bytes read), or a cost_model.json of experiments.step_cost."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Hyperparameters calibrated for this pair (python -m experiments.calibrate), or built-in; those given explicitly
     take precedence."""
@@ -67,8 +71,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Drafting:
-    max_draft_length: int = 7
-    """Most tokens drafted per round, whatever the policy."""
+    max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Most tokens drafted per round, whatever the policy; by default what pays here on predictable text."""
 
 
 @dataclass(frozen=True)

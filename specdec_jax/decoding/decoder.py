@@ -70,11 +70,11 @@ def no_monitor() -> Monitor:
 
 
 def default_widths(max_draft_length: int) -> tuple[int, ...]:
-    """Verification widths for drafts of up to that many tokens: powers of two, then the full width.
+    """Verification widths for drafts of up to that many tokens: powers of two from 2, then the full width.
 
-    The least is 2: a bf16 matrix product of one row takes a slow path on CPUs, and 2 cost what 1 does elsewhere.
+    Plain decoding has one of 1. In float32 on a CPU that takes half the time of 2; in bfloat16 they cost the same.
     """
-    full = max(max_draft_length + 1, 2)
+    full = max_draft_length + 1
     powers = [2**n for n in range(1, 31) if 2**n < full]
     return (*powers, full)
 

@@ -8,7 +8,7 @@ are one.
 
 import numpy as np
 
-from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.replay.replay import Replay, replay
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.stopping.survival import Prior, survival

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.replay.cost_model import CostModel
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.replay.rounds import Counts, Texts, as_settings, first_rows, most_drafts, replay_pass, texts_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy

@@ -70,7 +70,7 @@ def beam_search(
     stop_ids: Sequence[int] | None = None,
     chat: bool = True,
     system: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     slots: int | None = None,
 ) -> list[Hypothesis]:
     """The most probable continuations that `width` beams find, best first; at most `width` of them.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.costs.choices import told
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
@@ -109,9 +110,8 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `sampling.stop_ids` is given.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    hyperparameters learnt for the pair, but for those that the pair's own were given. A rule with a `drafter_cost` is
-    told one in any case: without a measured one, the share of the target's bytes that the (first) drafter model reads
-    in a pass.
+    hyperparameters learnt for the pair, but for those that the pair's own were given. A rule that weighs costs is told
+    the pair's.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer, ends = pair.target.tokenizer, sampling.stop_ids
@@ -137,8 +137,8 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
 def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
     """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
 
-    A rule that weighs costs is told a drafter pass's: measured by a calibration of this very drafter, or else what it
-    reads of the target's bytes.
+    A rule that weighs costs is told those of the pair: as measured, or else a drafter pass's, by a calibration of this
+    very drafter or by what it reads of the target's bytes.
     """
     learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
@@ -154,6 +154,9 @@ def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
             learnt["policy"].pop(COST, None)
     if pair.first_drafter is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
         learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
+    if pair.costs is not None:
+        longest = pair.decoder.parts.drafter.max_draft_length
+        learnt["policy"] = learnt.get("policy", {}) | told(pair.policy, pair.costs, longest)
     return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
 
 

@@ -4,10 +4,14 @@ import difflib
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
 
+from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
+from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
+from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.model import model as model_drafter
@@ -29,6 +33,7 @@ NEED_MODELS = (
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
+DRAFTS = 7  # most drafts a round where nothing is known of the machine
 
 OneDrafter = LoadedModel | Drafter | str
 
@@ -43,11 +48,18 @@ class Pair(NamedTuple):
     verifier: Verifier
     monitor: Monitor | None
     first_drafter: Params = None  # the first with a model: its pass is what rules that weigh costs are told of
+    costs: CostModel | None = None  # of that drafter and the target; None: estimated by bytes
 
     @property
     def drafter_cost(self) -> float | None:
-        """A pass of that drafter in target passes, as far as the bytes that both read tell; None without one."""
-        return None if self.first_drafter is None else _relative_size(self.first_drafter, self.params.target)
+        """c, a pass of that drafter in target passes: as measured, or the bytes that it reads over the target's.
+
+        None without one.
+        """
+        if self.first_drafter is None:
+            return None
+        known = None if self.costs is None else self.costs.ratio
+        return known or _relative_size(self.first_drafter, self.params.target)
 
     def using(
         self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None
@@ -72,9 +84,10 @@ def build_pair(
     policy: StoppingPolicy = survival(),
     verifier: Verifier = rejection(),
     monitor: Monitor | None = None,
-    max_draft_length: int = 7,
-    dtype: str = "bfloat16",
+    max_draft_length: int | None = None,
+    dtype: str = "auto",
     verification_widths: tuple[int, ...] | None = None,
+    costs: CostModel | str | Path | None = None,
 ) -> Pair:
     """Load (where a name is given) and join. `drafter=None` is plain decoding.
 
@@ -87,33 +100,40 @@ def build_pair(
             a Drafter; or several of these, joined by `drafters.multi_drafter`.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
+        max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
+            they are estimated.
+        dtype: bfloat16, float16 or float32 of models by name; auto: the target's if it is given loaded, else the faster
+            of bfloat16 and float32 here, bfloat16 if costs are estimated.
+        verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated.
+        costs: what passes cost, for whoever weighs it. "measured": once a pair and machine, kept in
+            `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that
+            `experiments.step_cost` wrote. None: what SPECDEC_JAX_COSTS in the environment says, else measured. Of
+            several drafters the first with a model is measured; the others count by their bytes.
 
     Raises:
         ValueError: the vocabularies differ, a number is out of range, or options or parameters that no drafter takes.
+        FileNotFoundError: a file of costs that is not there.
     """
+    asked = costs_asked(costs)
     together = drafter is not None and not _one(drafter)
     monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
-    big = _loaded(target, dtype) if isinstance(target, str) else target
+    big = _target(target, dtype, asked)
     if big.model.reduced is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    pairs, params = [], None
-    if drafter is None:
-        built = no_drafter()
-    elif _one(drafter):
-        built, params = _drafter(big, drafter, drafter_params, max_draft_length, dtype)
-        pairs = [(built, params)]
-    else:
-        each: list[Any] = list(drafter)  # type: ignore[arg-type]
-        own = _params_of_each(each, drafter_params)
-        pairs = [_drafter(big, one, weights, max_draft_length, dtype) for one, weights in zip(each, own, strict=True)]
-        params = tuple(pair[1] for pair in pairs)
-        built = multi_drafter(
-            tuple(pair[0] for pair in pairs), tuple(_relative_size(own, big.params) for own in params)
-        )
-    widths = tuple(verification_widths or default_widths(built.max_draft_length))
+    each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
+    found = [_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each]
+    known = _known_costs(asked, big, found)
+    most = _longest(known, verification_widths) if max_draft_length is None else max_draft_length
+    own = _params_of_each(each, drafter_params) if together else [drafter_params]
+    pairs = [_drafter(big, one, weights, most) for one, weights in zip(found, own, strict=False)]
+    built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
+    longest = built.max_draft_length
+    usual = default_widths(longest) if known is None else widths_for(known, longest)
+    widths = tuple(verification_widths or usual)
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     first_drafter = next((own for one, own in pairs if one.model is not None), None)
-    return Pair(big, decoder, ModelParams(big.params, params), policy, verifier, monitor, first_drafter)
+    models = ModelParams(big.params, params)
+    return Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known and between(known, widths))
 
 
 def split_drafters(words: str) -> list[str]:
@@ -161,17 +181,53 @@ def _modelless() -> list[str]:
     return [name for name in names("drafter") if name not in NEED_MODELS]
 
 
-def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int, dtype: str) -> tuple[Drafter, Params]:
-    """A drafter and its parameters."""
+def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> LoadedModel:
+    if not isinstance(target, str):
+        return target
+    if dtype != "auto":
+        return _loaded(target, dtype)
+    big = _loaded(target, "bfloat16")
+    faster = faster_dtype(big, lambda other: load_model(target, dtype=other)) if asked == MEASURED else "bfloat16"
+    return big if faster == "bfloat16" else _loaded(target, faster)
+
+
+def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
+    """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
     check_drafter(drafter)
-    if isinstance(drafter, str) and without_model(drafter):
-        return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
-    if isinstance(drafter, Drafter):
-        return drafter, params
+    if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
+        return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_same_vocabulary(big, small)
     _check_draft_vocabulary(big, small)
-    return _model_drafter(small.model, big.model.spec.vocab_size, most), small.params
+    return small
+
+
+def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter]) -> CostModel | None:
+    """The costs asked for, measured if need be; None: estimated, or nobody drafts."""
+    if isinstance(asked, CostModel) or asked == ESTIMATED or not found:
+        return asked if isinstance(asked, CostModel) and found else None
+    return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None))
+
+
+def _longest(known: CostModel | None, widths: Sequence[int] | None) -> int:
+    """Most drafts a round where nobody says: what pays here, in the widths that are given."""
+    most = DRAFTS if known is None else longest_draft(known)
+    return max(min(most, max(widths) - 1), 1) if widths else most
+
+
+def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int) -> tuple[Drafter, Params]:
+    """A drafter and its parameters."""
+    if isinstance(drafter, LoadedModel):
+        return _model_drafter(drafter.model, big.model.spec.vocab_size, most), drafter.params
+    if isinstance(drafter, Drafter):
+        return drafter, params
+    return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
+
+
+def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Drafter, Params]:
+    """Several drafters as one."""
+    params = tuple(own for _, own in pairs)
+    return multi_drafter(tuple(one for one, _ in pairs), tuple(_relative_size(own, target) for own in params)), params
 
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:

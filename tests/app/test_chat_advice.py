@@ -38,14 +38,14 @@ def figures(rate, mean=3.0, passes=30):
 def test_suggestions(policy, rate, mean, command):
     most = 16 if policy.startswith("static") else 7
     chosen = Settings(policy=policy, max_draft_length=most)
-    found = suggest(chosen, figures(rate, mean))
+    found = suggest(chosen, most, figures(rate, mean))
     assert (found and found.command) == command
     if found and rate:
         assert ("longer" in found.advice) == (rate > 0.8)
 
 
 def test_nothing_is_suggested_where_nobody_drafts():
-    assert suggest(Settings(drafter="none"), figures(None, None, passes=0)) is None
+    assert suggest(Settings(drafter="none"), 7, figures(None, None, passes=0)) is None
 
 
 def test_gamma_auto_does_what_is_suggested(session):

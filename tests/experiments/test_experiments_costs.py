@@ -12,11 +12,11 @@ from experiments.lib import measured, tiny_gpt2
 from experiments.lib.long_live import Live, live_run
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import made_up_trace, made_up_traces
+from specdec_jax.costs.cost_model import between, flat, load_cost_model
+from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding import default_widths
-from specdec_jax.replay.cost_model import between, flat, load_cost_model
 from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.replay import replay
-from specdec_jax.replay.step_cost import Cost
 from specdec_jax.replay.trace import check, save_trace, select
 from specdec_jax.stopping import adaedl
 
@@ -88,12 +88,12 @@ def test_a_made_up_trace_is_consistent():
         assert (trace.temperature == np.float32(temperature)).all()
 
 
-def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoders_verify_in(ran, monkeypatch):
+def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(ran, monkeypatch):
     out, _ = ran(step_cost)
     costs, model = json.loads((out / "costs.json").read_text()), load_cost_model(out / "cost_model.json")
     medians = {name: entry["median"] for name, entry in costs["passes"].items()}
-    assert model.drafter_step == medians["drafter 0"] and model.plain_pass == medians["target float32 2"]
-    assert model.widths == (2, 4, 8) and model.batch == 1 and "float32" in model.device
+    assert model.drafter_step == medians["drafter 0"] and model.plain_pass == medians["target float32 1"]
+    assert model.widths == (1, 2, 4, 8) and model.batch == 1 and "float32" in model.device
     wanted = np.maximum.accumulate([medians[f"target float32 {width}"] for width in model.widths])
     np.testing.assert_array_equal(model.target_pass, wanted)
     assert f"| {model.ratio:.3f} |" in (out / "table.md").read_text()
@@ -102,7 +102,7 @@ def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_the_widths_decoder
         "drafter 0": Cost(0.5, 0, 0)
     }
     model = step_cost.costs_of(config, known)
-    assert model[:4] == (0.5, (16, 17), (1.6, 1.7), 1.6) and model.batch == 3
+    assert model[:4] == (0.5, (1, 16, 17), (0.1, 1.6, 1.7), 0.1) and model.batch == 3
     monkeypatch.setattr(step_cost, "measure_passes", lambda *_: pytest.fail("measured again"))
     assert step_cost.main(["--smoke", "--out", str(out)]) == 0
 

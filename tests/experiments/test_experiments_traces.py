@@ -12,7 +12,7 @@ from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, po
 from experiments.lib import traced
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.traced import costs_or_default
-from specdec_jax.replay.cost_model import cost_model
+from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.replay.trace import FEATURES, save_trace
 
 pytestmark = pytest.mark.slow

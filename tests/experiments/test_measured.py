@@ -8,9 +8,9 @@ from tiny_pair import write_pair
 from experiments import compare, record
 from experiments.lib.measured import measured_points
 from experiments.lib.run_folder import read_rows
+from specdec_jax.costs.cost_model import flat
 from specdec_jax.loading import load_model
 from specdec_jax.loading.builtin import drafter_file
-from specdec_jax.replay.cost_model import flat
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.text.calibration import fingerprint
 

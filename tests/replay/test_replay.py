@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rules import FAST
 
+from specdec_jax.costs.cost_model import cost_model, flat
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
@@ -12,7 +13,6 @@ from specdec_jax.drafters import model
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless import toys
 from specdec_jax.monitors import phases
-from specdec_jax.replay.cost_model import cost_model, flat
 from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.phase_path import phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay

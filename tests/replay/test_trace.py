@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from specdec_jax.replay.cost_model import between, cost_model, load_cost_model, save_cost_model
+from specdec_jax.costs.cost_model import between, cost_model, load_cost_model, save_cost_model
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
@@ -149,6 +149,8 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path):
     with pytest.raises(FileNotFoundError, match="step_cost"):
         load_cost_model(tmp_path / "d.json")
     with pytest.raises(ValueError, match="positive"):
-        cost_model(0.0, {1: 1.0})
+        cost_model(-0.1, {1: 1.0})
+    with pytest.raises(ValueError, match="positive"):
+        cost_model(0.1, {1: 0.0})
     with pytest.raises(ValueError, match="widths"):
         cost_model(0.1, {})

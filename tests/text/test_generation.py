@@ -239,4 +239,4 @@ def test_bad_pairs_are_refused_by_name(tiny):
     with pytest.raises(ValueError, match="max_draft_length 99999999999 does not fit the target's context of 128"):
         build_pair(tiny.target, tiny.target, max_draft_length=99999999999)
     with pytest.raises(ValueError, match=r"widest verification width 4 cannot hold max_draft_length 7"):
-        build_pair(tiny.target, tiny.target, verification_widths=(2, 4))
+        build_pair(tiny.target, tiny.target, max_draft_length=7, verification_widths=(2, 4))

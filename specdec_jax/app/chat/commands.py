@@ -121,7 +121,7 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
             raise ValueError("there is no answer yet to suggest a length from")
         if not same_drafts(session.last.settings, session.settings):
             raise ValueError("there is no answer since the last change to suggest anything from: ask something first")
-        advice = suggest(session.settings, session.last.result.statistics)
+        advice = suggest(session.settings, session.longest, session.last.result.statistics)
         if advice is None:
             return Text("Nothing to change: the acceptance rate suggests none.")
         run(chat, advice.command)
@@ -130,7 +130,7 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
         length = _number("the static length", text, int)
         if not 0 <= length <= LONGEST:
             raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
-        longest = max(length, session.settings.max_draft_length)
+        longest = max(length, session.longest)
         session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
     return _shown(chat, "policy")
 
@@ -174,12 +174,12 @@ def _system(chat: Chat, text: str) -> RenderableType:
 def _most(chat: Chat, text: str) -> RenderableType:
     if text:
         chat.session.change(max_draft_length=_number("max_draft_length", text, int))
-    return _shown(chat, "max_draft_length")
+    return Text(f"max-draft-length {chat.session.longest}")
 
 
 def _compare(chat: Chat, text: str) -> RenderableType:
     session = chat.session
-    length = _number("the static length", text, int) if text else min(3, session.settings.max_draft_length)
+    length = _number("the static length", text, int) if text else min(3, session.longest)
     rows = comparing.compare(session, length)
     return comparing.table(rows, session.settings.temperature, session.pair.decoder.parts.verifier.lossless)
 

@@ -32,8 +32,7 @@ def compare(session: Session, length: int = 3) -> list[Compared]:
     """
     if session.last is None or not session.last.ids:
         raise ValueError("there is no prompt to compare on yet: ask something first")
-    if not 1 <= length <= session.settings.max_draft_length:
-        most = session.settings.max_draft_length
+    if not 1 <= length <= (most := session.longest):
         raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
     return measure(list(_methods(session, session.last.ids, length)))
 

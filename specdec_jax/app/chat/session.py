@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from specdec_jax.app.chat.settings import Settings, build, check
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.text.generation import Generation, Pair, Request, prepare
+from specdec_jax.text.pair import DRAFTS
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
@@ -47,6 +48,11 @@ class Session:
         self.last: Turn | None = None
         self._kept: DecodeState | None = None
         self._kept_models: tuple[str, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens drafted a round at most, as set or as chosen for this machine."""
+        return self.settings.max_draft_length or self.pair.decoder.parts.drafter.max_draft_length or DRAFTS
 
     def change(self, **values: Any) -> None:
         """Other settings, by the names of `Settings`; a new model is loaded here."""

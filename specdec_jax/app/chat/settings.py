@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_jax.app.options import Decoding, Drafting, Models, Rules
+from specdec_jax.costs.choices import costs_asked
 from specdec_jax.loading.load import check_dtype
 from specdec_jax.text.calibration import check_calibration
 from specdec_jax.text.pair import PHASES, Pair, build_pair, check_drafter, split_drafters
@@ -34,13 +35,16 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     """
     policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)
     check_drafter(_drafters(settings))
-    check_dtype(settings.dtype)
+    if settings.dtype != "auto":
+        check_dtype(settings.dtype)
+    costs_asked(settings.costs)
     if settings.calibration is not None:
         check_calibration(settings.calibration)
-    if settings.max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {settings.max_draft_length}")
-    if settings.max_draft_length > LONGEST:
-        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {settings.max_draft_length}")
+    most = settings.max_draft_length
+    if most is not None and most < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {most}")
+    if most is not None and most > LONGEST:
+        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {most}")
     if verifier.greedy_only and settings.temperature > 0:
         raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
     return policy, verifier
@@ -60,6 +64,7 @@ def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier) -> Pai
         monitor=PHASES if settings.phases else None,
         max_draft_length=settings.max_draft_length,
         dtype=settings.dtype,
+        costs=settings.costs,
     )
 
 

@@ -26,8 +26,11 @@ class Suggestion(NamedTuple):
     command: str
 
 
-def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None:
+def suggest(settings: Settings, longest: int, figures: Mapping[str, Any]) -> Suggestion | None:
     """What to change after an answer with these statistics (of `statistics.summarise`); None: nothing, or no drafts.
+
+    Args:
+        longest: tokens drafted a round at most, also where the settings leave that to the machine.
 
     Static lengths are changed themselves. AdaEDL's lambda is, unless drafts fill `max_draft_length`, which then grows.
     Of other rules the drafts are limited, or replaced by longer static ones.
@@ -42,10 +45,10 @@ def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None
     if LOW <= rate <= HIGH:
         return None
     if name_in(settings.policy) == "static":
-        return _static(settings, rate > HIGH)
-    if rate > HIGH and mean > 0.8 * settings.max_draft_length:
-        most = min(2 * settings.max_draft_length, MOST)
-        return None if most <= settings.max_draft_length else Suggestion("longer drafts", f"/max-draft-length {most}")
+        return _static(settings, longest, rate > HIGH)
+    if rate > HIGH and mean > 0.8 * longest:
+        most = min(2 * longest, MOST)
+        return None if most <= longest else Suggestion("longer drafts", f"/max-draft-length {most}")
     if name_in(settings.policy) == "adaedl":
         return _adaedl(settings, rate > HIGH)
     if rate > HIGH:
@@ -53,8 +56,8 @@ def suggest(settings: Settings, figures: Mapping[str, Any]) -> Suggestion | None
     return Suggestion("shorter drafts", f"/max-draft-length {max(round(mean) - 1, 1)}") if mean > 1.5 else None
 
 
-def _static(settings: Settings, high: bool) -> Suggestion | None:
-    length = min(int(_told(settings, "draft_length")), settings.max_draft_length)
+def _static(settings: Settings, longest: int, high: bool) -> Suggestion | None:
+    length = min(int(_told(settings, "draft_length")), longest)
     if high:
         return Suggestion("longer drafts", f"/gamma {min(length + 2, MOST)}") if length < MOST else None
     if length > 2:

@@ -135,7 +135,7 @@ class Terminal:
         assert session.last is not None
         result, console = session.last.result, self._errors if script else self._console
         console.print(Text(summary(result), "dim"), soft_wrap=script)
-        advice = suggest(session.settings, result.statistics)
+        advice = suggest(session.settings, session.longest, result.statistics)
         if advice is not None:
             rate = result.statistics["draft_acceptance_rate"]
             accepted = "" if rate is None else f"acceptance {rate:.2f} suggests "

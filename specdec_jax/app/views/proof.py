@@ -16,6 +16,7 @@ from rich.text import Text
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.lossless import (
     FALSE_ALARM,
     TOLERANCE,
@@ -117,6 +118,7 @@ def _sampled_on_pair(
             verifier=verifier,
             max_draft_length=most,
             dtype="float32",
+            costs=ESTIMATED,
         )
     with stoppable(sequences) as progress:
         return test_by_sampling(

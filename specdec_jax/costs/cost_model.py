@@ -1,4 +1,4 @@
-"""What rounds cost in time, from a table of measured passes: the clock of a replay."""
+"""What rounds cost in time, from a table of measured passes: the clock of a replay, and what rules weigh."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -54,6 +54,7 @@ def cost_model(
     """A cost model from times by width. A wider pass that was measured cheaper counts as its narrower neighbour.
 
     Args:
+        drafter_step: 0 for drafts that cost no pass of a model.
         plain_pass: time of a pass of plain decoding; the narrowest width's unless given.
 
     Raises:
@@ -64,7 +65,7 @@ def cost_model(
     if not widths or widths[0] < 1:
         raise ValueError(f"a cost model needs widths of 1 or more, got {list(widths)}")
     plain = times[0] if plain_pass is None else float(plain_pass)
-    if not all(np.isfinite(time) and time > 0 for time in (drafter_step, plain, *times)):
+    if not (0 <= drafter_step < np.inf) or not all(np.isfinite(time) and time > 0 for time in (plain, *times)):
         raise ValueError(f"times must be positive, got drafter_step {drafter_step!r}, passes {times!r}")
     return CostModel(float(drafter_step), widths, tuple(np.maximum.accumulate(times)), plain, device, batch)
 

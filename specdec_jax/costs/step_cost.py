@@ -4,6 +4,7 @@ Every figure is a loop of passes inside one jitted program, so that dispatch is 
 slow moment of a shared machine hits all of them, and the median over repeats is kept with its quartiles.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -89,17 +90,25 @@ def drafter_with(model: LanguageModel, length: int) -> Drafter:
     return model_drafter(model, length)
 
 
-def alternate(programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int]) -> dict[str, Cost]:
-    """Runs the programs in turn, `repeats` times after one warm-up each; seconds divided by `per[name]` (default 1)."""
+def alternate(
+    programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
+) -> dict[str, Cost]:
+    """Runs the programs in turn, `repeats` times after one warm-up each; times are divided by `per[name]` (default 1).
+
+    After `seconds` three turns are enough.
+    """
     for program in programs.values():
         program()
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    began = time.perf_counter()
+    for turn in range(repeats):
+        if turn >= 3 and time.perf_counter() - began > seconds:
+            break
         for name, program in programs.items():
             watch = time.perf_counter()
             program()
-            seconds[name].append((time.perf_counter() - watch) / per.get(name, 1))
-    return {name: summary(times) for name, times in seconds.items()}
+            times[name].append((time.perf_counter() - watch) / per.get(name, 1))
+    return {name: summary(found) for name, found in times.items()}
 
 
 def summary(times: Sequence[float]) -> Cost:

@@ -1,0 +1,159 @@
+"""The costs of the machine at hand: measured once a pair of models, and kept on disk.
+
+What is kept goes by all that a pass depends on: the shapes of both models' weights, dtype, device, cores and the
+version of jax. One process measures, others that want the same wait for it.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from filelock import FileLock
+
+from specdec_jax.compilation_cache import cache_folder, shown
+from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model, save_cost_model
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import alternate, draft_round, target_pass
+from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.new_folder import replacing
+from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.stopping.static import static
+
+WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
+DTYPE_WIDTH = 4  # of the pass by which dtypes are compared
+DRAFTS, SLOTS, PASSES = 7, 512, 2
+SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
+LARGEST = 4e9  # bytes of float32 weights that are loaded to see whether they are faster
+T = TypeVar("T")
+
+
+def measured(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
+    """c and V(k) of this pair on this machine, from disk or measured now: seconds, after compiling for as many.
+
+    Args:
+        drafter: None for one without a model: its step costs nothing.
+    """
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
+    names = [target.name] + ([] if drafter is None else [drafter.name])
+
+    def measure() -> CostModel:
+        _say(f"measuring what passes of {' and '.join(names)} cost on this machine, once")
+        found = _measure(target, drafter)
+        _say(sentence(found) + kept)
+        return found
+
+    path = _file("costs", names, shapes)
+    kept = _kept(path)
+    return _once(path, load_cost_model, save_cost_model, measure)
+
+
+def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str:
+    """The faster of bfloat16, in which the target is given, and float32, which `load` gives it in.
+
+    On an accelerator, and for models of over 4 GB in float32, bfloat16 without measuring.
+    """
+    small = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(target.params)) <= LARGEST
+    if jax.default_backend() != "cpu" or not small:
+        return "bfloat16"
+
+    def measure() -> dict[str, float]:
+        _say(f"measuring {target.name} in bfloat16 and float32 on this machine, once")
+        models = {"bfloat16": target, "float32": load("float32")}
+        programs = {
+            dtype: target_pass(one.model, one.params, DTYPE_WIDTH, 1, SLOTS, passes=PASSES)
+            for dtype, one in models.items()
+        }
+        found = alternate(programs, REPEATS, dict.fromkeys(programs, PASSES), seconds=SECONDS)
+        seconds = {dtype: cost.median for dtype, cost in found.items()}
+        _say(", ".join(f"{1e3 * time:.1f} ms a pass in {dtype}" for dtype, time in seconds.items()) + kept)
+        return seconds
+
+    path = _file("dtype", [target.name], [_shapes(target), SLOTS, DTYPE_WIDTH])
+    kept = _kept(path)
+    seconds = _once(path, lambda file: json.loads(file.read_text()), _write, measure)
+    return min(seconds, key=seconds.__getitem__)
+
+
+def sentence(costs: CostModel) -> str:
+    """A line about a cost model."""
+    plain = costs.plain_pass
+    passes = [f"{time / plain:.2f} at {width}" for width, time in zip(costs.widths, costs.target_pass, strict=True)]
+    drafts = f"a drafter step is {costs.ratio:.3f} of a pass of plain decoding ({1e3 * plain:.1f} ms)"
+    if not costs.ratio:
+        drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
+    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}"
+
+
+def _measure(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
+    programs: dict[str, Callable[[], Any]] = {
+        str(width): target_pass(target.model, target.params, width, 1, SLOTS, passes=PASSES) for width in WIDTHS
+    }
+    per = dict.fromkeys(programs, PASSES)
+    if drafter is not None:
+        one = model_drafter(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+        options: dict[str, Any] = {"batch": 1, "slots": SLOTS, "temperature": 0.0, "keep_log_q": True, "measure": False}
+        programs["drafter"] = draft_round(one, drafter.params, static(draft_length=DRAFTS), **options)
+        per["drafter"] = DRAFTS
+    found = alternate(programs, REPEATS, per, seconds=SECONDS)
+    step = found.pop("drafter").median if drafter is not None else 0.0
+    where = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
+    return cost_model(step, {int(width): cost.median for width, cost in found.items()}, device=where)
+
+
+def _once(
+    path: Path | None, read: Callable[[Path], T], write: Callable[[Path, T], None], measure: Callable[[], T]
+) -> T:
+    """What the file holds; measured and written where there is none. A file that cannot be read is measured again."""
+    with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
+        if path is not None and path.is_file():
+            try:
+                return read(path)
+            except ValueError as error:
+                _say(f"{error}: measuring again")
+        found = measure()
+        if path is not None:
+            write(path, found)
+        return found
+
+
+def _file(kind: str, names: list[str], shapes: Any) -> Path | None:
+    """Where something measured is kept; None where nothing can be."""
+    try:
+        folder = cache_folder("costs")
+    except (OSError, RuntimeError):
+        return None
+    known = json.dumps([kind, shapes, device(), jax.__version__], sort_keys=True)
+    label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
+    return folder / f"{kind}-{label}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
+
+
+def _kept(path: Path | None) -> str:
+    return "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
+
+
+def _shapes(model: LoadedModel) -> list[str]:
+    """Of all weights, with their dtypes: a name does not tell."""
+    return [f"{np.shape(leaf)} {leaf.dtype}" for leaf in jax.tree.leaves(model.params)]
+
+
+def dtype_of(model: LoadedModel) -> str:
+    """Of its weights."""
+    return str(jax.tree.leaves(model.params)[0].dtype)
+
+
+def _write(path: Path, seconds: dict[str, float]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(seconds), encoding="utf-8")
+
+
+def _say(line: str) -> None:
+    """To the terminal: who calls `generate` for the first time waits for this."""
+    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)

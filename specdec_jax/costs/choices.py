@@ -1,0 +1,81 @@
+"""What a machine's costs decide: verification widths, the longest draft, and what rules that weigh costs are told."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.costs.cost_model import CostModel, between, load_cost_model
+from specdec_jax.strategy import Strategy, nearest
+
+MEASURED, ESTIMATED = "measured", "estimated"
+VARIABLE = "SPECDEC_JAX_COSTS"  # what costs are meant where nobody says: one of these words, or a file
+LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
+PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
+
+
+def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
+    """A cost model, or one of the words `measured` and `estimated`.
+
+    Args:
+        costs: either, or a file that `save_cost_model` wrote. None: what SPECDEC_JAX_COSTS says, else measured.
+
+    Raises:
+        FileNotFoundError, ValueError: a file that is not there, or that is no cost model.
+    """
+    asked = os.environ.get(VARIABLE, MEASURED) if costs is None else costs
+    if isinstance(asked, CostModel):
+        return asked
+    if asked in (MEASURED, ESTIMATED):
+        return str(asked)
+    if not Path(asked).is_file():
+        near = nearest(str(asked), (MEASURED, ESTIMATED))
+        raise FileNotFoundError(f"no cost model {str(asked)!r}{near}; python -m experiments.step_cost writes one")
+    return load_cost_model(asked)
+
+
+def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
+    """Verification widths for drafts of up to that many tokens: the steps of the measured staircase.
+
+    The widest holds the longest draft. A narrower one is there if it saves 3 % of a pass of the next wider one.
+    """
+    full = max_draft_length + 1
+    chosen = [full]
+    for width in sorted((width for width in costs.widths if width < full), reverse=True):
+        narrow, wide = between(costs, (width, chosen[0])).target_pass
+        if narrow <= (1 - LEAST_SAVING) * wide:
+            chosen.insert(0, width)
+    return tuple(chosen)
+
+
+def longest_draft(costs: CostModel) -> int:
+    """The draft length of most tokens per time where nine drafts of ten are accepted, at most what was measured.
+
+    On text that is less predictable a rule stops earlier by itself.
+    """
+    lengths = np.arange(1, max(costs.widths[-1], 2))
+    tokens = np.cumsum(PREDICTABLE ** np.arange(lengths[-1] + 1))[lengths]
+    passes = np.interp(lengths + 1, costs.widths, costs.target_pass) / costs.plain_pass
+    return int(lengths[np.argmax(tokens / (passes + costs.ratio * lengths))])
+
+
+def told(policy: Strategy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
+    """The hyperparameters of a stopping policy that these costs decide, except those it was given; of its own only.
+
+    `drafter_cost` is c, `verification_times` the pass that verifies k drafts and `verification_cost` what one more
+    verified token costs on average, all in passes of plain decoding.
+    """
+    times = costs.verification_times(max_draft_length)
+    known: Mapping[str, Any] = {
+        "verification_times": tuple(times.tolist()),
+        "verification_cost": float(times[-1] - times[0]) / max(max_draft_length, 1),
+        **({"drafter_cost": costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
+    }
+    return {name: value for name, value in known.items() if name in policy.hyperparameters.keys() - policy.fixed}
+
+
+def weighs_costs(policy: Strategy) -> bool:
+    """Whether a rule is told what passes cost."""
+    return bool({"drafter_cost", "verification_times", "verification_cost"} & policy.hyperparameters.keys())

@@ -1,0 +1,29 @@
+"""The machine at hand, as figures measured on it name it."""
+
+import contextlib
+import os
+import platform
+import re
+from pathlib import Path
+
+import jax
+
+
+def processor() -> str:
+    """The CPU's model name."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int | None:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def device() -> str:
+    """jax's first device; of a CPU its cores and processor."""
+    first = jax.devices()[0]
+    return f"{cores()} cores of {processor()}" if first.platform == "cpu" else first.device_kind

@@ -1,0 +1,136 @@
+"""Costs of the machine at hand: measured once, kept on disk, given to whoever weighs them."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.lib.smoke import tiny_pair
+from specdec_jax.costs import at_hand
+from specdec_jax.costs.cost_model import between, cost_model, load_cost_model
+from specdec_jax.costs.step_cost import Cost
+from specdec_jax.stopping import adaedl, survival
+from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
+
+TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
+
+
+@pytest.fixture
+def measuring(monkeypatch, tmp_path):
+    """Every measurement that is made, by what is in it, with made-up times; a home of its own."""
+    made = []
+
+    def alternate(programs, repeats, per, seconds):
+        made.append(sorted(programs))
+        time.sleep(0.05)
+        known = {str(width): value for width, value in TIMES.items()}
+        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5}
+        return {name: Cost(known[name], known[name], known[name]) for name in programs}
+
+    monkeypatch.setattr(at_hand, "alternate", alternate)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return made
+
+
+def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path, capsys):
+    target, drafter = tiny_pair()
+    found = at_hand.measured(target, drafter)
+    said = capsys.readouterr().err
+    assert at_hand.measured(target, drafter) == found and len(measuring) == 1
+    assert capsys.readouterr().err == ""
+    assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
+    assert "a drafter step is 0.130 of a pass" in said and "1.20 at 8" in said and "~/.cache/specdec_jax/costs" in said
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    assert load_cost_model(file) == found
+
+
+def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch):
+    target, drafter = tiny_pair()
+    at_hand.measured(target, drafter)
+    at_hand.measured(drafter, drafter)
+    at_hand.measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
+    assert len(measuring) == 3 and "drafter" not in measuring[-1]
+    monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
+    at_hand.measured(target, drafter)
+    monkeypatch.setattr(jax, "__version__", "99.0")
+    at_hand.measured(target, drafter)
+    assert len(measuring) == 5
+
+
+def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
+    target, drafter = tiny_pair()
+    at_hand.measured(target, drafter)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    file.write_text('{"drafter_step": ')
+    at_hand.measured(target, drafter)
+    assert len(measuring) == 2 and "is not a cost model" in capsys.readouterr().err
+    load_cost_model(file)
+
+
+def test_who_comes_second_waits_for_the_first(measuring):
+    target, drafter = tiny_pair()
+    threads = [threading.Thread(target=at_hand.measured, args=(target, drafter)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(measuring) == 1
+
+
+def test_without_a_home_that_can_be_written_nothing_is_kept(measuring, monkeypatch, tmp_path, capsys):
+    (tmp_path / ".cache").write_text("a file where the folder would be")
+    target, drafter = tiny_pair()
+    for _ in range(2):
+        at_hand.measured(target, drafter)
+    assert len(measuring) == 2 and "kept nowhere" in capsys.readouterr().err
+
+
+def test_the_faster_dtype_is_taken_where_both_fit(measuring, monkeypatch):
+    target, _ = tiny_pair("bfloat16")
+    loaded = []
+    load = lambda dtype: loaded.append(dtype) or tiny_pair(dtype)[0]  # noqa: E731
+    assert at_hand.faster_dtype(target, load) == "float32"
+    assert at_hand.faster_dtype(target, load) == "float32" and loaded == ["float32"]
+    monkeypatch.setattr(at_hand, "LARGEST", 10.0)
+    assert at_hand.faster_dtype(target, load) == "bfloat16"
+    monkeypatch.setattr(at_hand, "LARGEST", 4e9)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert at_hand.faster_dtype(target, load) == "bfloat16" and len(loaded) == 1
+
+
+def test_a_pair_decodes_by_what_was_measured(measuring):
+    target, drafter = tiny_pair()
+    pair = build_pair(target, drafter, costs="measured")
+    assert pair.decoder.parts.drafter.max_draft_length == 9
+    assert pair.decoder.parts.widths == (4, 6, 10) and pair.drafter_cost == 0.13
+    told = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
+    # of the widths that it decodes with: even no draft at all is verified in four tokens
+    assert told["verification_times"] == pytest.approx([1.01] * 4 + [1.1] * 2 + [1.205] * 4)
+    result = generate("ab", SamplingParams(max_new_tokens=8), pair=pair, chat=False)
+    assert len(result.tokens) == 8
+    assert build_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
+    within = build_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
+    assert within.widths == (5,) and within.drafter.max_draft_length == 4
+    assert len(measuring) == 1
+
+
+def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_both(measuring):
+    target, drafter = tiny_pair()
+    given = cost_model(0.5, {2: 1.0, 16: 3.0})
+    pair = build_pair(target, drafter, costs=given, max_draft_length=7)
+    told = prepare(pair, ["ab"]).options["policy_hyperparameters"]
+    assert told["drafter_cost"] == 0.5 and not measuring
+    assert told["verification_times"] == pytest.approx(between(given, pair.decoder.parts.widths).verification_times(7))
+    own = prepare(pair.using(survival(drafter_cost=0.2)), ["ab"]).options["policy_hyperparameters"]
+    assert "drafter_cost" not in own and "verification_times" in own
+    assert not prepare(pair.using(adaedl()), ["ab"]).options.get("policy_hyperparameters")
+
+
+def test_a_lookup_is_told_what_verification_costs_and_nobody_measures_for_plain_decoding(measuring):
+    target, _ = tiny_pair()
+    assert build_pair(target, None, costs="measured").costs is None and not measuring
+    pair = build_pair(target, "prompt_lookup", costs="measured")
+    assert prepare(pair, ["ab"]).options["policy_hyperparameters"].keys() == {"verification_times"}
+    assert pair.drafter_cost is None and "drafter" not in measuring[0]
