@@ -31,6 +31,7 @@ CORE = {
     "decoding.statistics": {"types", "hyperparameters"},
     "decoding.draft_loop": {"types", "hyperparameters"},
     "decoding.cache_feed": {"types"},
+    "decoding.one_graph": set(),
     "stopping": READS,
     "verification": READS,
     "monitors": READS,
@@ -42,6 +43,7 @@ CORE = {
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,
         *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
+        "decoding.one_graph",
     },
 }
 ABOVE = ["lossless", "costs", "text", "distillation", "replay", "metrics", "app", "__main__"]

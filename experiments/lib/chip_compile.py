@@ -20,6 +20,7 @@ from experiments.lib import chip_reports
 from experiments.lib.chip_jobs import Job, environment
 from experiments.lib.chip_programs import PAIRS, bytes_of, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS
+from specdec_jax.decoding.one_graph import OPTIONS
 
 SIZES = ("argument", "alias", "output", "temp")
 
@@ -27,7 +28,8 @@ SIZES = ("argument", "alias", "output", "temp")
 def compile_for(job: Job) -> dict[str, Any]:
     """Compiles and reports; a compiler's refusal is a fact too."""
     chip = CHIPS[job.chip]
-    shapes = shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length)
+    options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
+    shapes = shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length, options)
     function, arguments = program(job.program, shapes)
     device = chip.device()
     arguments = jax.tree.map(lambda leaf: _placed(leaf, SingleDeviceSharding(device)), arguments)

@@ -1,5 +1,6 @@
 """Programs of a pair of models by shapes alone: nothing is loaded, everything is compiled as a generation would be."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -54,12 +55,16 @@ class Shapes(NamedTuple):
     state: Any
 
 
-def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shapes:
+def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compiler_options: Mapping[str, Any]) -> Shapes:
     """The decoder of a pair with `survival` and token rejection in bfloat16, and the shapes of a generation of it."""
     target = llama.language_model(pair.target, jnp.bfloat16)
     drafter, drafter_params = _drafter(pair)
     decoder = build_decoder(
-        target, drafters.model(drafter, max_draft_length), stopping.survival(), verification.rejection()
+        target,
+        drafters.model(drafter, max_draft_length),
+        stopping.survival(),
+        verification.rejection(),
+        compiler_options=compiler_options,
     )
     params = ModelParams(_weights(pair.target), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)

@@ -4,46 +4,87 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
+PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
+SOURCE = "llama-cpp-python"
+LLAMA_CPP = ("llama-completion", "llama-speculative-simple")
+LLAMA_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DLLAMA_CURL=OFF")
 
 
 class NoEnvironment(RuntimeError):
     """An environment that could not be made; the message says why in a line."""
 
 
-def python_of(requirements: str, folder: Path, *, seconds: float) -> Path:
+def python_of(
+    requirements: str, folder: Path, *, seconds: float, packages: Sequence[str] = (), base: str = sys.executable
+) -> Path:
     """The interpreter of the environment that a requirements file of the repository describes, made unless it is there.
+
+    Args:
+        packages: only these, at the file's versions.
+        base: the interpreter that makes it.
 
     Raises:
         NoEnvironment: it could not be made, or not within the time.
     """
-    place = (folder / Path(requirements).stem).absolute()
-    python, wanted = place / "bin" / "python", _digest(ROOT / requirements)
+    place = (folder / "-".join([Path(requirements).stem, *packages[:1]])).absolute()
+    python, wanted = place / "bin" / "python", _digest(ROOT / requirements) + base + " ".join(packages)
+    asked = ["-r", str(ROOT / requirements)]
+    if packages:
+        asked = ["-c", str(ROOT / requirements), *packages]
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if python.exists() and (place / STAMP).exists() and (place / STAMP).read_text() == wanted:
             return python
         shutil.rmtree(place, ignore_errors=True)
-        install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-r"]
-        for command in ([sys.executable, "-m", "venv", str(place)], [*install, str(ROOT / requirements)]):
-            _run(command, requirements, seconds)
+        for command in ([base, "-m", "venv", str(place)], [str(python), *PIP, *asked]):
+            _run(command, f"{requirements} does not install", seconds)
         (place / STAMP).write_text(wanted)
     return python
 
 
-def _run(command: list[str], requirements: str, seconds: float) -> None:
+def llama_cpp(folder: Path, *, seconds: float, base: str = sys.executable) -> Path:
+    """The folder with llama.cpp's programs, compiled from the source in llama-cpp-python unless they are there.
+
+    Raises:
+        NoEnvironment: no compiler, or it does not compile, or not within the time.
+    """
+    python = python_of("requirements-peers.txt", folder, seconds=seconds, packages=("cmake", "ninja"), base=base)
+    place, bin_folder = folder.absolute() / "llama.cpp", python.parent
+    programs = place / "build" / "bin"
+    with FileLock(f"{place}.lock"):
+        if all((programs / name).exists() for name in LLAMA_CPP):
+            return programs
+        failed = "llama.cpp does not compile"
+        constraint = ["-c", str(ROOT / "requirements-peers.txt"), "--no-deps", "--no-binary", ":all:"]
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        _run([str(python), "-m", "pip", "download", "-q", *constraint, SOURCE, "-d", str(place)], failed, seconds)
+        with tarfile.open(next(place.glob("*.tar.gz"))) as archive:
+            archive.extractall(place, filter="data")
+        source = next(place.glob("*/vendor/llama.cpp"))
+        cmake, build = str(bin_folder / "cmake"), ["-B", str(place / "build")]
+        ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={bin_folder / 'ninja'}", "-DCMAKE_BUILD_TYPE=Release"]
+        _run([cmake, "-S", str(source), *build, *ninja, *LLAMA_FLAGS], failed, seconds)
+        _run([cmake, "--build", str(place / "build"), "--target", *LLAMA_CPP], failed, seconds)
+    return programs
+
+
+def _run(command: Sequence[str], failed: str, seconds: float) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise NoEnvironment(f"{requirements} did not install within {seconds:.0f} s") from None
+        raise NoEnvironment(f"{failed}: not within {seconds:.0f} s") from None
     except (OSError, subprocess.CalledProcessError) as error:
         last = [line for line in (getattr(error, "stderr", "") or str(error)).splitlines() if line.strip()]
-        raise NoEnvironment(f"{requirements} does not install: {last[-1][:300] if last else error}") from None
+        raise NoEnvironment(f"{failed}: {last[-1][:300] if last else error}") from None
 
 
 def _digest(path: Path) -> str:

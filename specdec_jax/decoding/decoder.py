@@ -5,6 +5,7 @@ One dispatch takes a prompt from prefill to its last token (`run`), or a given n
 donated and never closed over.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.answers import check_answers
+from specdec_jax.decoding.one_graph import FLAG, explained, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.sampling import distributions, make_warp
@@ -88,6 +90,7 @@ def build_decoder(
     monitor: Monitor | None = None,
     verification_widths: Sequence[int] | None = None,
     prefill_chunk: int = 64,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Decoder:
     """Compile-once decoding for one target, drafter, policy and verifier.
 
@@ -97,6 +100,8 @@ def build_decoder(
         verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
             runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
         prefill_chunk: prompt tokens a target pass takes.
+        compiler_options: what `jax.jit` is told. None: a CUDA graph of each whole program where the default backend can
+            (`one_graph.py`; an `xla_gpu_enable_command_buffer` in XLA_FLAGS overrules it).
 
     Raises:
         ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
@@ -127,18 +132,20 @@ def build_decoder(
         drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
         return fresh._replace(target_cache=cache, drafter=drafter_state)
 
+    told = options_here() if compiler_options is None else dict(compiler_options)
+    jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
-        "run": jax.jit(run_rounds, donate_argnums=1),
-        "step": jax.jit(lambda params, state: decode_round(parts, params, state), donate_argnums=1),
-        "prefill": target_prefill(target, prefill_chunk),
-        "prefill_drafter": drafter_prefill(drafter),
-        "extend": jax.jit(continue_from, donate_argnums=1),
-        "score": jax.jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
+        "run": jit(run_rounds, donate_argnums=1),
+        "step": jit(lambda params, state: decode_round(parts, params, state), donate_argnums=1),
+        "prefill": target_prefill(target, prefill_chunk, tuple(told.items())),
+        "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
+        "extend": jit(continue_from, donate_argnums=1),
+        "score": jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
     }
-    return _wrap(parts, jitted)
+    return _wrap(parts, jitted, captured=FLAG in told)
 
 
-def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
+def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
     """The Python side: arguments are checked here, before anything compiles."""
     checked = set()  # shapes that the policy has answered for, before anything compiled
 
@@ -174,7 +181,12 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         return jitted["extend"](params, state, fresh)
 
     def run(params: ModelParams, state: DecodeState, rounds: int | None = None) -> DecodeState:
-        return jitted["run"](params, state, np.int32(ALL_ROUNDS if rounds is None else rounds))
+        try:
+            return jitted["run"](params, state, np.int32(ALL_ROUNDS if rounds is None else rounds))
+        except jax.errors.JaxRuntimeError as error:
+            if not captured:
+                raise
+            raise explained(error) from error
 
     def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
         text = np.asarray(tokens, np.int32)

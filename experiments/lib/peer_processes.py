@@ -1,0 +1,149 @@
+"""The sides of `python -m experiments.peers`: processes that decode a request and answer with tokens and seconds."""
+
+import json
+import queue
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+SIDES = Path(__file__).parent / "peer_sides"
+READY = 900.0  # seconds to load models in; vLLM compiles then
+
+
+class Failed(RuntimeError):
+    """A side that cannot go on; the message says why in a line."""
+
+
+class Side(Protocol):
+    """Who decodes. `answer` gives tokens or text, seconds with the prompt's, passes and peak memory."""
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Process:
+    """A side that lives as long as the run: a request a line in, an answer a line out.
+
+    Raises:
+        Failed: it does not start, or from `answer` it ends or does not answer in time.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, seconds: float):
+        self._log, self._seconds = log, seconds
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._next(READY)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(until - time.monotonic(), 0.0))
+            except queue.Empty:
+                self.close()
+                raise Failed(f"no answer in {seconds:.0f} s") from None
+            if not line:
+                raise Failed(f"ended with {self._process.wait()}: {last_line(self._log)}")
+            if line.startswith("{"):
+                return json.loads(line)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Decodes a request."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(dict(request)) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise Failed(f"ended: {last_line(self._log)}") from None
+        return self._next(self._seconds)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+class LlamaCpp:
+    """llama.cpp's own programs, started anew for each request; seconds are those that they print."""
+
+    def __init__(self, programs: Path, target: Path, drafter: Path, threads: int, log: Path, seconds: float):
+        self._programs, self._models, self._log, self._seconds = programs, (target, drafter), log, seconds
+        self._threads = str(threads)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Decodes a request; `mode` is plain or draft-N."""
+        drafts = int(request["mode"].partition("-")[2] or 0)
+        command = self._command(request, drafts)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=self._seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no answer in {self._seconds:.0f} s") from None
+        said = ran.stdout + "\n" + ran.stderr
+        self._log.write_text(said, encoding="utf-8")
+        if ran.returncode:
+            raise Failed(f"ended with {ran.returncode}: {last_line(self._log)}")
+        read = speculative_figures if drafts else plain_figures
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return read(said, request["new"]) | {"text": ran.stdout, "peak_kb": peak}
+
+    def _command(self, request: Mapping[str, Any], drafts: int) -> list[str]:
+        name = "llama-speculative-simple" if drafts else "llama-completion"
+        command = [str(self._programs / name), "-m", str(self._models[0]), "-p", request["text"]]
+        command += ["-n", str(request["new"]), "-c", str(request["slots"]), "-t", self._threads, "--ignore-eos"]
+        command += ["--temp", str(request["temperature"]), "--seed", str(request["seed"])]
+        command += ["--top-k", "0", "--top-p", "1", "--min-p", "0", "--samplers", "temperature"]
+        if drafts:
+            command += ["-md", str(self._models[1]), "--spec-type", "draft-simple", "--spec-draft-n-max", str(drafts)]
+            return [*command, "-td", self._threads]
+        return [*command, "-no-cnv", "--no-display-prompt", "--simple-io", "--no-warmup"]
+
+    def close(self) -> None:
+        """Nothing runs between requests."""
+
+
+def plain_figures(said: str, new: int) -> dict[str, Any]:
+    """Seconds and passes from llama-completion's report. Raises Failed where there is none."""
+    found = dict(re.findall(r"(prompt eval|eval) time\s*=\s*([\d.]+) ms", said))
+    if set(found) != {"prompt eval", "eval"}:
+        raise Failed("llama-completion reported no times")
+    return {"seconds": sum(map(float, found.values())) / 1e3, "passes": new, "count": new}
+
+
+def speculative_figures(said: str, new: int) -> dict[str, Any]:
+    """The same from llama-speculative-simple's."""
+    times = dict(re.findall(r"(encoded|decoded)\s+(?:\d+) tokens in\s+([\d.]+) seconds", said))
+    counts = dict(re.findall(r"n_(predict|drafted|accept)\s*=\s*(\d+)", said))
+    if set(times) != {"encoded", "decoded"} or "predict" not in counts:
+        raise Failed("llama-speculative-simple reported no times")
+    count = int(counts["predict"])
+    passes = count - int(counts.get("accept", 0))
+    return {"seconds": sum(map(float, times.values())), "passes": passes, "count": count}
+
+
+def own_command(target: str, drafter: str, dtype: str, words: str) -> list[str]:
+    """This project's side."""
+    return [sys.executable, "-m", "experiments.lib.peer_sides.own_side", target, drafter, dtype, words]
+
+
+def last_line(log: Path) -> str:
+    """The last line that says something, cut to 200 characters."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "error" in line]
+    return (errors or lines or ["nothing was said"])[-1][:200]

@@ -1,0 +1,88 @@
+"""The table of `python -m experiments.peers`."""
+
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
+from typing import Any
+
+import numpy as np
+
+from experiments.lib.cells import PARENTHESES, at_temperature, interval, markdown
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import summary
+
+HEADS = [
+    "contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token", "agreement",
+    "peak memory, MB",
+]  # fmt: skip
+PLAIN, SPECULATIVE = "plain", "survival"  # modes of this project that contenders are compared with
+
+
+def report(
+    config: Any,
+    rows: Sequence[Mapping[str, Any]],
+    wanted: Sequence[Any],
+    failed: Mapping[str, str],
+    sizes: Sequence[int],
+) -> str:
+    """A table a temperature: everyone's speed, and medians (quartiles) over prompts of ratios of neighbours in time."""
+    megabytes = [f"{size / 1e6:.0f}" for size in sizes]
+    parts = [
+        f"{config.target} and {config.drafter} on {device()}, {config.max_new_tokens} tokens a generation, with the "
+        f"prompt's time; medians (quartiles) over prompts. Weights: {' and '.join(megabytes)} MB in {config.dtype}. "
+        "*specdec_jax over it*: plain decoding over plain decoding, `survival` over all others. *Agreement*: the share "
+        "of plain decoding's greedy text before the first difference."
+    ]
+    for temperature in config.temperatures:
+        here = [row for row in rows if row["temperature"] == temperature]
+        lines = [_line(one, here, failed) for one in wanted]
+        parts += [f"**{at_temperature(temperature)}**", markdown(HEADS, lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str]) -> list[str]:
+    own = by_prompt(rows, one.name, one.dtype)
+    if not own:
+        why = failed.get(f"{one.name}, {one.dtype}", "not run")
+        return [one.name, one.dtype, why.replace("|", "/"), *["–"] * (len(HEADS) - 3)]
+    plain = by_prompt(rows, f"{one.peer} plain", one.dtype)
+    ours = _ours(rows, PLAIN if one.mode == "plain" else SPECULATIVE)
+    reference = _ours(rows, PLAIN)
+    speeds = summary([_speed(row) for row in own.values()])
+    peak = max(row["peak_kb"] for row in own.values()) / 1e3
+    passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in own.values()])
+    greedy = all(row["temperature"] == 0 for row in own.values())
+    shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in own.items() if prompt in reference]
+    return [
+        one.name,
+        one.dtype,
+        interval(speeds, ".1f", PARENTHESES),
+        _ratio(own, plain),
+        _ratio(ours, own),
+        f"{passes:.2f}",
+        f"{np.mean(shares):.0%}" if greedy and shares else "–",
+        f"{peak:.0f}",
+    ]
+
+
+def _ours(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Mapping[str, Any]]:
+    return {row["prompt_id"]: row for row in rows if row["peer"] == "specdec_jax" and row["mode"] == mode}
+
+
+def by_prompt(rows: Sequence[Mapping[str, Any]], name: str, dtype: str) -> dict[str, Mapping[str, Any]]:
+    """A contender's rows."""
+    return {row["prompt_id"]: row for row in rows if row["name"] == name and row["dtype"] == dtype}
+
+
+def agreement(text: str, reference: str) -> float:
+    """The share of the reference before the first difference."""
+    reference = reference.strip()
+    return len(commonprefix([text.strip(), reference])) / max(len(reference), 1)
+
+
+def _speed(row: Mapping[str, Any]) -> float:
+    return row["num_emitted_tokens"] / row["seconds"]
+
+
+def _ratio(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:
+    both = [_speed(one[prompt]) / _speed(other[prompt]) for prompt in one if prompt in other]
+    return interval(summary(both), bounds=PARENTHESES) if both else "–"

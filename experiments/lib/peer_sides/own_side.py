@@ -1,0 +1,42 @@
+"""Decodes with specdec_jax, as every other side does: in a process of its own, a request a line.
+
+python -m experiments.lib.peer_sides.own_side TARGET DRAFTER DTYPE DRAFTS
+"""
+
+import json
+import resource
+import sys
+
+from specdec_jax.compilation_cache import enable
+from specdec_jax.text.generation import Request, build_pair, decode, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+
+
+def main() -> int:
+    """Answers requests until there are no more. DRAFTS: `plain`, or the policy's words."""
+    from specdec_jax.text.strategies import choose
+
+    target, drafter, dtype, words = sys.argv[1:]
+    enable()
+    drafting = {} if words == "plain" else {"policy": choose("policy", words)}
+    pair = build_pair(target, None if words == "plain" else drafter, dtype=dtype, **drafting)
+    print(json.dumps({"ready": "specdec_jax"}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        sampling = SamplingParams(
+            max_new_tokens=asked["new"], temperature=asked["temperature"], seed=asked["seed"], stop_ids=()
+        )
+        made = prepare(pair, ["x"], sampling, chat=False, slots=asked["slots"])
+        result = decode(pair, Request([asked["ids"]], made.options)).results[0]
+        found = {
+            "tokens": result.tokens,
+            "seconds": result.seconds + result.prefill_seconds,
+            "passes": result.statistics["num_rounds"],
+            "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Decodes with transformers on torch. Run by that environment's Python: nothing of this project is imported.
+
+    transformers_side.py TARGET DRAFTER DTYPE THREADS
+
+Reads a request as a line of JSON (ids, new, temperature, seed, mode) and writes its answer as one: tokens, seconds,
+passes of the target, peak memory. Modes: plain; assisted-N, with N drafts a round; assisted-dynamic, which stops by the
+drafter's confidence; lookup.
+"""
+
+import json
+import resource
+import sys
+import time
+
+import torch
+from transformers import AutoModelForCausalLM
+
+DRAFTS, CONFIDENCE = 20, 0.4  # transformers' own defaults
+
+
+def load(path, dtype):
+    """A model in evaluation mode."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+
+def options_of(mode, drafter):
+    """What `generate` is told for a mode."""
+    kind, _, setting = mode.partition("-")
+    if kind == "plain":
+        return {}
+    if kind == "lookup":
+        return {"prompt_lookup_num_tokens": 5}
+    dynamic = setting == "dynamic"
+    config = drafter.generation_config
+    config.num_assistant_tokens = DRAFTS if dynamic else int(setting)
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = CONFIDENCE if dynamic else 0.0
+    return {"assistant_model": drafter}
+
+
+def answer(target, drafter, request, passes):
+    """Decodes a request."""
+    ids = torch.tensor([request["ids"]])
+    sampled = request["temperature"] > 0
+    options = options_of(request["mode"], drafter) | {"do_sample": sampled, "max_new_tokens": request["new"]}
+    if sampled:
+        options |= {"temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
+    torch.manual_seed(request["seed"])
+    passes.clear()
+    watch = time.perf_counter()
+    with torch.inference_mode():
+        out = target.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=-1, pad_token_id=0, **options)
+    seconds = time.perf_counter() - watch
+    tokens = out[0, ids.shape[1] :].tolist()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"tokens": tokens, "seconds": seconds, "passes": len(passes), "peak_kb": peak}
+
+
+def main():
+    """Answers requests until there are no more."""
+    target_path, drafter_path, dtype, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    target, drafter = load(target_path, dtype), load(drafter_path, dtype)
+    passes = []
+    target.register_forward_hook(lambda *_: passes.append(1))
+    print(json.dumps({"ready": f"transformers on torch {torch.__version__}"}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(target, drafter, json.loads(line), passes)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

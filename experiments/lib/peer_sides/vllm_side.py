@@ -1,0 +1,54 @@
+"""Decodes with vLLM's CPU build. Run by that environment's Python: nothing of this project is imported.
+
+    vllm_side.py TARGET DRAFTER DTYPE THREADS DRAFTS
+
+Requests and answers as in transformers_side.py. The mode is the process's own: DRAFTS 0 is plain decoding.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+if len(sys.argv) > 4:
+    os.environ["OMP_NUM_THREADS"] = sys.argv[4]
+
+
+def passes_of(llm):
+    """Rounds of drafting so far; None where nothing drafts."""
+    found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return found.get("vllm:spec_decode_num_drafts")
+
+
+def main():
+    """Answers requests until there are no more."""
+    from vllm import LLM, SamplingParams
+    from vllm import __version__ as version
+
+    target, drafter, dtype, _, drafts = sys.argv[1:]
+    told = {"method": "draft_model", "model": drafter, "num_speculative_tokens": int(drafts)} if int(drafts) else None
+    out = os.dup(1)
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
+    llm = LLM(model=target, dtype=dtype, speculative_config=told, **options)
+    with os.fdopen(out, "w") as answers:
+        print(json.dumps({"ready": f"vLLM {version}"}), file=answers, flush=True)
+        for line in sys.stdin:
+            request, before = json.loads(line), passes_of(llm)
+            new, seed = request["new"], request["seed"]
+            params = SamplingParams(temperature=request["temperature"], max_tokens=new, seed=seed, ignore_eos=True)
+            watch = time.perf_counter()
+            result = llm.generate([{"prompt_token_ids": request["ids"]}], params, use_tqdm=False)[0]
+            seconds = time.perf_counter() - watch
+            after = passes_of(llm)
+            passes = new if after is None else int(after - (before or 0))
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            tokens = list(result.outputs[0].token_ids)
+            found = {"tokens": tokens, "seconds": seconds, "passes": passes, "peak_kb": peak}
+            print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

