@@ -1,0 +1,191 @@
+"""What does a GPU make of it? The questions that compilers cannot answer, in ten minutes.
+
+Question:  Does a whole generation run as one CUDA graph, and is it faster than without? What are c and V(k) of a pair
+           of 8B's and 1B's shapes, and how near does its plain decoding come to the memory's bandwidth? What is
+           speculation worth at batch 1, 8 and 64?
+Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
+Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
+Time:      under 10 minutes on a GPU (aim; it has not been run on one); 2 minutes with --smoke on 2 cores
+Expected:  aims: plain decoding reads weights at 80 % of the bandwidth that a copy reaches; the graph is faster
+Output:    runs/gpu_suite-<time>/ with manifest.json, results.jsonl (a line a measurement, written as it comes),
+           costs.json and table.md; a stopped run goes on with the same --out
+
+The pair of large shapes is the built-in one with ballast (experiments/lib/ballast.py): text and acceptance are the
+small models', passes cost what Llama 8B's and 1B's do. Rows say so. Against transformers on a GPU: `python -m
+experiments.peers --only transformers` there, with a torch for its CUDA in the environment.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from experiments.lib.ballast import with_ballast
+from experiments.lib.cells import PARENTHESES, interval, markdown
+from experiments.lib.chip_programs import LLAMA_1B, LLAMA_8B
+from experiments.lib.commands import command
+from experiments.lib.options import LoadedPair, Output, Served, Smoke, check_least
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import tiny_pair
+from experiments.lib.terminal import publish
+from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.at_hand import measured, sentence
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import Cost, alternate, summary
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.one_graph import CAPTURED, FLAG, options_here
+from specdec_jax.models import llama
+from specdec_jax.text.generation import Pair, build_pair, decode, prepare, start
+from specdec_jax.text.sampling_params import SamplingParams
+
+PARTS = ("bandwidth", "graph", "ballast")
+PROMPT = "Explain in a few sentences how a bicycle stays upright."
+COPIED = 2**31  # bytes
+TINY = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=1024)
+LOOPS_FROM_HOST = {FLAG: CAPTURED.removesuffix(",WHILE")}  # what XLA captures by itself
+Measurement = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Suite(Output, Smoke, Served):
+    """Measure a GPU."""
+
+    parts: tuple[str, ...] = PARTS
+    """Which: bandwidth, graph, ballast."""
+    batches: tuple[int, ...] = (1, 8, 64)
+    """Rows of the generations with ballast."""
+    max_new_tokens: int = 128
+    """Tokens of a generation."""
+    repeats: int = 5
+    """Timed runs of each."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_new_tokens", "repeats")
+        for part in self.parts:
+            if part not in PARTS:
+                raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")
+
+
+def suite(config: Suite, console: Console) -> None:
+    """Runs the parts, keeps each measurement as it comes, and writes the table."""
+    folder = RunFolder.create("gpu_suite", config, config.out)
+    enable()
+    if jax.default_backend() == "cpu" and not config.smoke:
+        raise ValueError("there is no accelerator here; --smoke tries the suite on a CPU")
+    models = tiny_pair() if config.smoke else config.load(console)
+    done = {row["what"] for row in folder.rows()}
+    runs: dict[str, Callable[[], Iterator[Measurement]]] = {
+        "bandwidth": lambda: bandwidth(config),
+        "graph": lambda: graph(config, models),
+        "ballast": lambda: ballast(config, models, folder, console),
+    }
+    for part in config.parts:
+        if any(what.startswith(part) for what in done):
+            continue
+        for found in runs[part]():
+            folder.append(found)
+            console.print(f"{found['what']}: {found['value']:.4g} {found['unit']} {found.get('note', '')}")
+    publish(folder, report(folder.rows()), console)
+
+
+def bandwidth(config: Suite) -> Iterator[Measurement]:
+    """What a copy reaches: bytes read and written over its time."""
+    size = (2**20 if config.smoke else COPIED) // 4
+    array = jnp.arange(size, dtype=jnp.float32)
+    copy = jax.jit(lambda values: values + 1.0)
+    found = alternate({"copy": lambda: copy(array).block_until_ready()}, 3 * config.repeats, {})["copy"]
+    yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(found)], "GB/s")
+
+
+def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
+    """A generation as one CUDA graph against one whose loops run from the host, in turns; the same tokens."""
+    whole = build_pair(*models)
+    parts = whole.decoder.parts
+    without = build_decoder(
+        *parts[:4], verification_widths=parts.widths, compiler_options=LOOPS_FROM_HOST if options_here() else {}
+    )
+    pairs = {"one graph": whole, "without": whole._replace(decoder=without)}
+    found = {name: _seconds(config, pair, 1, 0.0) for name, pair in pairs.items()}
+    if found["one graph"][1] != found["without"][1]:
+        raise AssertionError("the captured generation wrote other tokens")
+    ratio = [a / b for a, b in zip(found["without"][0], found["one graph"][0], strict=True)]
+    for name, (seconds, _) in found.items():
+        yield measurement(f"graph: generation, {name}", seconds, "s")
+    captured = "" if options_here() else "nothing is captured on this backend"
+    yield measurement("graph: times faster than without", ratio, "", captured)
+
+
+def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Console) -> Iterator[Measurement]:
+    """c and V(k) of the large shapes, plain decoding against bandwidth, and speculation by batch."""
+    shapes = (TINY, TINY) if config.smoke else (LLAMA_8B, LLAMA_1B)
+    dtype = "float32" if config.smoke else config.dtype
+    target, drafter = (with_ballast(model, shape, dtype) for model, shape in zip(models, shapes, strict=True))
+    costs, note = measured(target, drafter), "tiny shapes" if config.smoke else "8B and 1B shapes"
+    folder.write_json("costs.json", costs._asdict())
+    console.print(sentence(costs))
+    read = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
+    yield measurement("ballast: c", [costs.ratio], "", note)
+    yield measurement("ballast: weights read by plain passes", [1e-9 * read / costs.plain_pass], "GB/s")
+    plain, drafted = build_pair(target, None), build_pair(target, drafter, costs=costs)
+    for batch in config.batches:
+        speeds = {}
+        for name, pair in (("plain", plain), ("survival", drafted)):
+            seconds, tokens = _seconds(config, pair, batch, 0.0)
+            count = sum(map(len, tokens))
+            speeds[name] = [count / each for each in seconds]
+            yield measurement(f"ballast: batch {batch}, {name}", speeds[name], "tokens/s", note)
+        ratio = [a / b for a, b in zip(speeds["survival"], speeds["plain"], strict=True)]
+        yield measurement(f"ballast: batch {batch}, survival over plain", ratio, "")
+
+
+def _seconds(config: Suite, pair: Pair, batch: int, temperature: float) -> tuple[list[float], list[list[int]]]:
+    """Seconds of each generation after one that compiles, and its tokens."""
+    sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
+    request = prepare(pair, [PROMPT] * batch, sampling)
+    start(pair, request)
+    results = [decode(pair, request).results for _ in range(config.repeats + 1)][1:]
+    return [each[0].seconds for each in results], [result.tokens for result in results[0]]
+
+
+def measurement(what: str, values: list[float], unit: str, note: str = "") -> Measurement:
+    """A row: the median, the quartiles, and when."""
+    found = summary(values)
+    return {
+        "what": what,
+        "value": found.median,
+        "low": found.low,
+        "high": found.high,
+        "unit": unit,
+        "note": note,
+        "at": time.time(),
+    }
+
+
+def report(rows: list[Measurement]) -> str:
+    """The table, with the share of a copy's bandwidth that plain decoding reaches."""
+    known = {row["what"]: row["value"] for row in rows}
+    lines = [
+        [
+            row["what"],
+            interval(Cost(row["value"], row["low"], row["high"]), ".3g", PARENTHESES),
+            row["unit"],
+            row["note"],
+        ]
+        for row in rows
+    ]
+    read, copied = known.get("ballast: weights read by plain passes"), known.get("bandwidth of a copy")
+    if read and copied:
+        lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
+    about = f"{device()}, jax {jax.__version__}; medians (quartiles)."
+    return f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n"
+
+
+main = command(Suite, suite, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

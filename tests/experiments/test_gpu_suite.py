@@ -1,0 +1,54 @@
+"""The GPU's suite on a CPU, and models with ballast: a small model's text at another's cost."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import gpu_suite
+from experiments.lib.ballast import with_ballast
+from experiments.lib.smoke import tiny_pair
+from specdec_jax.models import llama
+from specdec_jax.text.generation import SamplingParams, build_pair, generate
+
+SHAPE = llama.LlamaConfig(64, 128, 256, 3, 2, 2, 64, max_position_embeddings=1024)
+
+
+def test_ballast_changes_no_token_and_costs_its_passes():
+    target, _ = tiny_pair()
+    heavy = with_ballast(target, SHAPE, "float32")
+    sampling = SamplingParams(max_new_tokens=24, temperature=0.8, seed=3)
+    texts = [generate("abc", sampling, pair=build_pair(one, None), chat=False).tokens for one in (target, heavy)]
+    assert texts[0] == texts[1]
+    tokens = np.ones((1, 4), np.int32)
+
+    def flops(model, params):
+        cache = model.init_cache(params, 1, 32)
+        return jax.jit(model.apply).lower(params, tokens, cache).compile().cost_analysis()["flops"]
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(heavy.params[1])) - 64 * 128  # but the embedding, a lookup
+    assert flops(heavy.model, heavy.params) - flops(target.model, target.params) > 2 * 4 * size
+
+
+def test_ballast_rolls_back_with_the_model():
+    target, _ = tiny_pair()
+    heavy = with_ballast(target, SHAPE, "float32")
+    cache = heavy.model.with_length(heavy.model.init_cache(heavy.params, 2, 16), np.array([3, 5], np.int32))
+    assert cache.length.tolist() == cache.ballast.length.tolist() == [3, 5]
+
+
+def test_the_suite_measures_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    options = ["--smoke", "--max-new-tokens", "8", "--batches", "2", "--repeats", "2", "--out", str(out)]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert gpu_suite.main(options) == 0
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    wanted = {"bandwidth of a copy", "graph: times faster than without", "ballast: c", "ballast: batch 2, survival"}
+    assert wanted <= {row["what"] for row in rows} and all(row["value"] > 0 for row in rows)
+    assert "of a copy's bandwidth" in (out / "table.md").read_text()
+    monkeypatch.setattr(gpu_suite, "bandwidth", lambda config: pytest.fail("measured again"))
+    assert gpu_suite.main(options) == 0
+    capsys.readouterr()
+    assert gpu_suite.main(["--out", str(tmp_path / "real")]) == 2
+    assert "there is no accelerator here" in capsys.readouterr().err
