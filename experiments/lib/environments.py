@@ -23,19 +23,27 @@ class NoEnvironment(RuntimeError):
 
 
 def python_of(
-    requirements: str, folder: Path, *, seconds: float, packages: Sequence[str] = (), base: str = sys.executable
+    requirements: str,
+    folder: Path,
+    *,
+    seconds: float,
+    packages: Sequence[str] = (),
+    without: Sequence[str] = (),
+    base: str = sys.executable,
 ) -> Path:
     """The interpreter of the environment that a requirements file of the repository describes, made unless it is there.
 
     Args:
         packages: only these, at the file's versions.
+        without: what they bring along and do not need.
         base: the interpreter that makes it.
 
     Raises:
         NoEnvironment: it could not be made, or not within the time.
     """
+    made_by = [_digest(ROOT / requirements), *packages, *([base] if base != sys.executable else [])]
     place = (folder / "-".join([Path(requirements).stem, *packages[:1]])).absolute()
-    python, wanted = place / "bin" / "python", _digest(ROOT / requirements) + base + " ".join(packages)
+    python, wanted = place / "bin" / "python", " ".join(made_by)
     asked = ["-r", str(ROOT / requirements)]
     if packages:
         asked = ["-c", str(ROOT / requirements), *packages]
@@ -44,7 +52,8 @@ def python_of(
         if python.exists() and (place / STAMP).exists() and (place / STAMP).read_text() == wanted:
             return python
         shutil.rmtree(place, ignore_errors=True)
-        for command in ([base, "-m", "venv", str(place)], [str(python), *PIP, *asked]):
+        removal = [[str(python), "-m", "pip", "uninstall", "-qq", "-y", *without]] if without else []
+        for command in ([base, "-m", "venv", str(place)], [str(python), *PIP, *asked], *removal):
             _run(command, f"{requirements} does not install", seconds)
         (place / STAMP).write_text(wanted)
     return python

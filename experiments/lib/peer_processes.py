@@ -3,7 +3,6 @@
 import json
 import queue
 import re
-import resource
 import subprocess
 import sys
 import threading
@@ -14,6 +13,14 @@ from typing import Any, Protocol
 
 SIDES = Path(__file__).parent / "peer_sides"
 READY = 900.0  # seconds to load models in; vLLM compiles then
+MEASURED = (  # runs a command and says at its end how much memory it had at most
+    sys.executable,
+    "-c",
+    "import resource, subprocess, sys\n"
+    "code = subprocess.call(sys.argv[1:])\n"
+    "print('\\npeak_kb', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\n"
+    "sys.exit(code)",
+)
 
 
 class Failed(RuntimeError):
@@ -92,7 +99,9 @@ class LlamaCpp:
         drafts = int(request["mode"].partition("-")[2] or 0)
         command = self._command(request, drafts)
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=self._seconds)
+            ran = subprocess.run(
+                [*MEASURED, *command], capture_output=True, text=True, errors="replace", timeout=self._seconds
+            )
         except subprocess.TimeoutExpired:
             raise Failed(f"no answer in {self._seconds:.0f} s") from None
         said = ran.stdout + "\n" + ran.stderr
@@ -100,8 +109,9 @@ class LlamaCpp:
         if ran.returncode:
             raise Failed(f"ended with {ran.returncode}: {last_line(self._log)}")
         read = speculative_figures if drafts else plain_figures
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        return read(said, request["new"]) | {"text": ran.stdout, "peak_kb": peak}
+        peak = re.findall(r"^peak_kb (\d+)$", ran.stderr, re.MULTILINE)
+        figures = {"text": ran.stdout, "peak_kb": int(peak[-1]) if peak else 0, "base_kb": 0}
+        return read(said, request["new"]) | figures
 
     def _command(self, request: Mapping[str, Any], drafts: int) -> list[str]:
         name = "llama-speculative-simple" if drafts else "llama-completion"

@@ -12,7 +12,7 @@ from specdec_jax.costs.step_cost import summary
 
 HEADS = [
     "contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token", "agreement",
-    "peak memory, MB",
+    "peak memory, MB", "over weights",
 ]  # fmt: skip
 PLAIN, SPECULATIVE = "plain", "survival"  # modes of this project that contenders are compared with
 
@@ -30,16 +30,19 @@ def report(
         f"{config.target} and {config.drafter} on {device()}, {config.max_new_tokens} tokens a generation, with the "
         f"prompt's time; medians (quartiles) over prompts. Weights: {' and '.join(megabytes)} MB in {config.dtype}. "
         "*specdec_jax over it*: plain decoding over plain decoding, `survival` over all others. *Agreement*: the share "
-        "of plain decoding's greedy text before the first difference."
+        "of plain decoding's greedy text before the first difference. *Over weights*: peak memory, less that of the "
+        "process before it loaded models, over the weights that the process holds."
     ]
     for temperature in config.temperatures:
         here = [row for row in rows if row["temperature"] == temperature]
-        lines = [_line(one, here, failed) for one in wanted]
+        lines = [_line(one, here, failed, sizes, config.dtype) for one in wanted]
         parts += [f"**{at_temperature(temperature)}**", markdown(HEADS, lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def _line(one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str]) -> list[str]:
+def _line(
+    one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str], sizes: Sequence[int], dtype: str
+) -> list[str]:
     own = by_prompt(rows, one.name, one.dtype)
     if not own:
         why = failed.get(f"{one.name}, {one.dtype}", "not run")
@@ -48,7 +51,8 @@ def _line(one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str]
     ours = _ours(rows, PLAIN if one.mode == "plain" else SPECULATIVE)
     reference = _ours(rows, PLAIN)
     speeds = summary([_speed(row) for row in own.values()])
-    peak = max(row["peak_kb"] for row in own.values()) / 1e3
+    peak, base = (max(row[name] for row in own.values()) / 1e3 for name in ("peak_kb", "base_kb"))
+    held = sum(sizes[: 1 if one.peer == "specdec_jax" and one.mode == PLAIN else 2]) / 1e6 * (1 + (one.dtype != dtype))
     passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in own.values()])
     greedy = all(row["temperature"] == 0 for row in own.values())
     shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in own.items() if prompt in reference]
@@ -61,6 +65,7 @@ def _line(one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str]
         f"{passes:.2f}",
         f"{np.mean(shares):.0%}" if greedy and shares else "–",
         f"{peak:.0f}",
+        f"{(peak - base) / held:.1f}",
     ]
 
 

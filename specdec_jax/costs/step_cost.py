@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.drafters.model import model as model_drafter
@@ -47,6 +48,20 @@ def target_pass(
     cache = model.init_cache(params, batch, slots)
     tokens = jnp.ones((batch, width), jnp.int32)
     return lambda: jax.block_until_ready(compiled(params, cache, tokens))
+
+
+def prompt_pass(model: LanguageModel, params: Params, length: int, chunk: int = 64) -> Callable[[], Any]:
+    """A call that prefills a prompt of that many tokens, in a cache a quarter longer, and waits for it."""
+    tokens = jnp.ones((1, length + length // 4), jnp.int32)
+    fill, known = target_prefill(model, chunk), jnp.full((1,), length, jnp.int32)
+    return lambda: jax.block_until_ready(fill(params, tokens, known))
+
+
+def large_product(dtype: Any, size: int) -> Callable[[], Any]:
+    """A call that multiplies two square matrices, 2 * size**3 operations: the arithmetic rate that can be had."""
+    matrix = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
+    return lambda: jax.block_until_ready(product(matrix, matrix))
 
 
 def draft_round(

@@ -8,9 +8,12 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params
+
+WIDE = 8  # times the chunk, of passes that long prompts are fed by
 
 
 @functools.lru_cache(maxsize=32)
@@ -37,8 +40,16 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
 
 
 def fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Cache, chunk: int) -> Cache:
-    """Feed the target all tokens but the last, from where its cache ends."""
-    wanted = length - 1
+    """Feed the target all tokens but the last, from where its cache ends.
+
+    Where the cache has room for long texts, most of them go in by chunks of eight times the size: products of 512 rows
+    come nearer to a large product's rate than those of 64. What fills less than three quarters of one goes in by
+    small ones.
+    """
+    wanted, known, wide = length - 1, cache.length, WIDE * chunk
     with jax.named_scope("prefill"):
-        cache, _ = feed(target, params, cache, tokens, cache.length, wanted, chunk)
+        if tokens.shape[1] >= 2 * wide:
+            passes = (jnp.maximum(wanted - known, 0) + wide // 4) // wide
+            cache, known = feed(target, params, cache, tokens, known, jnp.minimum(known + passes * wide, wanted), wide)
+        cache, _ = feed(target, params, cache, tokens, known, wanted, chunk)
     return target.with_length(cache, wanted)

@@ -15,6 +15,8 @@ from specdec_jax.models.rope import rotate
 
 Array = jax.Array
 
+LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
+KEY_BLOCK = 256  # keys
 WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
@@ -127,6 +129,44 @@ def attend(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     return out.reshape(batch, width, heads * head_dim)
 
 
+def attend_by_blocks(
+    query: Array, keys: Array, values: Array, mask: Array, seen: Array, block: int = KEY_BLOCK
+) -> Array:
+    """`attend` for long prompts: keys block by block, up to the `seen` slots (a scalar) that are filled by now.
+
+    The running maximum and sum of the softmax are those of FlashAttention (arXiv 2205.14135, section 3.1). Half of the
+    keys of a prompt are never looked at, and a block's weights stay in the processor's cache.
+    """
+    batch, width, heads, head_dim = query.shape
+    kv_heads, slots, dtype = keys.shape[1], keys.shape[2], keys.dtype
+    group, block = heads // kv_heads, min(block, slots)
+    query = (query * head_dim**-0.5).astype(dtype).reshape(batch, width, kv_heads, group, head_dim)
+    query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
+
+    def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        index, top, total, out = carry
+        begin = jnp.minimum(index * block, slots - block)  # of the last, what is there twice is masked
+        key, value = (lax.dynamic_slice_in_dim(buffer, begin, block, axis=2) for buffer in (keys, values))
+        new = (begin + jnp.arange(block, dtype=jnp.int32) >= index * block)[None, None, :]
+        visible = lax.dynamic_slice_in_dim(mask, begin, block, axis=2) & new
+        visible = jnp.tile(visible[:, None], (1, 1, group, 1))  # rows of a group's heads, one head after the other
+        score = jnp.einsum("bkmd,bksd->bkms", query, key, preferred_element_type=jnp.float32)
+        score = jnp.where(visible, score, jnp.finfo(jnp.float32).min)
+        higher = jnp.maximum(top, jnp.max(score, axis=-1))
+        weight, fade = jnp.where(visible, jnp.exp(score - higher[..., None]), 0.0), jnp.exp(top - higher)
+        added = jnp.einsum("bkms,bksd->bkmd", weight.astype(dtype), value, preferred_element_type=jnp.float32)
+        return index + 1, higher, total * fade + jnp.sum(weight, axis=-1), out * fade[..., None] + added
+
+    row = (batch, kv_heads, group * width)
+    nothing = jnp.full(row, jnp.finfo(jnp.float32).min), jnp.zeros(row), jnp.zeros((*row, head_dim))
+    begin = (jnp.zeros((), jnp.int32), *nothing)
+    _, _, total, out = lax.while_loop(lambda carry: carry[0] * block < seen, one, begin)
+    out = (out / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]).reshape(
+        batch, kv_heads, group, width, head_dim
+    )
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * head_dim)
+
+
 def attend_whole(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     """`attend` for whole texts in training: a row at a time, its weights computed again for the gradient.
 
@@ -170,7 +210,10 @@ class Attention(nn.Module):
         if keys is None:
             return output(attend_whole(rotate(query, cos_sin), key, value, mask)), None, None
         keys, values = write(keys, key, start), write(values, value, start)
-        return output(attend(rotate(query, cos_sin), keys, values, mask)), keys, values
+        query = rotate(query, cos_sin)
+        if width >= LONG:
+            return output(attend_by_blocks(query, keys, values, mask, jnp.max(start) + width)), keys, values
+        return output(attend(query, keys, values, mask)), keys, values
 
 
 class GatedMLP(nn.Module):

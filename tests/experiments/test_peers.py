@@ -22,7 +22,8 @@ for line in sys.stdin:
         sys.exit(3)
     if request["mode"] == "sleep":
         time.sleep(60)
-    print(json.dumps({"tokens": request["ids"][::-1], "seconds": 0.5, "passes": 2, "peak_kb": 1000}), flush=True)
+    figures = {"seconds": 0.5, "passes": 2, "peak_kb": 1000, "base_kb": 0}
+    print(json.dumps({"tokens": request["ids"][::-1], **figures}), flush=True)
 """
 COMPLETION = """
 common_perf_print: prompt eval time =     200.00 ms /    11 tokens (   18.18 ms per token,    55.00 tokens per second)
@@ -72,12 +73,14 @@ def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
 
     def run(command, **options):
         ran.append(command)
-        return SimpleNamespace(stdout="the text", stderr=SPECULATIVE if "-md" in command else COMPLETION, returncode=0)
+        said = (SPECULATIVE if "-md" in command else COMPLETION) + "\npeak_kb 4321\n"
+        return SimpleNamespace(stdout="the text", stderr=said, returncode=0)
 
     monkeypatch.setattr(peer_processes.subprocess, "run", run)
     one = LlamaCpp(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 2, tmp_path / "log", 5.0)
     request = {"text": "Hi", "new": 32, "temperature": 0.0, "seed": 0, "slots": 256}
-    assert one.answer({**request, "mode": "plain"})["text"] == "the text"
+    answer = one.answer({**request, "mode": "plain"})
+    assert answer["text"] == "the text" and answer["peak_kb"] == 4321
     assert one.answer({**request, "mode": "draft-3"})["count"] == 33
     plain, draft = ran
     assert "-md" not in plain and draft[draft.index("--spec-draft-n-max") + 1] == "3"
@@ -92,7 +95,7 @@ def rows_of(name, peer, mode, speed, text="same"):
     return [
         {
             "prompt_id": prompt, "temperature": 0.0, "name": name, "dtype": "bfloat16", "peer": peer, "mode": mode,
-            "num_emitted_tokens": 64, "seconds": 64 / speed, "passes": 32, "peak_kb": 5e5, "text": text,
+            "num_emitted_tokens": 64, "seconds": 64 / speed, "passes": 32, "peak_kb": 5e5, "base_kb": 3e5, "text": text,
         }
         for prompt in ("a", "b")
     ]  # fmt: skip
@@ -110,7 +113,7 @@ def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed():
         config, rows, wanted, {"llama.cpp plain, bfloat16": "does not compile: no | compiler"}, [10**8, 10**7]
     )
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if line.startswith("| ")}
-    assert "| 1.50 | 1.00 | 0.50 | 100% | 500 |" in lines["specdec_jax survival"]
+    assert "| 1.50 | 1.00 | 0.50 | 100% | 500 | 1.8 |" in lines["specdec_jax survival"]
     assert "| 1.00 | 1.50 |" in lines["transformers plain"]
     assert "| 0.75 | 3.00 | 0.50 | 50% |" in lines["transformers assisted-3"]
     assert "does not compile: no / compiler" in lines["llama.cpp plain"] and "not run" in lines["llama.cpp draft-2"]
@@ -128,7 +131,7 @@ def test_a_run_goes_on_where_it_was_and_lists_who_failed(tmp_path, monkeypatch, 
             asked.append((self.contender.name, request["mode"]))
             if request["mode"] == "assisted-5":
                 raise Failed("no answer in 300 s")
-            return {"tokens": request["ids"][:4], "seconds": 0.1, "passes": 3, "peak_kb": 1}
+            return {"tokens": request["ids"][:4], "seconds": 0.1, "passes": 3, "peak_kb": 1, "base_kb": 0}
 
         def close(self):
             pass

@@ -18,6 +18,7 @@ def main() -> int:
 
     target, drafter, dtype, words = sys.argv[1:]
     enable()
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     drafting = {} if words == "plain" else {"policy": choose("policy", words)}
     pair = build_pair(target, None if words == "plain" else drafter, dtype=dtype, **drafting)
     print(json.dumps({"ready": "specdec_jax"}), flush=True)
@@ -33,6 +34,7 @@ def main() -> int:
             "seconds": result.seconds + result.prefill_seconds,
             "passes": result.statistics["num_rounds"],
             "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "base_kb": base,
         }
         print(json.dumps(found), flush=True)
     return 0

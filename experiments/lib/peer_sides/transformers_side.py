@@ -3,8 +3,8 @@
     transformers_side.py TARGET DRAFTER DTYPE THREADS
 
 Reads a request as a line of JSON (ids, new, temperature, seed, mode) and writes its answer as one: tokens, seconds,
-passes of the target, peak memory. Modes: plain; assisted-N, with N drafts a round; assisted-dynamic, which stops by the
-drafter's confidence; lookup.
+passes of the target, peak memory, and that before models were loaded. Modes: plain; assisted-N, with N drafts a round;
+assisted-dynamic, which stops by the drafter's confidence; lookup.
 """
 
 import json
@@ -16,6 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 DRAFTS, CONFIDENCE = 20, 0.4  # transformers' own defaults
+
+
+def peak():
+    """Most memory that the process had, in kB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def load(path, dtype):
@@ -52,20 +57,20 @@ def answer(target, drafter, request, passes):
         out = target.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=-1, pad_token_id=0, **options)
     seconds = time.perf_counter() - watch
     tokens = out[0, ids.shape[1] :].tolist()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"tokens": tokens, "seconds": seconds, "passes": len(passes), "peak_kb": peak}
+    return {"tokens": tokens, "seconds": seconds, "passes": len(passes), "peak_kb": peak()}
 
 
 def main():
     """Answers requests until there are no more."""
     target_path, drafter_path, dtype, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
+    base = peak()
     target, drafter = load(target_path, dtype), load(drafter_path, dtype)
     passes = []
     target.register_forward_hook(lambda *_: passes.append(1))
     print(json.dumps({"ready": f"transformers on torch {torch.__version__}"}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(target, drafter, json.loads(line), passes)), flush=True)
+        print(json.dumps(answer(target, drafter, json.loads(line), passes) | {"base_kb": base}), flush=True)
 
 
 if __name__ == "__main__":

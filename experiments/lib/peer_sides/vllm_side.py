@@ -16,6 +16,11 @@ if len(sys.argv) > 4:
     os.environ["OMP_NUM_THREADS"] = sys.argv[4]
 
 
+def peak():
+    """Most memory that the process had, in kB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def passes_of(llm):
     """Rounds of drafting so far; None where nothing drafts."""
     found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
@@ -29,7 +34,7 @@ def main():
 
     target, drafter, dtype, _, drafts = sys.argv[1:]
     told = {"method": "draft_model", "model": drafter, "num_speculative_tokens": int(drafts)} if int(drafts) else None
-    out = os.dup(1)
+    out, base = os.dup(1), peak()
     os.dup2(2, 1)  # what vLLM prints is no answer
     options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
     llm = LLM(model=target, dtype=dtype, speculative_config=told, **options)
@@ -44,9 +49,8 @@ def main():
             seconds = time.perf_counter() - watch
             after = passes_of(llm)
             passes = new if after is None else int(after - (before or 0))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             tokens = list(result.outputs[0].token_ids)
-            found = {"tokens": tokens, "seconds": seconds, "passes": passes, "peak_kb": peak}
+            found = {"tokens": tokens, "seconds": seconds, "passes": passes, "peak_kb": peak(), "base_kb": base}
             print(json.dumps(found), file=answers, flush=True)
 
 
