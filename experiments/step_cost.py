@@ -1,7 +1,7 @@
 """What does a target pass, a drafter step and the entropy check cost on this machine?
 
 Question:  How flat is the target's pass in the tokens it verifies, what is c (a drafter step over a target pass), and
-           what do the entropy and the check add to a generation?
+           what do the entropy and the check add to a generation? How near does a prompt come to the arithmetic rate?
 Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2-drafter] [--dtypes bfloat16 float32]
 Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
@@ -39,10 +39,19 @@ from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import Cost, alternate, draft_round, drafter_with, target_pass
+from specdec_jax.costs.step_cost import (
+    Cost,
+    alternate,
+    draft_round,
+    drafter_with,
+    large_product,
+    prompt_pass,
+    target_pass,
+)
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.stopping import static
 
+PRODUCT = 2048  # rows and columns of the large product
 COSTS, COST_MODEL = "costs.json", "cost_model.json"
 TINY: dict[str, Any] = {
     "target": "tiny",
@@ -50,6 +59,7 @@ TINY: dict[str, Any] = {
     "dtypes": ("float32",),
     "widths": (1, 2, 4, 8),
     "draft_length": 3,
+    "prompt": 64,
     "max_new_tokens": 8,
     "repeats": 3,
 }
@@ -69,13 +79,15 @@ class StepCost(Output, Smoke, Models):
     """Cache slots, half of them full."""
     draft_length: int = 7
     """Drafter steps of a round."""
+    prompt: int = 1024
+    """Tokens of a prompt whose processing is compared with a large product of the first dtype."""
     max_new_tokens: int = 64
     """Tokens of the generations with and without the entropy check."""
     repeats: int = 15
     """Timed runs of each program."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch", "draft_length", "max_new_tokens", "repeats")
+        check_least(self, 1, "batch", "draft_length", "prompt", "max_new_tokens", "repeats")
         if not self.dtypes or not self.widths or min(self.widths) < 1:
             raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
 
@@ -91,7 +103,10 @@ def measure(config: StepCost, console: Console) -> None:
         with console.status("Measuring the entropy check"):
             checks = measure_check(config, targets[config.dtypes[0]], drafter)
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
-        folder.write_json(COSTS, {"device": machine, "passes": _plain(passes), "checks": _plain(checks)})
+        with console.status("Measuring a prompt"):
+            prompt = measure_prompt(config, targets[config.dtypes[0]])
+        found = {"device": machine, "passes": _plain(passes), "checks": _plain(checks), "prompt": prompt}
+        folder.write_json(COSTS, found)
     found = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
     passes = {name: Cost(**entry) for name, entry in found["passes"].items()}
     checks = {
@@ -100,7 +115,7 @@ def measure(config: StepCost, console: Console) -> None:
     }
     model = costs_of(config, passes, found["device"])
     save_cost_model(folder.path / COST_MODEL, model)
-    publish(folder, report(config, passes, checks), console, passes=picture(model))
+    publish(folder, report(config, passes, checks, found["prompt"]), console, passes=picture(model))
     console.print(f"c = {model.ratio:.3f}")
 
 
@@ -160,7 +175,27 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     return alternate(programs, config.repeats, per)
 
 
-def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Check]) -> str:
+def measure_prompt(config: StepCost, target: LoadedModel) -> dict[str, Any]:
+    """Seconds of a prompt and of a large product, in turns, and the operations of both."""
+    size = 64 if config.smoke else PRODUCT
+    programs = {
+        "prompt": prompt_pass(target.model, target.params, config.prompt),
+        "product": large_product(config.dtypes[0], size),
+    }
+    seconds = alternate(programs, config.repeats, {})
+    operations = {"prompt": prompt_operations(target, config.prompt), "product": 2 * size**3}
+    return {"seconds": _plain(seconds), "operations": operations}
+
+
+def prompt_operations(target: LoadedModel, tokens: int) -> int:
+    """Multiplications and additions that a prompt needs: every matrix but embedding and head, and causal attention."""
+    layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2)
+    c = target.config
+    return 2 * matrices * tokens + 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * tokens**2
+
+
+def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Check], prompt: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     first = jax.devices()[0]
     about = (
@@ -182,7 +217,17 @@ def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Ch
         of_step = check.added.median * check.without.median / (check.passes * step.median)
         cells = [_ms(step), f"{step.median / plain:.3f}", f"{check.without.median:.3f}"]
         lines.append([name, *cells, interval(check.added, "+.1%", WORDS), f"{of_step:+.1%}"])
-    return "\n\n".join([about, widths, markdown(heads, lines)]) + "\n"
+    return "\n\n".join([about, widths, markdown(heads, lines), _prompt_sentence(config, prompt)]) + "\n"
+
+
+def _prompt_sentence(config: StepCost, prompt: Mapping[str, Any]) -> str:
+    seconds = {name: Cost(*entry.values()) for name, entry in prompt["seconds"].items()}
+    rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
+    return (
+        f"A prompt of {config.prompt:,} tokens takes {interval(seconds['prompt'], '.2f', PARENTHESES)} s: "
+        f"{config.prompt / seconds['prompt'].median:.0f} tokens/s, {rates['prompt']:.0f} GFLOP/s, "
+        f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
+    )
 
 
 def _plain(costs: Mapping[str, Any]) -> dict[str, Any]:

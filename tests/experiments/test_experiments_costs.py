@@ -96,7 +96,13 @@ def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(ran, mo
     assert model.widths == (1, 2, 4, 8) and model.batch == 1 and "float32" in model.device
     wanted = np.maximum.accumulate([medians[f"target float32 {width}"] for width in model.widths])
     np.testing.assert_array_equal(model.target_pass, wanted)
-    assert f"| {model.ratio:.3f} |" in (out / "table.md").read_text()
+    table = (out / "table.md").read_text()
+    assert f"| {model.ratio:.3f} |" in table and "A prompt of 64 tokens takes" in table
+    layer = 32 * 16 * (2 + 2 * 2) + 2 * 16 * 32 + 3 * 32 * 48  # q, k, v; output; gate, up and down
+    assert costs["prompt"]["operations"] == {
+        "prompt": 2 * 64 * 2 * layer + 2 * 2 * 2 * 16 * 64**2,
+        "product": 2 * 64**3,
+    }
     config = step_cost.StepCost(widths=(1, 16, 17), dtypes=("bfloat16",), batch=3)
     known = {f"target bfloat16 {width}": Cost(width / 10, 0, 0) for width in (1, 16, 17)} | {
         "drafter 0": Cost(0.5, 0, 0)
