@@ -100,7 +100,7 @@ class CompareConfig:
     max_draft_length: int = 7
     """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None
-    """Ascending; none: the steps of the target's measured pass."""
+    """Ascending; none: the steps of the target's measured pass, or powers of two where costs are estimated."""
     chat: bool = True
     """Put prompts through the chat template."""
     system: str | None = None

@@ -33,6 +33,7 @@ from experiments.lib.run_folder import RunFolder, package_versions
 from experiments.lib.terminal import publish
 from experiments.lib.traced import costs_or_default
 from experiments.record import Record, record
+from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel, load_model
@@ -157,7 +158,7 @@ def _described(model: LoadedModel) -> dict[str, Any]:
 
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
     """Mean total variation a token by lenience, and the least lenience that keeps it under the bound asked for."""
-    pair = build_pair(*models)
+    pair = build_pair(*models, costs=ESTIMATED)
     prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
     temperature = float(trace.temperature[0])
     texts = [

@@ -29,7 +29,7 @@ from experiments.lib.table import markdown_table, rich_table
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
-from specdec_jax.costs.at_hand import sentence
+from specdec_jax.costs.at_hand import dtype_of, sentence
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
@@ -109,7 +109,8 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
     """What rules that weigh costs are told, by method, and a line for each machine and drafter."""
     known = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
-    if known:
+    folder.update_manifest(dtype=dtype_of(next(iter(pairs.values())).target))
+    if known and not (folder.path / "costs.json").exists():  # a run that goes on has decoded by them
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in known.items()})
     for drafted in dict.fromkeys(known.values()):
         names = [name for name, costs in known.items() if costs == drafted]

@@ -98,7 +98,9 @@ def study(config: Lossy, console: Console) -> None:
     target, drafter = tiny_pair() if config.smoke else config.load(console)
     variants = [Variant(PLAIN, None, build_pair(target, None))]
     for name, verifier in chosen.items():  # those that differ in hyperparameters only share a program
-        variants.append(Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier)))
+        variants.append(
+            Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier, max_draft_length=7))
+        )
     longest = longest_text(config, target, prompts)
     folder = RunFolder.create("lossy", config, config.out)
     measure(config, jobs_of(config, prompts, variants), variants, longest, folder, console)

@@ -2,7 +2,7 @@
 
 Question:  tokens/s plain and speculative against transformers' assisted generation, llama.cpp and vLLM on CPU, all with
            the same target and drafter, and whether their greedy texts agree
-Command:   python -m experiments.peers [--only specdec_jax transformers] [--python PATH/TO/python3.11]
+Command:   python -m experiments.peers [--only transformers llama.cpp] [--python PATH/TO/python3.11]
 Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
 Expected:  docs/performance.md has the table of the machines it was run on
 Output:    runs/peers-<time>/ with manifest.json, results.jsonl (a line a prompt, temperature and contender),
@@ -86,7 +86,7 @@ class Peers(Output, Models):
     seed: int = 0
     """Where rows are sampled; every peer draws its own way."""
     only: tuple[str, ...] = ()
-    """Peers besides this project: transformers, llama.cpp, vllm; none: all."""
+    """Peers that this project is compared with: transformers, llama.cpp, vllm; none: all."""
     threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     """Of every peer; this project's processes use the cores they may use."""
     python: str = sys.executable
@@ -100,6 +100,8 @@ class Peers(Output, Models):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_new_tokens", "threads")
+        if self.dtype != "bfloat16" and "llama.cpp" in (self.only or PEERS):
+            raise ValueError(f"llama.cpp is compared in bfloat16, got dtype {self.dtype!r}; leave it out with --only")
         for name in self.only:
             if name not in PEERS:
                 raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")
@@ -228,6 +230,7 @@ def measure(
                 found = sides.answer(one, request)
             except Failed as error:
                 failed[label] = str(error)
+                warm = {(other, sampled) for other, sampled in warm if other[1:3] != one[1:3]}  # it starts anew
                 console.print(f"{label}: {error}")
                 continue
             row = {"prompt_id": prompts[index].id, "temperature": temperature, "name": one.name, "dtype": one.dtype}

@@ -8,9 +8,10 @@ Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
            passes.png; a finished folder is only reported again
 
-cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model), and
-configs/costs/cpu.json, which they take unless told otherwise, is a copy of one. It holds the drafter step of the greedy
-program, the first dtype's target pass by width, and the pass of plain decoding, which is the narrowest.
+cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
+configs/costs/cpu.json, which they take unless told otherwise, is one of an earlier version, from width 2 on. It holds
+the drafter step of the greedy program, the first dtype's target pass by width, and the pass of plain decoding, which is
+the narrowest.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
 What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at

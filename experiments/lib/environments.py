@@ -1,11 +1,13 @@
 """Virtual environments for compilers and peers, made when they are first asked for and then kept."""
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -76,9 +78,9 @@ def llama_cpp(folder: Path, *, seconds: float, base: str = sys.executable) -> Pa
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         _run([str(python), "-m", "pip", "download", "-q", *constraint, SOURCE, "-d", str(place)], failed, seconds)
-        with tarfile.open(next(place.glob("*.tar.gz"))) as archive:
+        with tarfile.open(_only(place.glob("*.tar.gz"), failed)) as archive:
             archive.extractall(place, filter="data")
-        source = next(place.glob("*/vendor/llama.cpp"))
+        source = _only(place.glob("*/vendor/llama.cpp"), failed)
         cmake, build = str(bin_folder / "cmake"), ["-B", str(place / "build")]
         ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={bin_folder / 'ninja'}", "-DCMAKE_BUILD_TYPE=Release"]
         _run([cmake, "-S", str(source), *build, *ninja, *LLAMA_FLAGS], failed, seconds)
@@ -86,10 +88,22 @@ def llama_cpp(folder: Path, *, seconds: float, base: str = sys.executable) -> Pa
     return programs
 
 
+def _only(found: Iterable[Path], failed: str) -> Path:
+    for path in found:
+        return path
+    raise NoEnvironment(f"{failed}: its source is not where it was")
+
+
 def _run(command: Sequence[str], failed: str, seconds: float) -> None:
     try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
+        run = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        _, said = run.communicate(timeout=seconds)
+        if run.returncode:
+            raise subprocess.CalledProcessError(run.returncode, command, stderr=said)
     except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)  # compilers too
         raise NoEnvironment(f"{failed}: not within {seconds:.0f} s") from None
     except (OSError, subprocess.CalledProcessError) as error:
         last = [line for line in (getattr(error, "stderr", "") or str(error)).splitlines() if line.strip()]

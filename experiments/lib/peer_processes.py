@@ -1,8 +1,10 @@
 """The sides of `python -m experiments.peers`: processes that decode a request and answer with tokens and seconds."""
 
 import json
+import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,14 +14,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 SIDES = Path(__file__).parent / "peer_sides"
-READY = 900.0  # seconds to load models in; vLLM compiles then
+READY = 900.0  # seconds to load models in
 MEASURED = (  # runs a command and says at its end how much memory it had at most
     sys.executable,
+    "-S",
     "-c",
-    "import resource, subprocess, sys\n"
-    "code = subprocess.call(sys.argv[1:])\n"
-    "print('\\npeak_kb', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\n"
-    "sys.exit(code)",
+    "import re, subprocess, sys, time\n"
+    "run, peak = subprocess.Popen(sys.argv[1:]), 0\n"
+    "while run.poll() is None:\n"
+    "    try: peak = int(re.search(r'VmHWM:\\s+(\\d+)', open(f'/proc/{run.pid}/status').read())[1])\n"
+    "    except (OSError, TypeError): pass\n"
+    "    time.sleep(0.05)\n"
+    "print('\\npeak_kb', peak, file=sys.stderr)\n"
+    "sys.exit(run.returncode)",
 )
 
 
@@ -97,13 +104,7 @@ class LlamaCpp:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Decodes a request; `mode` is plain or draft-N."""
         drafts = int(request["mode"].partition("-")[2] or 0)
-        command = self._command(request, drafts)
-        try:
-            ran = subprocess.run(
-                [*MEASURED, *command], capture_output=True, text=True, errors="replace", timeout=self._seconds
-            )
-        except subprocess.TimeoutExpired:
-            raise Failed(f"no answer in {self._seconds:.0f} s") from None
+        ran = _run_group([*MEASURED, *self._command(request, drafts)], self._seconds)
         said = ran.stdout + "\n" + ran.stderr
         self._log.write_text(said, encoding="utf-8")
         if ran.returncode:
@@ -122,10 +123,23 @@ class LlamaCpp:
         if drafts:
             command += ["-md", str(self._models[1]), "--spec-type", "draft-simple", "--spec-draft-n-max", str(drafts)]
             return [*command, "-td", self._threads]
-        return [*command, "-no-cnv", "--no-display-prompt", "--simple-io", "--no-warmup"]
+        return [*command, "-no-cnv", "--no-display-prompt", "--simple-io"]
 
     def close(self) -> None:
         """Nothing runs between requests."""
+
+
+def _run_group(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Runs a command; one that takes too long is ended with all that it started. Raises Failed then."""
+    pipe: Any = subprocess.PIPE
+    run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True)
+    try:
+        out, errors = run.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        raise Failed(f"no answer in {seconds:.0f} s") from None
+    return subprocess.CompletedProcess(command, run.returncode, out, errors)
 
 
 def plain_figures(said: str, new: int) -> dict[str, Any]:

@@ -52,12 +52,13 @@ def _line(
     reference = _ours(rows, PLAIN)
     speeds = summary([_speed(row) for row in own.values()])
     peak, base = (max(row[name] for row in own.values()) / 1e3 for name in ("peak_kb", "base_kb"))
-    held = sum(sizes[: 1 if one.peer == "specdec_jax" and one.mode == PLAIN else 2]) / 1e6 * (1 + (one.dtype != dtype))
+    held = sum(sizes[: 1 if one.mode == PLAIN and one.peer != "transformers" else 2]) / 1e6 * (1 + (one.dtype != dtype))
     passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in own.values()])
     greedy = all(row["temperature"] == 0 for row in own.values())
     shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in own.items() if prompt in reference]
+    ended = failed.get(f"{one.name}, {one.dtype}")
     return [
-        one.name,
+        one.name + (f" (then: {ended})" if ended else ""),
         one.dtype,
         interval(speeds, ".1f", PARENTHESES),
         _ratio(own, plain),

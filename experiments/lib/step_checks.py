@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.step_cost import Cost, summary
 from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors import phases
@@ -44,7 +45,9 @@ def measure_check(config: Any, target: LoadedModel, drafter: LoadedModel) -> dic
     plainly = static(draft_length=config.draft_length)
     for rule, work in WORK.items():
         pairs = [
-            build_pair(target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor)
+            build_pair(
+                target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor, costs=ESTIMATED
+            )
             for policy, monitor in ((plainly, None), (work.policy or plainly, work.monitor))
         ]
         for temperature in (0.0, 0.8):

@@ -1,7 +1,7 @@
 """The costs of the machine at hand: measured once a pair of models, and kept on disk.
 
-What is kept goes by all that a pass depends on: the shapes of both models' weights, dtype, device, cores and the
-version of jax. One process measures, others that want the same wait for it.
+What is kept goes by what a pass depends on: both models' names, shapes and dtypes, device, cores and their
+instructions, and the version of jax. One process measures, others that want the same wait for it.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from filelock import FileLock
 
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model, save_cost_model
-from specdec_jax.costs.machine import device
+from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import alternate, draft_round, target_pass
+from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
@@ -31,7 +32,7 @@ WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
 DTYPE_WIDTH = 4  # of the pass by which dtypes are compared
 DRAFTS, SLOTS, PASSES = 7, 512, 2
 SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
-LARGEST = 4e9  # bytes of float32 weights that are loaded to see whether they are faster
+LARGEST = 2e9  # bytes of float32 weights that are loaded to see whether they are faster
 T = TypeVar("T")
 
 
@@ -58,7 +59,7 @@ def measured(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
 def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str:
     """The faster of bfloat16, in which the target is given, and float32, which `load` gives it in.
 
-    On an accelerator, and for models of over 4 GB in float32, bfloat16 without measuring.
+    On an accelerator, and for models of over 2 GB in float32, bfloat16 without measuring.
     """
     small = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(target.params)) <= LARGEST
     if jax.default_backend() != "cpu" or not small:
@@ -78,7 +79,7 @@ def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str
 
     path = _file("dtype", [target.name], [_shapes(target), SLOTS, DTYPE_WIDTH])
     kept = _kept(path)
-    seconds = _once(path, lambda file: json.loads(file.read_text()), _write, measure)
+    seconds = _once(path, _read, _write, measure)
     return min(seconds, key=seconds.__getitem__)
 
 
@@ -116,11 +117,14 @@ def _once(
         if path is not None and path.is_file():
             try:
                 return read(path)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 _say(f"{error}: measuring again")
         found = measure()
-        if path is not None:
-            write(path, found)
+        try:
+            if path is not None:
+                write(path, found)
+        except OSError as error:
+            _say(f"{error}; measured again next time")
         return found
 
 
@@ -130,7 +134,7 @@ def _file(kind: str, names: list[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    known = json.dumps([kind, shapes, device(), jax.__version__], sort_keys=True)
+    known = json.dumps([kind, shapes, device(), features(), jax.__version__, options_here()], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
     return folder / f"{kind}-{label}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
 
@@ -147,6 +151,14 @@ def _shapes(model: LoadedModel) -> list[str]:
 def dtype_of(model: LoadedModel) -> str:
     """Of its weights."""
     return str(jax.tree.leaves(model.params)[0].dtype)
+
+
+def _read(path: Path) -> dict[str, float]:
+    """Seconds by dtype. Raises ValueError where the file holds something else."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or set(found) != {"bfloat16", "float32"}:
+        raise ValueError(f"{path} holds no seconds by dtype")
+    return found
 
 
 def _write(path: Path, seconds: dict[str, float]) -> None:

@@ -25,7 +25,7 @@ def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
     Raises:
         FileNotFoundError, ValueError: a file that is not there, or that is no cost model.
     """
-    asked = os.environ.get(VARIABLE, MEASURED) if costs is None else costs
+    asked = (os.environ.get(VARIABLE) or MEASURED) if costs is None else costs
     if isinstance(asked, CostModel):
         return asked
     if asked in (MEASURED, ESTIMATED):

@@ -76,8 +76,14 @@ def flat(ratio: float, max_draft_length: int) -> CostModel:
 
 
 def between(model: CostModel, widths: Sequence[int]) -> CostModel:
-    """The same machine with other verification widths, times interpolated between those measured."""
+    """The same machine with other verification widths, times interpolated between those measured.
+
+    Beyond the widest the last two go on in a straight line.
+    """
     times = np.interp(widths, model.widths, model.target_pass)
+    if len(model.widths) > 1:
+        (low, high), (before, last) = model.widths[-2:], model.target_pass[-2:]
+        times = times + np.maximum(np.asarray(widths) - high, 0) * (last - before) / (high - low)
     return model._replace(widths=tuple(widths), target_pass=tuple(float(time) for time in times))
 
 

@@ -18,6 +18,15 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def features() -> str:
+    """The CPU's instructions, which one name of a virtual machine's processor may stand for several sets of."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.machine()
+
+
 def cores() -> int | None:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,7 +1,8 @@
 """What a target pass and a drafter step cost on this machine. The ratio c of the two decides what drafting is worth.
 
-Every figure is a loop of passes inside one jitted program, so that dispatch is not in it; programs alternate, so that a
-slow moment of a shared machine hits all of them, and the median over repeats is kept with its quartiles.
+Every figure is a loop of passes inside one jitted program, compiled as decoders are, so that dispatch is not in it;
+programs alternate, so that a slow moment of a shared machine hits all of them, and the median over repeats is kept with
+its quartiles.
 """
 
 import math
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
@@ -44,7 +46,7 @@ def target_pass(
 
         return lax.fori_loop(0, passes, one, (cache, tokens))[1]
 
-    compiled = jax.jit(loop)
+    compiled = jax.jit(loop, compiler_options=options_here() or None)
     cache = model.init_cache(params, batch, slots)
     tokens = jnp.ones((batch, width), jnp.int32)
     return lambda: jax.block_until_ready(compiled(params, cache, tokens))
@@ -84,7 +86,7 @@ def draft_round(
         kept = (draft.tokens, draft.length) if draft.log_q is None else (draft.tokens, draft.length, draft.log_q)
         return (*kept, info) if measure else kept
 
-    compiled = jax.jit(propose)
+    compiled = jax.jit(propose, compiler_options=options_here() or None)
     state = drafter.init(params, batch, slots)._replace(valid=begin)
     context = RoundContext(
         length=begin,

@@ -184,7 +184,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         try:
             return jitted["run"](params, state, np.int32(ALL_ROUNDS if rounds is None else rounds))
         except jax.errors.JaxRuntimeError as error:
-            if not captured:
+            if not captured or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             raise explained(error) from error
 

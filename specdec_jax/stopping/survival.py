@@ -91,7 +91,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         positions: drafts a round that are weighed and learnt from (P).
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
-    gives what it knows of the pair; measure it with `python -m experiments.step_cost`), verification_times ([P+1] or
+    gives what is measured of the pair), verification_times ([P+1] or
     fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
     unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
     roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 
 from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
-from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
+from specdec_jax.costs.choices import ESTIMATED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.rounds import ModelParams
@@ -101,14 +101,14 @@ def build_pair(
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
-            they are estimated.
+            they are estimated, and never less than a static policy's own.
         dtype: bfloat16, float16 or float32 of models by name; auto: the target's if it is given loaded, else the faster
             of bfloat16 and float32 here, bfloat16 if costs are estimated.
         verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated.
         costs: what passes cost, for whoever weighs it. "measured": once a pair and machine, kept in
             `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that
             `experiments.step_cost` wrote. None: what SPECDEC_JAX_COSTS in the environment says, else measured. Of
-            several drafters the first with a model is measured; the others count by their bytes.
+            several drafters the first with a model is measured for rules; they are chosen among by their bytes.
 
     Raises:
         ValueError: the vocabularies differ, a number is out of range, or options or parameters that no drafter takes.
@@ -123,7 +123,7 @@ def build_pair(
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
     found = [_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each]
     known = _known_costs(asked, big, found)
-    most = _longest(known, verification_widths) if max_draft_length is None else max_draft_length
+    most = _longest(known, verification_widths, policy) if max_draft_length is None else max_draft_length
     own = _params_of_each(each, drafter_params) if together else [drafter_params]
     pairs = [_drafter(big, one, weights, most) for one, weights in zip(found, own, strict=False)]
     built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
@@ -187,7 +187,7 @@ def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> Lo
     if dtype != "auto":
         return _loaded(target, dtype)
     big = _loaded(target, "bfloat16")
-    faster = faster_dtype(big, lambda other: load_model(target, dtype=other)) if asked == MEASURED else "bfloat16"
+    faster = faster_dtype(big, lambda other: load_model(target, dtype=other)) if asked != ESTIMATED else "bfloat16"
     return big if faster == "bfloat16" else _loaded(target, faster)
 
 
@@ -209,9 +209,10 @@ def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDr
     return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None))
 
 
-def _longest(known: CostModel | None, widths: Sequence[int] | None) -> int:
-    """Most drafts a round where nobody says: what pays here, in the widths that are given."""
-    most = DRAFTS if known is None else longest_draft(known)
+def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
+    """Most drafts a round where nobody says: what pays here or the policy was told, in the widths that are given."""
+    most, told = DRAFTS if known is None else longest_draft(known), policy.given.get("draft_length", 0)
+    most = max(most, told) if isinstance(told, int) else most
     return max(min(most, max(widths) - 1), 1) if widths else most
 
 

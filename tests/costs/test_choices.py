@@ -20,7 +20,7 @@ FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
         (STEPS, 3, (4,)),
         (FLAT, 7, (8,)),
         (FLAT, 0, (1,)),
-        (STEPS, 40, (4, 6, 12, 41)),  # beyond what was measured the last time holds
+        (STEPS, 40, (4, 6, 12, 16, 41)),  # beyond what was measured the last step goes on
     ],
 )
 def test_widths_are_the_steps_of_the_staircase(costs, most, widths):

@@ -1,7 +1,6 @@
 """What compilers for chips that are not here wrote, read and weighed: made-up texts in their formats, no compiler."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -175,12 +174,19 @@ def test_gpus_have_target_files_and_flags_only_where_they_belong():
 
 
 def test_an_environment_that_cannot_be_made_is_a_line(tmp_path, monkeypatch, capsys):
-    def fail(command, **options):
-        raise subprocess.CalledProcessError(1, command, stderr="ERROR: no matching distribution\n")
-
-    monkeypatch.setattr(environments.subprocess, "run", fail)
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'ERROR: no matching distribution' >&2\nexit 1\n")
+    broken.chmod(0o755)
     with pytest.raises(environments.NoEnvironment, match="requirements-tpu.txt does not install: ERROR: no matching"):
-        environments.python_of("requirements-tpu.txt", tmp_path, seconds=1)
+        environments.python_of("requirements-tpu.txt", tmp_path, seconds=5, base=str(broken))
+    broken.write_text("#!/bin/sh\nsleep 60\n")
+    with pytest.raises(environments.NoEnvironment, match="does not install: not within 0 s"):
+        environments.python_of("requirements-tpu.txt", tmp_path, seconds=0.2, base=str(broken))
+
+    def fail(*_):
+        raise environments.NoEnvironment("requirements-tpu.txt does not install")
+
+    monkeypatch.setattr(environments, "_run", fail)
     options = ["--chips", "tpu-v5e", "--programs", "run", "--environments", str(tmp_path)]
     assert accelerators.main([*options, "--out", str(tmp_path / "run")]) == 0
     assert "skipped: requirements-tpu.txt" in " ".join(capsys.readouterr().out.split())

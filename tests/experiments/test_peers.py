@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,12 +73,12 @@ def test_llama_cpps_reports_are_read():
 def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
     ran = []
 
-    def run(command, **options):
+    def run(command, seconds):
         ran.append(command)
         said = (SPECULATIVE if "-md" in command else COMPLETION) + "\npeak_kb 4321\n"
         return SimpleNamespace(stdout="the text", stderr=said, returncode=0)
 
-    monkeypatch.setattr(peer_processes.subprocess, "run", run)
+    monkeypatch.setattr(peer_processes, "_run_group", run)
     one = LlamaCpp(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 2, tmp_path / "log", 5.0)
     request = {"text": "Hi", "new": 32, "temperature": 0.0, "seed": 0, "slots": 256}
     answer = one.answer({**request, "mode": "plain"})
@@ -85,6 +87,21 @@ def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
     plain, draft = ran
     assert "-md" not in plain and draft[draft.index("--spec-draft-n-max") + 1] == "3"
     assert all("--ignore-eos" in command and command[command.index("-t") + 1] == "2" for command in ran)
+
+
+def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
+    program = tmp_path / "llama-completion"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60 & wait\n")
+    program.chmod(0o755)
+    one = LlamaCpp(tmp_path, tmp_path / "t", tmp_path / "d", 2, tmp_path / "log", 2.0)
+    with pytest.raises(Failed, match="no answer in 2 s"):
+        one.answer({"text": "Hi", "new": 3, "temperature": 0.0, "seed": 0, "slots": 64, "mode": "plain"})
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("it goes on")
 
 
 def test_agreement_is_the_share_before_the_first_difference():
