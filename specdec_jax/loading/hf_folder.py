@@ -15,6 +15,8 @@ from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
 
+MAPPED = 2**26  # bytes read of a file before it is mapped anew: until then all that was read counts as memory
+
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 
 
@@ -94,11 +96,18 @@ def save_hf_folder(
 def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
     for path in files:
         with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
-                try:
-                    yield name, file.get_tensor(name)
-                except (SafetensorError, TypeError, ValueError) as error:
-                    raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
+            waiting = list(file.keys())[::-1]
+        while waiting:
+            read = 0
+            with _open(path) as file:
+                while waiting and read < MAPPED:
+                    name = waiting.pop()
+                    try:
+                        array = file.get_tensor(name)
+                    except (SafetensorError, TypeError, ValueError) as error:
+                        raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
+                    read += array.nbytes
+                    yield name, array
 
 
 def _open(path: Path) -> Any:

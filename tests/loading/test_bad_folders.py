@@ -8,7 +8,7 @@ import tiny_weights as tiny
 from refusals import assert_says, refusal
 from safetensors.numpy import save_file
 
-from specdec_jax.loading import load_model, save_hf_folder, save_orbax
+from specdec_jax.loading import hf_folder, load_model, save_hf_folder, save_orbax
 
 # Hugging Face folders
 
@@ -179,3 +179,16 @@ def test_unwritable_place_is_named(folder, tmp_path):
     for save in (save_hf_folder, save_orbax):
         with pytest.raises(OSError, match="file"):
             save(tmp_path / "file" / "out", loaded.config, loaded.params, loaded.tokenizer)
+
+
+def test_a_file_is_mapped_anew_after_so_many_bytes_and_read_the_same(folder, monkeypatch):
+    """Pages that were read count as memory until a file is let go: a large one would be there twice."""
+    opened, open_once = [], hf_folder._open
+    monkeypatch.setattr(hf_folder, "_open", lambda path: opened.append(path) or open_once(path))
+    whole = dict(hf_folder.open_hf_folder(folder).named)
+    once = len(opened)
+    monkeypatch.setattr(hf_folder, "MAPPED", 1)
+    parts = dict(hf_folder.open_hf_folder(folder).named)
+    assert len(opened) - once == once + len(whole) - 1 and parts.keys() == whole.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array)
