@@ -2,9 +2,8 @@
 
 Command:   make demo        (python -m experiments.compare configs/demo.py)
 Hardware:  2 x86 cores, 4 GB of memory; no accelerator needed
-Time:      4:41 with the install on 2 cores without AMX and nothing compiled before; the first result within 40 s of the
-           install
-Expected:  there, total speed-up greedy 1.03, 1.34, 1.43 (the rows in order), at 0.8 1.11, 1.29, 1.30; greedy outputs
+Time:      6:46 with the install on 2 cores without AMX, nothing compiled or measured before
+Expected:  there, total speed-up greedy 1.18, 1.59, 1.52 (the rows in order), at 0.8 1.06, 1.35, 1.43; greedy outputs
            equal but for near ties. With AMX, all twelve prompts: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44
 
 Six of the twelve frozen prompts and four methods, which the README's table shows. The rest is one option away:
