@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
 
 from experiments.lib.commands import command
@@ -173,14 +174,8 @@ def peers(config: Peers, console: Console) -> None:
     finally:
         sides.close()
     folder.write_json(FAILED, failed)
-    sizes = [sum(leaf.nbytes for leaf in _leaves(model)) for model in (target, drafter)]
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) for model in (target, drafter)]
     publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
-
-
-def _leaves(model: LoadedModel) -> Sequence[Any]:
-    import jax
-
-    return jax.tree.leaves(model.params)
 
 
 def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """Virtual environments for compilers and peers, made when they are first asked for and then kept."""
 
 import hashlib
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -11,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
+
+from experiments.lib.process_groups import run_group
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
@@ -96,18 +96,14 @@ def _only(found: Iterable[Path], failed: str) -> Path:
 
 def _run(command: Sequence[str], failed: str, seconds: float) -> None:
     try:
-        run = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-        )
-        _, said = run.communicate(timeout=seconds)
-        if run.returncode:
-            raise subprocess.CalledProcessError(run.returncode, command, stderr=said)
+        run = run_group(command, seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)  # compilers too
         raise NoEnvironment(f"{failed}: not within {seconds:.0f} s") from None
-    except (OSError, subprocess.CalledProcessError) as error:
-        last = [line for line in (getattr(error, "stderr", "") or str(error)).splitlines() if line.strip()]
-        raise NoEnvironment(f"{failed}: {last[-1][:300] if last else error}") from None
+    except OSError as error:
+        raise NoEnvironment(f"{failed}: {error}") from None
+    if run.returncode:
+        last = [line for line in run.stderr.splitlines() if line.strip()]
+        raise NoEnvironment(f"{failed}: {last[-1][:300] if last else f'exit code {run.returncode}'}")
 
 
 def _digest(path: Path) -> str:

@@ -1,10 +1,8 @@
 """The sides of `python -m experiments.peers`: processes that decode a request and answer with tokens and seconds."""
 
 import json
-import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from experiments.lib.process_groups import run_group
 
 SIDES = Path(__file__).parent / "peer_sides"
 READY = 900.0  # seconds to load models in
@@ -104,7 +104,10 @@ class LlamaCpp:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Decodes a request; `mode` is plain or draft-N."""
         drafts = int(request["mode"].partition("-")[2] or 0)
-        ran = _run_group([*MEASURED, *self._command(request, drafts)], self._seconds)
+        try:
+            ran = run_group([*MEASURED, *self._command(request, drafts)], self._seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no answer in {self._seconds:.0f} s") from None
         said = ran.stdout + "\n" + ran.stderr
         self._log.write_text(said, encoding="utf-8")
         if ran.returncode:
@@ -127,19 +130,6 @@ class LlamaCpp:
 
     def close(self) -> None:
         """Nothing runs between requests."""
-
-
-def _run_group(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Runs a command; one that takes too long is ended with all that it started. Raises Failed then."""
-    pipe: Any = subprocess.PIPE
-    run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True)
-    try:
-        out, errors = run.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
-        raise Failed(f"no answer in {seconds:.0f} s") from None
-    return subprocess.CompletedProcess(command, run.returncode, out, errors)
 
 
 def plain_figures(said: str, new: int) -> dict[str, Any]:

@@ -204,8 +204,10 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
 
 def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter]) -> CostModel | None:
     """The costs asked for, measured if need be; None: estimated, or nobody drafts."""
-    if isinstance(asked, CostModel) or asked == ESTIMATED or not found:
-        return asked if isinstance(asked, CostModel) and found else None
+    if asked == ESTIMATED or not found:
+        return None
+    if isinstance(asked, CostModel):
+        return asked
     return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None))
 
 

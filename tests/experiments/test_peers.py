@@ -78,7 +78,7 @@ def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
         said = (SPECULATIVE if "-md" in command else COMPLETION) + "\npeak_kb 4321\n"
         return SimpleNamespace(stdout="the text", stderr=said, returncode=0)
 
-    monkeypatch.setattr(peer_processes, "_run_group", run)
+    monkeypatch.setattr(peer_processes, "run_group", run)
     one = LlamaCpp(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 2, tmp_path / "log", 5.0)
     request = {"text": "Hi", "new": 32, "temperature": 0.0, "seed": 0, "slots": 256}
     answer = one.answer({**request, "mode": "plain"})

@@ -4,27 +4,17 @@ python -m experiments.lib.peer_sides.own_side TARGET DRAFTER DTYPE DRAFTS
 """
 
 import json
-import re
-import resource
 import sys
-from pathlib import Path
 
+from experiments.lib.peer_sides.peak_memory import peak
 from specdec_jax.compilation_cache import enable
 from specdec_jax.text.generation import Request, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
-
-
-def peak() -> int:
-    """Most memory that this process had, in kB; what `resource` says begins with the parent's."""
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+from specdec_jax.text.strategies import choose
 
 
 def main() -> int:
     """Answers requests until there are no more. DRAFTS: `plain`, or the policy's words."""
-    from specdec_jax.text.strategies import choose
-
     target, drafter, dtype, words = sys.argv[1:]
     enable()
     base = peak()

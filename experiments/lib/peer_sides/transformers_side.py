@@ -8,23 +8,14 @@ assisted-dynamic, which stops by the drafter's confidence; lookup.
 """
 
 import json
-import re
-import resource
 import sys
 import time
-from pathlib import Path
 
 import torch
+from peak_memory import peak
 from transformers import AutoModelForCausalLM
 
 DRAFTS, CONFIDENCE = 20, 0.4  # transformers' own defaults
-
-
-def peak():
-    """Most memory that this process had, in kB; what `resource` says begins with the parent's."""
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def load(path, dtype):

@@ -7,22 +7,14 @@ Requests and answers as in transformers_side.py. The mode is the process's own: 
 
 import json
 import os
-import re
-import resource
 import sys
 import time
-from pathlib import Path
+
+from peak_memory import peak
 
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 if len(sys.argv) > 4:
     os.environ["OMP_NUM_THREADS"] = sys.argv[4]
-
-
-def peak():
-    """Most memory that this process had, in kB; what `resource` says begins with the parent's."""
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def passes_of(llm):
