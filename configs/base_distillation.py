@@ -14,6 +14,7 @@ from specdec_jax.distillation.initial import Shape
 from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.losses import forward_kl
 from specdec_jax.distillation.training import Schedule
+from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.strategy import nearest
 
 DTYPES = ("bfloat16", "float32")
@@ -52,6 +53,9 @@ class DistillConfig:
     """Log-probabilities kept a position; 0: none are kept, and training computes them."""
     label_dtype: str = "float16"
     """Theirs: float16 or float32."""
+    hidden_layers: tuple[int, ...] = ()
+    """The target's layers whose hidden states are stored with every token, for a drafter that reads them: i is what the
+    i-th layer leaves, 0 the embedding."""
     labels_online: int = 64
     """Log-probabilities a position when training computes them."""
     shape: Shape = Shape()  # noqa: RUF009 - frozen
@@ -60,6 +64,8 @@ class DistillConfig:
     """An exported drafter to go on from, with a fresh optimiser."""
     packing: Packing = Packing()  # noqa: RUF009 - frozen
     """Rows and weights of a batch."""
+    unroll: Unroll = Unroll()  # noqa: RUF009 - frozen
+    """How a drafter that reads its target is trained on its own states."""
     loss: tyro.conf.Suppress[tyro.conf.Fixed[Callable[..., Any]]] = forward_kl
     """Set in the file."""
     intervals: Intervals = Intervals()  # noqa: RUF009 - frozen

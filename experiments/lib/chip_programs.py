@@ -68,8 +68,8 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     )
     params = ModelParams(_weights(pair.target), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
-    cache = jax.eval_shape(decoder.jitted["prefill"], params.target, request.tokens, request.length)
-    drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length)
+    cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, None, request.tokens, request.length)
+    drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, kept)
     return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
 
 
@@ -111,7 +111,7 @@ def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     batch = request.tokens.shape[0]
     tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {
-        "prefill": (params.target, request.tokens, request.length),
+        "prefill": (params.target, None, request.tokens, request.length),
         "run": (params, state, jax.ShapeDtypeStruct((), jnp.int32)),
         "step": (params, state),
         "extend": (params, state, request),

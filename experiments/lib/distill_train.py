@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.distill_write import bar
+from experiments.lib.distill_write import bar, layers_of
 from experiments.lib.json_lines import json_lines
 from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment
@@ -22,10 +23,12 @@ from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
 from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.shards import ShardFolder
-from specdec_jax.distillation.training import Sums, TrainState, build_step, build_validation, init_state, judged_params
+from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
+from specdec_jax.distillation.writing import check_layers
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
-from specdec_jax.models import llama
+from specdec_jax.models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # what the training was told, beside its checkpoints
@@ -47,14 +50,15 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     held = min(config.validation, len(data.entries) - 1)
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
-    shards = list(data)
+    shards = [data.load(index, hidden=_hidden_there(config, data, index)) for index in range(len(data.entries))]
     vocab = target.model.spec.vocab_size
     label = _labeller(config, target)
-    corpus = Corpus(shards[held:], vocab)
+    which = _read_layers(config)
+    corpus = Corpus(shards[held:], vocab, which)
     state, drafter, step, order = begin(config, target, corpus, label)
     validate = None
     if held:
-        aside = BatchOrder(Corpus(shards[:held], vocab), config.packing, 0, label)
+        aside = BatchOrder(Corpus(shards[:held], vocab, which), config.packing, 0, label)
         validate = _validation(config, drafter, [aside.at(i) for i in range(VALIDATION_BATCHES)])
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,9 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any = None) -> Begun:
     """What the config trains, ready for the first step; `label` computes labels that the corpus does not hold."""
     state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk)
+    step = build_step(
+        drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll
+    )
     return Begun(state, drafter, step, BatchOrder(corpus, config.packing, config.seed, label))
 
 
@@ -95,7 +101,8 @@ def timed_steps(begun: Begun, count: int) -> Iterator[tuple[Batch, float]]:
 def as_model(config: DistillConfig, target: LoadedModel, state: TrainState, drafter: Any, name: str) -> LoadedModel:
     """The drafter as it is judged and served."""
     params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), judged_params(state))
-    return LoadedModel(llama.language_model(drafter, config.dtype), params, target.tokenizer, name, drafter)
+    model = family_of(drafter).language_model(drafter, config.dtype)
+    return LoadedModel(model, params, target.tokenizer, name, drafter)
 
 
 def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tuple[TrainState, Any]:
@@ -106,7 +113,30 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     else:
         start = load_model(config.start_from, dtype="float32")
         drafter, params = start.config, start.params
+    if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
+        check_layers(target.model, config.shape.reads)
+        drafter = reading_config(drafter, config.shape.reads, target.model.tap.width)
+        params = with_reading(drafter, params, jnp.float32)
     return init_state(params, config.schedule), drafter
+
+
+def _hidden_there(config: DistillConfig, data: ShardFolder, index: int) -> bool:
+    """Whether the drafter reads hidden states; raises ValueError for a shard that lacks them."""
+    entry, layers = data.entries[index], list(config.hidden_layers)
+    if config.shape.reads and layers_of(entry) != layers:
+        raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
+    return bool(config.shape.reads)
+
+
+def _read_layers(config: DistillConfig) -> list[int]:
+    """Which of the stored hidden states the drafter reads."""
+    missing = [layer for layer in config.shape.reads if layer not in config.hidden_layers]
+    if missing:
+        raise ValueError(
+            f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}: "
+            "name it in hidden_layers"
+        )
+    return [config.hidden_layers.index(layer) for layer in config.shape.reads]
 
 
 def curve(where: Path) -> Figure:
@@ -132,13 +162,14 @@ def _labeller(config: DistillConfig, target: LoadedModel) -> Any:
 
 
 def _validation(config: DistillConfig, drafter: Any, batches: list[Batch]) -> Any:
-    measure = build_validation(drafter, config.loss, dtype=config.dtype, chunk=config.chunk)
+    measure = build_validation(drafter, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll)
 
     def validate(state: TrainState) -> dict[str, float]:
         sums = [measure(judged_params(state), batch) for batch in batches]
-        total = Sums(*(float(np.sum([np.asarray(value) for value in values])) for values in zip(*sums, strict=True)))
+        first, last = (jax.tree.map(lambda *leaves: float(np.sum(leaves)), *some) for some in zip(*sums, strict=True))
         names = ("loss", "agreement", "acceptance", "surprise")
-        return {f"validation_{name}": getattr(total, name) / total.weight for name in names}
+        means = {f"validation_{name}": getattr(first, name) / first.weight for name in names}
+        return means | {"validation_last_agreement": last.agreement / last.weight}
 
     return validate
 
@@ -158,7 +189,8 @@ def _reporter(config: DistillConfig, console: Console, update: Any) -> Any:
 
 def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
     """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
-    told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in FIELDS}))
+    fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
+    told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
     path = where / SETTINGS
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"]

@@ -3,9 +3,10 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,6 +20,7 @@ from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.loading import LoadedModel
 
 DOCUMENTS = "documents"
+OWN_FACTS = ("file", "sha256", "tokens", "conversations", "hidden", "layers")  # what the manifest says by itself
 LEAST_WORDS = 40  # of a paragraph of a package's description
 
 
@@ -40,8 +42,10 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         temperatures=config.temperatures,
         labels=config.labels,
         label_dtype=config.label_dtype,
+        layers=config.hidden_layers,
         seed=config.seed,
     )
+    _tell_size(config, target, console)
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
         while data.num_tokens < config.tokens:
             number, before = len(data.entries), data.num_tokens
@@ -50,30 +54,45 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
             shard, facts = author.block(
                 number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
             )
-            data.add(f"{number:05d}", shard, rows=kind, **facts)
+            data.add(f"{number:05d}", shard, rows=kind, layers=list(config.hidden_layers), **facts)
     console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
 
 
 def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
-    """Labels the shards whose labels are not as many as asked for: those from elsewhere, or written without."""
+    """Labels the shards whose labels are not as many as asked for, or that lack hidden states: those from elsewhere, or
+    written without."""
     data = ShardFolder(folder / "data")
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
-    if not config.labels:
+    if not config.labels and not config.hidden_layers:
         console.print("Labels: computed while training")
         return
-    labeller, vocab = build_labeller(target.model, config.labels), target.model.spec.vocab_size
+    layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size
+    labeller = build_labeller(target.model, config.labels, layers=config.hidden_layers)
     done = 0
     with bar(console, "Labelling", data.num_tokens, 0) as update:
         for index, entry in enumerate(list(data.entries)):
-            shard = data.load(index)
-            if shard.top.shape[1] != config.labels:
+            shard = data.load(index, hidden=False)
+            if shard.top.shape[1] != config.labels or (layers and layers != layers_of(entry)):
                 labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
-                facts = {key: entry[key] for key in entry if key not in ("file", "sha256", "tokens", "conversations")}
-                data.add(Path(entry["file"]).stem, labelled, **facts)
+                facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
+                data.add(Path(entry["file"]).stem, labelled, **facts | {"layers": layers})
             done += shard.num_tokens
             update(done)
     console.print(f"Labels: {config.labels} a position")
+
+
+def layers_of(entry: Mapping[str, Any]) -> list[int]:
+    """The layers whose hidden states a shard of the manifest holds."""
+    return entry["layers"] if "hidden" in entry else []
+
+
+def _tell_size(config: DistillConfig, target: LoadedModel, console: Console) -> None:
+    """What the hidden states will take on disk."""
+    if config.hidden_layers and target.model.tap is not None:
+        size = config.tokens * len(config.hidden_layers) * target.model.tap.width * 2
+        told = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
+        console.print(f"Data: {told} will take {size / 1e9:.1f} GB")
 
 
 def data_folder(config: DistillConfig, folder: Path) -> ShardFolder:

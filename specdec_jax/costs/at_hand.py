@@ -22,7 +22,7 @@ from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model,
 from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import alternate, draft_round, target_pass
 from specdec_jax.decoding.one_graph import options_here
-from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models.adapters import with_vocabulary
@@ -99,7 +99,7 @@ def _measure(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
     }
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
-        one = model_drafter(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+        one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
         options: dict[str, Any] = {"batch": 1, "slots": SLOTS, "temperature": 0.0, "keep_log_q": True, "measure": False}
         programs["drafter"] = draft_round(one, drafter.params, static(draft_length=DRAFTS), **options)
         per["drafter"] = DRAFTS

@@ -19,7 +19,7 @@ from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
-from specdec_jax.drafters.model import model as model_drafter
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 
@@ -55,8 +55,8 @@ def target_pass(
 def prompt_pass(model: LanguageModel, params: Params, length: int, chunk: int = 64) -> Callable[[], Any]:
     """A call that prefills a prompt of that many tokens, in a cache a quarter longer, and waits for it."""
     tokens = jnp.ones((1, length + length // 4), jnp.int32)
-    fill, known = target_prefill(model, chunk), jnp.full((1,), length, jnp.int32)
-    return lambda: jax.block_until_ready(fill(params, tokens, known))
+    fill, known = target_prefill(model, None, chunk), jnp.full((1,), length, jnp.int32)
+    return lambda: jax.block_until_ready(fill(params, None, tokens, known))
 
 
 def large_product(dtype: Any, size: int) -> Callable[[], Any]:
@@ -104,7 +104,7 @@ def draft_round(
 
 def drafter_with(model: LanguageModel, length: int) -> Drafter:
     """A drafter of up to `length` tokens, for `draft_round`."""
-    return model_drafter(model, length)
+    return drafter_of(model, length)
 
 
 def alternate(

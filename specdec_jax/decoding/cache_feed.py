@@ -1,4 +1,7 @@
-"""A text fed to a language model's cache, many tokens a pass: prompts, and drafters that sat out."""
+"""A text fed to a language model's cache, many tokens a pass: prompts, and drafters that sat out.
+
+And what drafters read of their target, kept by position beside their caches.
+"""
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,3 +34,19 @@ def window(tokens: Array, start: Array, size: int) -> Array:
     """tokens[b, start[b] : start[b] + size] for every row, [B, size]."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1)
+
+
+def keep_reads(reads: Array, kept: Array, start: Array, count: Array) -> Array:
+    """reads [B, S, P] with what was kept [B, T, P] of positions start[b] ... start[b] + count[b] - 1.
+
+    What is read of a position belongs to the next, and goes to that one's slot. Entries beyond `count` are dropped.
+    """
+    rows, slots = jnp.arange(kept.shape[0])[:, None], start[:, None] + 1 + jnp.arange(kept.shape[1])[None, :]
+    slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
+    return reads.at[rows, slots].set(kept.astype(reads.dtype), mode="drop")
+
+
+def reads_at(reads: Array, start: Array, size: int) -> Array:
+    """reads[b, start[b] : start[b] + size], [B, size, P] float32: what those tokens are fed with."""
+    slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)

@@ -17,18 +17,17 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_answers
 from specdec_jax.decoding.one_graph import FLAG, explained, options_here
-from specdec_jax.decoding.prefill import drafter_prefill, fill, target_prefill
+from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
+from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import (
     Array,
-    Cache,
     DecodeState,
     Drafter,
     LanguageModel,
     Monitor,
-    Params,
     StoppingPolicy,
     Verifier,
     Warp,
@@ -111,6 +110,7 @@ def build_decoder(
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
     _check_parts(target, drafter, widths, prefill_chunk)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
+    reads = drafter.observer.features
     _check_monitor(parts, watched=monitor is not None)
     _warn_if_lossy(verifier)
 
@@ -128,7 +128,10 @@ def build_decoder(
         same = _common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
         known = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
-        cache = fill(target, params.target, fresh.tokens, fresh.length, known, prefill_chunk)
+        cache, kept = fill(
+            target, reads, params.target, params.drafter, fresh.tokens, fresh.length, known, prefill_chunk
+        )
+        drafter_state = learn_text(drafter, params.drafter, drafter_state, kept, known.length, fresh.length)
         drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
         return fresh._replace(target_cache=cache, drafter=drafter_state)
 
@@ -137,7 +140,7 @@ def build_decoder(
     jitted = {
         "run": jit(run_rounds, donate_argnums=1),
         "step": jit(lambda params, state: decode_round(parts, params, state), donate_argnums=1),
-        "prefill": target_prefill(target, prefill_chunk, tuple(told.items())),
+        "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
         "score": jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
@@ -160,14 +163,17 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state = begin(prompts, options)
-        cache = jitted["prefill"](params.target, state.tokens, state.length)
-        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length)
+        reader = params.drafter if parts.drafter.observer.features is not None else None
+        cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length)
+        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         state = begin(prompts, options)
-        jitted["prefill"].lower(params.target, state.tokens, state.length).compile()
-        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length).compile()
+        reader = params.drafter if parts.drafter.observer.features is not None else None
+        filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length)
+        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, filled.out_info[1]).compile()
+        filled.compile()
 
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
@@ -212,6 +218,12 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
         )
+    features = drafter.observer.features
+    if features is not None and (target.tap is None or max(features.layers) > target.tap.num_layers):
+        has = "gives none" if target.tap is None else f"has {target.tap.num_layers} layers"
+        raise ValueError(
+            f"this drafter reads hidden states of the target's layers {features.layers}, and the target {has}"
+        )
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
@@ -255,23 +267,25 @@ def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: 
     batch, length = tokens.shape
     steps = (length - 1) // chunk
 
-    def pass_over(model: LanguageModel, weights: Params) -> tuple[Array, Array]:
-        def one(cache: Cache, index: Array) -> tuple[Cache, tuple[Array, Array]]:
-            fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
-            following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
-            logits, cache = model.apply(weights, fed, cache)
-            seen = distributions(logits, warp)
-            chosen = jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0]
-            return cache, (chosen, seen.entropy)
+    def scored(logits: Array, following: Array) -> tuple[Array, Array]:
+        seen = distributions(logits, warp)
+        return jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0], seen.entropy
 
-        cache = model.init_cache(weights, batch, length)
-        _, (chosen, entropies) = lax.scan(one, cache, jnp.arange(steps, dtype=jnp.int32))
-        flat = lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1)  # noqa: E731
-        return flat(chosen), flat(entropies)
+    def one(caches: Any, index: Array) -> tuple[Any, Scores]:
+        fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+        following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
+        if drafter is None:
+            logits, caches = parts.target.apply(params.target, fed, caches)
+            log_p, entropy = scored(logits, following)
+            unknown = jnp.full_like(log_p, jnp.nan)
+            return caches, Scores(log_p, unknown, entropy, unknown)
+        p_logits, q_logits, caches = feed_both((parts.target, drafter), both, fed, caches)
+        (log_p, entropy), (log_q, drafter_entropy) = scored(p_logits, following), scored(q_logits, following)
+        return caches, Scores(log_p, log_q, entropy, drafter_entropy)
 
-    log_p, target_entropy = pass_over(parts.target, params.target)
-    if parts.drafter.model is None:
-        unknown = jnp.full_like(log_p, jnp.nan)
-        return Scores(log_p, unknown, target_entropy, unknown)
-    log_q, drafter_entropy = pass_over(parts.drafter.model, params.drafter)
-    return Scores(log_p, log_q, target_entropy, drafter_entropy)
+    drafter, both = parts.drafter.model, (params.target, params.drafter)
+    caches = parts.target.init_cache(params.target, batch, length)
+    if drafter is not None:
+        caches = init_caches((parts.target, drafter), both, batch, length)
+    _, found = lax.scan(one, caches, jnp.arange(steps, dtype=jnp.int32))
+    return jax.tree.map(lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1), found)

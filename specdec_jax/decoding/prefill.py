@@ -5,41 +5,113 @@ its program, and with the persistent cache all processes.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed
-from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params
+from specdec_jax.types import Array, Cache, Drafter, Features, LanguageModel, Params
 
 WIDE = 8  # times the chunk, of passes that long prompts are fed by
 
 
-@functools.lru_cache(maxsize=32)
-def target_prefill(target: LanguageModel, chunk: int, compiler_options: tuple[Any, ...] = ()) -> Any:
-    """(params, tokens [B, S], lengths [B]) -> the target's cache of all but the last tokens, jitted.
+class _Kept(NamedTuple):
+    """A target's cache, and beside it what a drafter keeps of the hidden states at each of its slots."""
 
-    A program by itself, without what a policy brings: all decoders of a target share it.
+    cache: Cache
+    kept: Any  # leaves [B, S, ...]
+    length: Array  # [B] int32, the cache's
+
+
+@functools.lru_cache(maxsize=32)
+def target_prefill(
+    target: LanguageModel, features: Features | None, chunk: int, compiler_options: tuple[Any, ...] = ()
+) -> Any:
+    """(params, drafter's params, tokens [B, S], lengths [B]) -> (the target's cache of all but the last tokens, what
+    `features` keep of them, leaves [B, S, ...]), jitted.
+
+    A program by itself, without what a policy brings: all decoders of a target share it, and those whose drafters read
+    it with whoever reads the same.
     """
 
-    def prefill(params: Params, tokens: Array, length: Array) -> Cache:
-        return fill(target, params, tokens, length, target.init_cache(params, *tokens.shape), chunk)
+    def prefill(params: Params, reader: Params, tokens: Array, length: Array) -> tuple[Cache, Any]:
+        cache = target.init_cache(params, *tokens.shape)
+        return fill(target, features, params, reader, tokens, length, cache, chunk)
 
     return jax.jit(prefill, compiler_options=dict(compiler_options) or None)
 
 
 @functools.lru_cache(maxsize=32)
 def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) -> Any:
-    """(params, tokens [B, S], lengths [B]) -> the drafter's state after it, jitted; shared as `target_prefill` is."""
+    """(params, tokens [B, S], lengths [B], kept) -> the drafter's state after them, jitted.
 
-    def prefill_drafter(params: Params, tokens: Array, length: Array) -> Any:
-        return drafter.commit(params, drafter.init(params, *tokens.shape), tokens, length)
+    `kept` is what `target_prefill` gives, and the program is shared as that one is.
+    """
+
+    def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any) -> Any:
+        fresh = drafter.init(params, *tokens.shape)
+        told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
+        return drafter.commit(params, told, tokens, length)
 
     return jax.jit(prefill_drafter, compiler_options=dict(compiler_options) or None)
 
 
-def fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Cache, chunk: int) -> Cache:
+def learn_text(drafter: Drafter, params: Params, state: Any, kept: Any, start: Array, length: Array) -> Any:
+    """The drafter's state with what was kept [B, S, ...] of a text of `length` [B] from `start` [B] on."""
+    features = drafter.observer.features
+    if features is None:
+        return state
+
+    def from_start(leaf: Array) -> Array:
+        slots = start[:, None] + jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]
+        return jnp.take_along_axis(leaf, slots.reshape(*slots.shape, *[1] * (leaf.ndim - 2)), axis=1, mode="clip")
+
+    return features.learn(params, state, jax.tree.map(from_start, kept), start, jnp.maximum(length - 1 - start, 0))
+
+
+def fill(
+    target: LanguageModel,
+    features: Features | None,
+    params: Params,
+    reader: Params,
+    tokens: Array,
+    length: Array,
+    cache: Cache,
+    chunk: int,
+) -> tuple[Cache, Any]:
+    """The target's cache after all tokens but the last were fed from where it ends, and what `features` keep of them.
+
+    `reader` are the drafter's parameters. What is kept has leaves [B, S, ...]; slots that were not fed are zero.
+    """
+    if features is None:
+        return _fill(target, params, tokens, length, cache, chunk), ()
+    model = _keeping(target, features)
+    shapes = jax.eval_shape(lambda: model.apply((params, reader), tokens[:, :1], _Kept(cache, None, cache.length))[0])
+    kept = jax.tree.map(lambda leaf: jnp.zeros((*tokens.shape, *leaf.shape[2:]), leaf.dtype), shapes)
+    filled = _fill(model, (params, reader), tokens, length, _Kept(cache, kept, cache.length), chunk)
+    return filled.cache, filled.kept
+
+
+def _keeping(target: LanguageModel, features: Features) -> LanguageModel:
+    """The target with `_Kept` as its cache, and no logits: what is kept comes in their place."""
+
+    def apply(params: Any, tokens: Array, cache: _Kept, positions: Any = None, mask: Any = None) -> tuple[Any, _Kept]:
+        assert target.tap is not None  # build_decoder looked
+        _, hidden, inner = target.tap.apply(params[0], tokens, cache.cache, features.layers)
+        new = features.keep(params[1], hidden)
+        rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        put = lambda leaf, one: leaf.at[rows, slots].set(one, mode="drop")  # noqa: E731
+        kept = None if cache.kept is None else jax.tree.map(put, cache.kept, new)
+        return new, _Kept(inner, kept, cache.length + tokens.shape[1])
+
+    def with_length(cache: _Kept, length: Array) -> _Kept:
+        return cache._replace(cache=target.with_length(cache.cache, length), length=length)
+
+    return target._replace(apply=apply, with_length=with_length)
+
+
+def _fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Any, chunk: int) -> Any:
     """Feed the target all tokens but the last, from where its cache ends.
 
     Where the cache has room for long texts, most of them go in by chunks of eight times the size: products of 512 rows

@@ -63,6 +63,20 @@ class _Verified(NamedTuple):
     verifier: VerifierState
     monitor: MonitorState
     seen: Any  # what the drafter's observer read, leaves [B, K+1, ...]; () without one
+    kept: Any  # what it kept of the target's hidden states, leaves [B, K+1, ...]; () without
+
+
+def apply_keeping(
+    target: LanguageModel, drafter: Drafter, params: ModelParams, tokens: Array, cache: Cache
+) -> tuple[Array, Any, Cache]:
+    """The target's pass: (logits [B, T, V], what the drafter keeps of its hidden states [B, T, ...], cache)."""
+    features = drafter.observer.features
+    if features is None:
+        logits, cache = target.apply(params.target, tokens, cache)
+        return logits, (), cache
+    assert target.tap is not None  # build_decoder looked
+    logits, hidden, cache = target.tap.apply(params.target, tokens, cache, features.layers)
+    return logits, features.keep(params.drafter, hidden), cache
 
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
@@ -83,16 +97,20 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         choice = _narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
         chance = _chance(state.seed, context, parts.drafter.max_draft_length)
-        verified = lax.switch(choice, branches, params.target, state, draft, context, chance)
+        verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         threshold = parts.policy.threshold(policy)
         policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.result), policy)
         emitted, stopped = _cut(state, verified.result, context)
         tokens = _append(state.tokens, state.length, verified.result.tokens, emitted)
         length = state.length + emitted
+        observer = parts.drafter.observer
+        if observer.features is not None:  # of the token before the draft, and of the drafts accepted
+            begun = context.length - 1
+            drafter = observer.features.learn(params.drafter, drafter, verified.kept, begun, emitted)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
-        if parts.drafter.observer is not None:
-            drafter = parts.drafter.observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
+        if observer.learn is not None:
+            drafter = observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = _measured(draft, info, verified.result, emitted, width, threshold, phase)
         return state._replace(
@@ -134,7 +152,9 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
     most = parts.drafter.max_draft_length
     held = min(width - 1, most)  # drafts this width can hold
 
-    def verify(params: Params, state: DecodeState, draft: Draft, context: RoundContext, chance: _Chance) -> _Verified:
+    def verify(
+        params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: _Chance
+    ) -> _Verified:
         draft = Draft(
             draft.tokens[:, :held],
             None if draft.log_q is None else draft.log_q[:, :held],
@@ -146,7 +166,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, width - 1 - held)))
         cache = parts.target.with_length(state.target_cache, start)
         with jax.named_scope("target_pass"):
-            logits, cache = parts.target.apply(params, fed, cache)
+            logits, kept, cache = apply_keeping(parts.target, parts.drafter, params, fed, cache)
         target = distributions(logits[:, : held + 1], state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
@@ -156,7 +176,8 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         verifier = select_rows(context.alive, verifier, state.verifier)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
         seen = _observed(parts.drafter, target, draft, result, context)
-        return _Verified(result, cache, verifier, select_rows(context.alive, monitor, state.monitor), seen)
+        monitor = select_rows(context.alive, monitor, state.monitor)
+        return _Verified(result, cache, verifier, monitor, seen, _padded(kept, most + 1))
 
     return verify
 
@@ -165,11 +186,19 @@ def _observed(
     drafter: Drafter, target: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
 ) -> Any:
     """What the drafter's observer reads, padded to K+1 positions: the branches of all widths return one shape."""
-    if drafter.observer is None:
+    if drafter.observer.read is None:
         return ()
-    missing = drafter.max_draft_length + 1 - target.entropy.shape[1]
-    pad = lambda leaf: jnp.pad(leaf, ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))  # noqa: E731
-    return jax.tree.map(pad, drafter.observer.read(target, draft, result, context))
+    return _padded(drafter.observer.read(target, draft, result, context), drafter.max_draft_length + 1)
+
+
+def _padded(tree: Any, size: int) -> Any:
+    """Leaves [B, T, ...] as [B, size, ...], cut or filled up."""
+
+    def one(leaf: Array) -> Array:
+        missing = max(size - leaf.shape[1], 0)
+        return jnp.pad(leaf[:, :size], ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))
+
+    return jax.tree.map(one, tree)
 
 
 def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], Array]:

@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     log_prob: np.ndarray  # [N, k] float32, -inf where a label is no candidate
     candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
     correction: np.ndarray  # [C] float32, log of how many tokens a candidate stands for
+    hidden: np.ndarray | None = None  # [R, T, F, D] bfloat16, the target's at the position before, for who reads it
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,15 @@ class Packing:
 
 
 class Corpus:
-    """All conversations of some shards, in memory. Raises ValueError if there are none, or labels differ in number."""
+    """All conversations of some shards, in memory; hidden states stay on disk.
 
-    def __init__(self, shards: Sequence[Shard], vocab_size: int):
-        self.vocab_size = vocab_size
+    `layers`: which of the shards' F hidden states batches bring. Raises ValueError if there are no conversations, or
+    labels differ in number.
+    """
+
+    def __init__(self, shards: Sequence[Shard], vocab_size: int, layers: Sequence[int] = ()):
+        self.vocab_size, self._layers = vocab_size, list(layers)
+        self._hidden = [shard.hidden for shard in shards]
         widths = sorted({shard.top.shape[1] for shard in shards})
         if not shards or not sum(len(shard.kind) for shard in shards):
             raise ValueError(
@@ -73,7 +79,7 @@ class Corpus:
         if len(widths) > 1:
             raise ValueError(f"shards keep different numbers of labels: {widths}. Label them anew")
         self.labels = widths[0]
-        starts = np.cumsum([0] + [shard.num_tokens for shard in shards])
+        self._starts = starts = np.cumsum([0] + [shard.num_tokens for shard in shards])
         self.tokens = np.concatenate([shard.tokens for shard in shards])
         self.writer = np.concatenate([shard.writer for shard in shards])
         self.top = np.concatenate([shard.top for shard in shards])
@@ -84,6 +90,13 @@ class Corpus:
         ]
         self.spans = np.concatenate(spans)
 
+    def hidden(self, start: int, stop: int) -> np.ndarray | None:
+        """Hidden states [stop - start, F, D] of a conversation's tokens; None if batches bring none."""
+        if not self._layers:
+            return None
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        return self._hidden[shard][start - self._starts[shard] : stop - self._starts[shard], self._layers]
+
     @property
     def counts(self) -> np.ndarray:
         """[V] float64, how often each token occurs."""
@@ -93,7 +106,7 @@ class Corpus:
 class BatchOrder:
     """Which batch every step trains on: an epoch's conversations in random order, packed first-fit by row length.
 
-    `label` makes the labels of texts that have none: `label(texts) -> [(top [T, k], log_prob [T, k]), ...]`. Raises
+    `label` makes the labels of texts that have none, as `labelling.build_labeller` gives them. Raises
     ValueError if it is missing, or a conversation is longer than any row.
     """
 
@@ -140,7 +153,7 @@ class BatchOrder:
 
     def _build(self, slots: int, rows: list[list[int]], rng: np.random.Generator) -> Batch:
         corpus, shape = self._corpus, (len(rows), slots)
-        source = np.full(shape, -1, np.int64)
+        source, hidden = np.full(shape, -1, np.int64), None
         positions, segments = np.zeros(shape, np.int32), np.full(shape, GAP, np.int32)
         for row, members in enumerate(rows):
             at = 0
@@ -150,6 +163,10 @@ class BatchOrder:
                 source[row, at : at + size] = np.arange(start, stop)
                 positions[row, at : at + size] = np.arange(size)
                 segments[row, at : at + size] = segment
+                read = corpus.hidden(start, stop)
+                if read is not None:  # a token's are read at the token after it
+                    hidden = np.zeros((*shape, *read.shape[1:]), read.dtype) if hidden is None else hidden
+                    hidden[row, at + 1 : at + size] = read[:-1]
                 at += size
         safe = np.maximum(source, 0).reshape(-1)
         after = np.minimum(safe + 1, len(corpus.tokens) - 1)
@@ -172,6 +189,7 @@ class BatchOrder:
             log_prob,
             candidates,
             correction,
+            hidden,
         )
 
     def _labels(self, rows: list[list[int]], source: np.ndarray, safe: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -181,10 +199,10 @@ class BatchOrder:
             return corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
         members = [member for row in rows for member in row]
         found = self._label([corpus.tokens[slice(*corpus.spans[member])].astype(np.int32) for member in members])
-        width = found[0][0].shape[1]
+        width = found[0].top.shape[1]
         top, log_prob = np.zeros((len(source), width), np.int64), np.zeros((len(source), width), np.float32)
-        top[source >= 0] = np.concatenate([index for index, _ in found])
-        log_prob[source >= 0] = np.concatenate([value for _, value in found])
+        top[source >= 0] = np.concatenate([one.top for one in found])
+        log_prob[source >= 0] = np.concatenate([one.log_prob for one in found])
         return top, log_prob
 
     def _candidates(self, wanted: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

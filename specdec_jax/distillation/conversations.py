@@ -79,7 +79,8 @@ def read_template(tokenizer: Tokenizer) -> Template:
 class Author:
     """A target that writes shards, one block at a time; what is in a block depends on its number alone.
 
-    `labels` is how many of the target's log-probabilities each position keeps (0: none), in `label_dtype`.
+    `labels` is how many of the target's log-probabilities each position keeps (0: none), in `label_dtype`; `layers` are
+    those whose hidden states it keeps, for drafters that read them.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Author:
         temperatures: Temperatures = Temperatures(),  # noqa: B008 - frozen
         labels: int = 16,
         label_dtype: Any = np.float16,
+        layers: tuple[int, ...] = (),
         seed: int = 0,
         chunk: int = 32,
         several_turns: float = 0.2,
@@ -102,7 +104,10 @@ class Author:
         self._label_dtype = label_dtype
         self._labels, self._seed, self._chunk, self._several = labels, seed, chunk, several_turns
         self._template = read_template(tokenizer)
-        self._start, self._write = writing.build_writer(model, self._template.turns, steps=chunk, k=max(labels, 1))
+        writing.check_layers(model, layers)
+        self._start, self._write = writing.build_writer(
+            model, self._template.turns, steps=chunk, k=max(labels, 1), layers=layers
+        )
 
     def block(
         self, number: int, pool: Pool, *, long: bool, progress: Callable[[int, int], None] | None = None
@@ -168,9 +173,9 @@ class Author:
         groups = np.split(order, starts[1:])
 
         def flat(array: np.ndarray) -> np.ndarray:
-            return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
+            return array.swapaxes(0, 1).reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
-        tokens, writer, top, log_prob = (flat(array) for array in written[1:])
+        tokens, writer, top, log_prob, hidden = (flat(array) for array in written[1:])
         kept = [group for group in groups if self._keeps(tokens[group], writer[group])]
         facts = {
             "idle": round(float(np.mean(ids < 0)), 4),
@@ -190,6 +195,7 @@ class Author:
             top[together, : self._labels].astype(dtype),
             log_prob[together, : self._labels].astype(self._label_dtype),
             kinds,
+            hidden[together],
         ), facts
 
     def _keeps(self, tokens: np.ndarray, writer: np.ndarray) -> bool:

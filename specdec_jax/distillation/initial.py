@@ -31,6 +31,7 @@ class Shape:
     hidden: int = 768
     init: str = "projection"
     rope_theta: float | None = None  # None: the target's
+    reads: tuple[int, ...] = ()  # layers of the target whose hidden states the drafter reads
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "kv_heads", "head_dim", "hidden"):

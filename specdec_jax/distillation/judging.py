@@ -16,10 +16,11 @@ from jax import lax
 
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
 from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position, init_caches
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.text.generation import build_pair
-from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
+from specdec_jax.types import Array, LanguageModel, Params, Warp
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 PREFILL = 64  # prompt tokens a pass takes
@@ -38,8 +39,8 @@ class Judgement(NamedTuple):
 class Programs(NamedTuple):
     """The compiled functions of a pair of models."""
 
-    fill: Callable[..., tuple[Cache, Cache]]  # (weights, tokens [B, S], wanted) -> both caches
-    compare: Callable[..., tuple[Array, Array, tuple[Cache, Cache]]]
+    fill: Callable[..., PairCache]  # (weights, tokens [B, S], wanted) -> both caches
+    compare: Callable[..., tuple[Array, Array, PairCache]]
     # (weights, tokens [B, S], caches, start [B], warps) -> (agreement [B, C] bool, mass [N, B, C] float32, caches)
 
 
@@ -155,37 +156,35 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
     """Programs for any weights of two models; they compile once a number of rows and slots."""
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
 
-    def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
-        filled = [filled_cache(model, params, tokens, wanted) for model, params in zip(models, weights, strict=True)]
-        return filled[0], filled[1]
+    def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> PairCache:
+        return filled_caches(models, weights, tokens, wanted)
 
     def compare(
-        weights: tuple[Params, Params], tokens: Array, caches: tuple[Cache, Cache], start: Array, warps: Warp
-    ) -> tuple[Array, Array, tuple[Cache, Cache]]:
+        weights: tuple[Params, Params], tokens: Array, caches: PairCache, start: Array, warps: Warp
+    ) -> tuple[Array, Array, PairCache]:
         fed = window(tokens, start, chunk)
-        flat, after = [], []
-        for model, params, cache in zip(models, weights, caches, strict=True):
-            logits, cache = model.apply(params, fed, model.with_length(cache, start))
-            flat.append(logits.reshape(-1, logits.shape[-1]))
-            after.append(cache)
+        *both, after = feed_both(models, weights, fed, from_position(models, caches, start))
+        flat = [logits.reshape(-1, logits.shape[-1]) for logits in both]
 
         def mass(warp: Warp) -> Array:
             p, q = (jnp.exp(log_probabilities(logits, warp)) for logits in flat)
             return jnp.sum(jnp.minimum(p, q), axis=-1).reshape(fed.shape)
 
         same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)
-        return same, lax.map(mass, warps), (after[0], after[1])
+        return same, lax.map(mass, warps), after
 
     return Programs(jax.jit(fill), jax.jit(compare, donate_argnums=2))
 
 
-def filled_cache(model: LanguageModel, params: Params, tokens: Array, wanted: Array) -> Cache:
-    """A cache that holds the first `wanted` of tokens [B, S], and perhaps some after them."""
+def filled_caches(
+    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, wanted: Array
+) -> PairCache:
+    """Caches that hold the first `wanted` of tokens [B, S], and perhaps some after them."""
 
-    def feed(step: Array, cache: Cache) -> Cache:
-        return model.apply(params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), cache)[1]
+    def feed(step: Array, caches: PairCache) -> PairCache:
+        return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]
 
-    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, model.init_cache(params, *tokens.shape))
+    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, init_caches(models, params, *tokens.shape))
 
 
 def window(tokens: Array, start: Array, width: int) -> Array:

@@ -1,7 +1,10 @@
-"""The target's distributions as labels: its most probable next tokens at every position of texts that exist already."""
+"""The target's distributions as labels: its most probable next tokens at every position of texts that exist already.
+
+And its hidden states there, for drafters that read them.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,54 +12,63 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.distillation.shards import Shard, token_dtype
+from specdec_jax.distillation.writing import check_layers, with_hidden
 from specdec_jax.types import Array, LanguageModel, Params
 
 STEP = 64  # texts are padded to multiples of it, so that few programs are compiled
 POSITIONS = 2048  # positions a pass: their logits are 400 MB at 49,152 tokens in float32
 
 
-def build_labeller(
-    model: LanguageModel, k: int, *, positions: int = POSITIONS
-) -> Callable[[Params, Sequence[np.ndarray]], list[tuple[np.ndarray, np.ndarray]]]:
-    """`label(params, texts) -> [(top [T, k] int32, log_prob [T, k] float32), ...]`, one a text, in order.
+class Told(NamedTuple):
+    """What the target says of a text of T tokens."""
 
-    Entry t is of the token after t. Texts of similar length share a pass.
+    top: Any  # [T, k] int32, of the token after
+    log_prob: Any  # [T, k] float32
+    hidden: Any  # [T, F, D] bfloat16, what its layers left
+
+
+def build_labeller(
+    model: LanguageModel, k: int, *, layers: tuple[int, ...] = (), positions: int = POSITIONS
+) -> Callable[[Params, Sequence[np.ndarray]], list[Told]]:
+    """`label(params, texts)`: what the target says of each, in order. Texts of similar length share a pass.
+
+    `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not give.
     """
+    check_layers(model, layers)
+    apply = with_hidden(model, layers)
 
     @jax.jit
-    def top(params: Params, tokens: Array) -> tuple[Array, Array]:
-        cache = model.init_cache(params, *tokens.shape)
-        logits, _ = model.apply(params, tokens, cache)
+    def told(params: Params, tokens: Array) -> Told:
+        logits, hidden, _ = apply(params, tokens, model.init_cache(params, *tokens.shape))
         best, index = lax.top_k(logits, k)
-        return index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return Told(index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), hidden.astype(jnp.bfloat16))
 
-    def label(params: Params, texts: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    def label(params: Params, texts: Sequence[np.ndarray]) -> list[Told]:
+        found: dict[int, Told] = {}
         for width, members in _by_width(texts, positions):
             rows = np.zeros((max(1, positions // width), width), np.int32)
             for row, member in enumerate(members):
                 rows[row, : len(texts[member])] = texts[member]
-            index, log_prob = jax.tree.map(np.asarray, top(params, jnp.asarray(rows)))
+            whole = jax.tree.map(np.asarray, told(params, jnp.asarray(rows)))
             for row, member in enumerate(members):
-                size = len(texts[member])
-                found[member] = (index[row, :size], log_prob[row, :size])
+                found[member] = Told(*(leaf[row, : len(texts[member])] for leaf in whole))
         return [found[member] for member in range(len(texts))]
 
     return label
 
 
 def label_shard(
-    label: Callable[..., list[tuple[np.ndarray, np.ndarray]]],
+    label: Callable[..., list[Told]],
     params: Params,
     shard: Shard,
     vocab_size: int,
     dtype: Any = np.float16,
 ) -> Shard:
-    """The shard with labels, old ones replaced. `dtype` is that of the log-probabilities."""
+    """The shard with labels and hidden states, old ones replaced. `dtype` is that of the log-probabilities."""
     texts = np.split(shard.tokens.astype(np.int32), shard.offsets[1:-1])
     found = label(params, texts)
-    top = np.concatenate([index for index, _ in found]).astype(token_dtype(vocab_size))
-    return shard._replace(top=top, log_prob=np.concatenate([log_prob for _, log_prob in found]).astype(dtype))
+    top, log_prob, hidden = (np.concatenate(leaves) for leaves in zip(*found, strict=True))
+    return shard._replace(top=top.astype(token_dtype(vocab_size)), log_prob=log_prob.astype(dtype), hidden=hidden)
 
 
 def _by_width(texts: Sequence[np.ndarray], positions: int) -> list[tuple[int, list[int]]]:

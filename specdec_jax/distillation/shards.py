@@ -1,5 +1,8 @@
 """Token shards: conversations end to end in one .safetensors file, listed with their checksums in a manifest.
 
+Hidden states are a hundred times as large as the rest, so they lie in a .npy file of their own beside it, and stay on
+disk: `load` maps them.
+
 A shard appears complete or not at all, and is listed after it is there: a process that is killed loses at most the
 shard it was working on.
 """
@@ -10,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -17,6 +21,9 @@ from safetensors.numpy import save_file
 from specdec_jax.loading.new_folder import replacing
 
 MANIFEST = "manifest.json"
+HIDDEN = ".hidden.npy"
+NO_HIDDEN = np.zeros((0, 0, 0), ml_dtypes.bfloat16)
+APART = ("kinds", "hidden")  # fields of a shard that are no tensors of its file
 FORMAT = 1
 
 
@@ -31,6 +38,7 @@ class Shard(NamedTuple):
     top: np.ndarray  # [N, k] uint16 or int32, the target's most probable next tokens
     log_prob: np.ndarray  # [N, k] float16 or float32, their log-probabilities at temperature 1, nats
     kinds: tuple[str, ...]
+    hidden: np.ndarray = NO_HIDDEN  # [N, F, D] bfloat16, hidden states of the target after the token; F may be 0
 
     @property
     def num_tokens(self) -> int:
@@ -82,7 +90,9 @@ class ShardFolder:
         """Writes `name`.safetensors and lists it. Raises OSError naming the file, for instance on a full disk."""
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / f"{name}.safetensors"
-        arrays = {key: np.ascontiguousarray(value) for key, value in shard._asdict().items() if key != "kinds"}
+        arrays = {key: np.ascontiguousarray(value) for key, value in shard._asdict().items() if key not in APART}
+        if shard.hidden.shape[1]:
+            facts["hidden"] = self._add_hidden(path.with_suffix(HIDDEN), shard.hidden)
         with replacing(path) as temporary:
             try:
                 save_file(arrays, temporary, metadata={"kinds": json.dumps(shard.kinds)})
@@ -94,8 +104,11 @@ class ShardFolder:
         self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
         self._write_manifest()
 
-    def load(self, index: int, *, check: bool = True) -> Shard:
-        """One shard. Raises ValueError naming a file that is missing, or whose checksum or content is wrong."""
+    def load(self, index: int, *, check: bool = True, hidden: bool = True) -> Shard:
+        """One shard, with its hidden states if there are some and they are asked for.
+
+        Raises ValueError naming a file that is missing, or whose checksum or content is wrong.
+        """
         entry = self.entries[index]
         path = self.path / entry["file"]
         if not path.is_file():
@@ -107,9 +120,24 @@ class ShardFolder:
         try:
             with safe_open(path, "numpy") as file:
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open has no iterator
-                return Shard(**arrays, kinds=tuple(json.loads(file.metadata()["kinds"])))
+                kinds = tuple(json.loads(file.metadata()["kinds"]))
+            return Shard(**arrays, kinds=kinds, hidden=self._hidden(entry, check and hidden, hidden))
         except (SafetensorError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
+
+    def _add_hidden(self, path: Path, hidden: np.ndarray) -> dict[str, Any]:
+        """Writes hidden states, as the bits of bfloat16: numpy's format knows no such type."""
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, hidden.astype(ml_dtypes.bfloat16).view(np.uint16))
+        return {"file": path.name, "sha256": _sha256(path), "shape": list(hidden.shape)}
+
+    def _hidden(self, entry: Mapping[str, Any], check: bool, wanted: bool) -> np.ndarray:
+        if "hidden" not in entry or not wanted:
+            return np.zeros((entry["tokens"], 0, 0), ml_dtypes.bfloat16)
+        path = self.path / entry["hidden"]["file"]
+        if not path.is_file() or (check and _sha256(path) != entry["hidden"]["sha256"]):
+            raise ValueError(f"{path} is missing or damaged: delete it, and run --stage label to make it anew")
+        return np.load(path, mmap_mode="r").view(ml_dtypes.bfloat16)
 
     def __iter__(self) -> Iterator[Shard]:
         return (self.load(index) for index in range(len(self.entries)))

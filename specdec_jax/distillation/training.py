@@ -6,12 +6,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from specdec_jax.distillation.batches import Batch
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
+from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
 from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.types import Array, Params
+
+FADE = 0.8  # weight of an unrolled step over that of the one before: later drafts are drafted less often
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Of one step; means over the weighted positions of its batch."""
+    """Of one step; means over the weighted positions of its batch. Of drafters that read, `loss` is of all steps that
+    are unrolled, agreement and the rest of the first, where the target is read."""
 
     loss: Array
     agreement: Array
@@ -77,6 +83,7 @@ class Metrics(NamedTuple):
     gradient_norm: Array
     rate: Array
     positions: Array  # weight, in positions
+    last_agreement: Array  # of the last step unrolled; the same as agreement where there is one
 
 
 def optimiser(schedule: Schedule) -> optax.GradientTransformation:
@@ -103,14 +110,23 @@ def init_state(params: Params, schedule: Schedule) -> TrainState:
 
 
 def build_step(
-    config: LlamaConfig, schedule: Schedule, loss: Loss, *, dtype: Any = jnp.bfloat16, chunk: int = 512
+    config: LlamaConfig,
+    schedule: Schedule,
+    loss: Loss,
+    *,
+    dtype: Any = jnp.bfloat16,
+    chunk: int = 512,
+    unroll: Unroll = Unroll(),  # noqa: B008 - frozen
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step. Compiles once a row length. Master weights are float32, products take `dtype`."""
-    objective, update, rate = _objective(config, loss, dtype, chunk), optimiser(schedule), schedule.rate_at()
+    """The jitted step. Compiles once a row length. Master weights are float32, products take `dtype`.
+
+    `unroll` is for drafters that read their target.
+    """
+    objective, update, rate = _objective(config, loss, dtype, chunk, unroll), optimiser(schedule), schedule.rate_at()
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         progress = state.step.astype(jnp.float32) / schedule.steps
-        (value, sums), gradient = jax.value_and_grad(objective, has_aux=True)(state.params, batch, progress)
+        (value, (sums, last)), gradient = jax.value_and_grad(objective, has_aux=True)(state.params, batch, progress)
         updates, inner = update.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
         average = state.average
@@ -119,32 +135,68 @@ def build_step(
         weight = jnp.maximum(sums.weight, 1e-6)
         means = (sums.agreement / weight, sums.acceptance / weight, sums.surprise / weight)
         now = jnp.asarray(rate(state.step // schedule.accumulate), jnp.float32)
-        metrics = Metrics(value, *means, optax.global_norm(gradient), now, sums.weight)
+        agreement = last.agreement / jnp.maximum(last.weight, 1e-6)
+        metrics = Metrics(value, *means, optax.global_norm(gradient), now, sums.weight, agreement)
         return TrainState(state.step + 1, params, inner, average), metrics
 
     return jax.jit(step, donate_argnums=(0,))
 
 
-def _objective(config: LlamaConfig, loss: Loss, dtype: Any, chunk: int) -> Callable[..., tuple[Array, Sums]]:
-    model, head_loss = Llama(config, dtype), build_head_loss(loss, chunk=chunk, dtype=dtype)
+def _objective(
+    config: LlamaConfig, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
+) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
+    """(mean loss, sums of the first step and of the last)."""
+    head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype)
     head = "embedding" if config.tie_word_embeddings else "head"
+    if isinstance(config, LlamaReadingConfig):
+        return _reading_objective(config, head_loss, head, dtype, unroll)
+    model = Llama(config, dtype)
 
-    def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, Sums]:
+    def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
         segments = batch.segments
         mask = segments[:, :, None] == segments[:, None, :]
         hidden, _ = model.apply({"params": params}, batch.tokens, None, batch.positions, mask, head=False)
         labels = Labels(batch.weight, batch.following, batch.top, batch.log_prob)
         hidden = hidden.reshape(-1, hidden.shape[-1])
-        return head_loss(hidden, params[head][batch.candidates], batch.correction, labels, progress)
+        value, sums = head_loss(hidden, params[head][batch.candidates], batch.correction, labels, progress)
+        return value, (sums, sums)
+
+    return objective
+
+
+def _reading_objective(
+    config: LlamaReadingConfig, head_loss: Callable[..., Any], head: str, dtype: Any, unroll: Unroll
+) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
+    """The mean over unrolled steps, each with `FADE` of the weight of the one before."""
+    fading = FADE ** np.arange(unroll.steps)
+    shares = fading / fading.sum()
+
+    def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
+        texts = Texts(batch.tokens, batch.positions, batch.segments, batch.hidden)
+        rows, value, all_sums = params[head][batch.candidates], jnp.zeros((), jnp.float32), []
+        for step, hidden in enumerate(unrolled(config, params, texts, unroll, dtype)):
+            weight = jnp.where(batch.positions.reshape(-1) >= step, batch.weight, 0.0)
+            labels = Labels(weight, batch.following, batch.top, batch.log_prob)
+            labels = jax.tree.map(lambda leaf, size=hidden.shape[0] * hidden.shape[1]: leaf[:size], labels)
+            flat = hidden.reshape(-1, hidden.shape[-1])
+            one, sums = head_loss(flat, rows, batch.correction, labels, progress)
+            value += jnp.float32(shares[step]) * one
+            all_sums.append(sums)
+        return value, (all_sums[0], all_sums[-1])
 
     return objective
 
 
 def build_validation(
-    config: LlamaConfig, loss: Loss, *, dtype: Any = jnp.bfloat16, chunk: int = 512
-) -> Callable[[Params, Batch], Sums]:
-    """`(params, batch) -> sums`: what a step would measure, without taking it."""
-    objective = _objective(config, loss, dtype, chunk)
+    config: LlamaConfig,
+    loss: Loss,
+    *,
+    dtype: Any = jnp.bfloat16,
+    chunk: int = 512,
+    unroll: Unroll = Unroll(),  # noqa: B008 - frozen
+) -> Callable[[Params, Batch], tuple[Sums, Sums]]:
+    """`(params, batch) -> sums of the first step and the last`: what a step would measure, without taking it."""
+    objective = _objective(config, loss, dtype, chunk, unroll)
     return jax.jit(lambda params, batch: objective(params, batch, jnp.ones((), jnp.float32))[1])
 
 

@@ -6,7 +6,7 @@ takes the next one from a slot the host refills between calls, so no row waits f
 idle steps is printed with every block).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +63,7 @@ class Written(NamedTuple):
     writer: Any  # [N, B] int32
     top: Any  # [N, B, k] int32, the most probable next tokens
     log_prob: Any  # [N, B, k] float32, theirs at temperature 1
+    hidden: Any  # [N, B, F, D] bfloat16, of the layers asked for
 
 
 def empty_opening(batch: int, slots: int) -> Opening:
@@ -76,12 +77,14 @@ def empty_opening(batch: int, slots: int) -> Opening:
 
 
 def build_writer(
-    model: LanguageModel, turns: Turns, *, steps: int, k: int
+    model: LanguageModel, turns: Turns, *, steps: int, k: int, layers: tuple[int, ...] = ()
 ) -> tuple[Callable[[Params, int, int], Rows], Callable[[Params, Rows], tuple[Rows, Written]]]:
     """(start, write): `start(params, batch, slots)` gives idle rows, `write(params, rows)` runs `steps` steps.
 
-    Compiles once a batch and number of slots. `k` is the number of labels a position keeps.
+    Compiles once a batch and number of slots. `k` is the number of labels a position keeps, `layers` (F) are those
+    whose hidden states it keeps.
     """
+    apply = with_hidden(model, layers)
 
     def start(params: Params, batch: int, slots: int) -> Rows:
         def fresh() -> Opening:  # twice: a buffer used twice cannot be donated
@@ -95,11 +98,12 @@ def build_writer(
 
     def step(params: Params, rows: Rows) -> tuple[Rows, Written]:
         rows = _take_spares(model, rows)
-        logits, cache = model.apply(params, _at(rows.now.tokens, rows.position)[:, None], rows.cache)
-        logits = logits[:, 0]
+        logits, hidden, cache = apply(params, _at(rows.now.tokens, rows.position)[:, None], rows.cache)
+        logits, hidden = logits[:, 0], hidden[:, 0].astype(jnp.bfloat16)
         top_logit, top = lax.top_k(logits, k)
         log_prob = top_logit - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        fed = Written(rows.now.id, _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position), top, log_prob)
+        token, writer = _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position)
+        fed = Written(rows.now.id, token, writer, top, log_prob, hidden)
         live = rows.now.id >= 0
         rows = rows._replace(position=rows.position + live.astype(jnp.int32))
         rows = rows._replace(cache=model.with_length(cache, rows.position))
@@ -109,6 +113,29 @@ def build_writer(
         return lax.scan(lambda rows, _: step(params, rows), rows, None, length=steps)
 
     return start, jax.jit(write, donate_argnums=(1,))
+
+
+def with_hidden(model: LanguageModel, layers: tuple[int, ...]) -> Callable[..., tuple[Array, Array, Cache]]:
+    """(params, tokens [B, T], cache) -> (logits [B, T, V], hidden [B, T, F, D], cache); F is 0 without layers."""
+    tap = model.tap
+    if tap is not None and layers:
+        return lambda params, tokens, cache: tap.apply(params, tokens, cache, layers)
+
+    def plain(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Array, Cache]:
+        logits, cache = model.apply(params, tokens, cache)
+        return logits, jnp.zeros((*tokens.shape, 0, 0), jnp.float32), cache
+
+    return plain
+
+
+def check_layers(model: LanguageModel, layers: Sequence[int]) -> None:
+    """Raises ValueError for layers whose hidden states the model does not give."""
+    if layers and model.tap is None:
+        raise ValueError("this target's family does not give hidden states: its LanguageModel has no tap")
+    most = 0 if model.tap is None else model.tap.num_layers
+    for layer in layers:
+        if not 0 <= layer <= most:
+            raise ValueError(f"the target has layers 0 (the embedding) to {most}, {layer} was asked for")
 
 
 def _take_spares(model: LanguageModel, rows: Rows) -> Rows:

@@ -111,14 +111,14 @@ def model_source(
             own = distribution(here, context.warp)
 
         def draw_own(uniform: Callable[[], Array]) -> Array:
-            token = _draw(own.log_prob, own.top_token, context, uniform)
+            token = draw_token(own.log_prob, own.top_token, context, uniform)
             return token if reduced is None else reduced.tokens(params)[token]
 
-        whole = own if reduced is None else _of_all_tokens(reduced, params, own)
+        whole = own if reduced is None else of_all_tokens(reduced, params, own)
         return Next(whole, draw_own), _Memory(cache, memory.last)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
-        longer = _with_token(memory.last, token, context.length + drafted)
+        longer = with_token(memory.last, token, context.length + drafted)
         return memory._replace(last=jnp.where(drawn[:, None], longer, memory.last))
 
     last = window(tokens, jnp.maximum(context.length - FED, 0), FED)
@@ -131,7 +131,7 @@ def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, token
     return jnp.full((tokens.shape[0], most, language_model.spec.vocab_size), -jnp.inf, dtype)
 
 
-def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
+def of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
     """A distribution of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
     raw = few.raw_log_prob
     return few._replace(
@@ -141,7 +141,7 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> D
     )
 
 
-def _draw(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
+def draw_token(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
     is_sampled = context.warp.temperature > 0
 
@@ -151,8 +151,9 @@ def _draw(log_prob: Array, top_token: Array, context: RoundContext, uniform: Cal
     return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
 
 
-def _with_token(last: Array, token: Array, length: Array) -> Array:
-    """The last tokens [B, FED] of a text of `length` [B] with one more; a full window moves on."""
+def with_token(last: Array, token: Array, length: Array) -> Array:
+    """The last tokens [B, FED, ...] of a text of `length` [B] with one more [B, ...]; a full window moves on."""
+    row = (-1,) + (1,) * (last.ndim - 1)
     moved = jnp.concatenate([last[:, 1:], token[:, None]], axis=1)
-    here = jnp.arange(FED, dtype=jnp.int32)[None, :] == length[:, None]
-    return jnp.where((length < FED)[:, None], jnp.where(here, token[:, None], last), moved)
+    here = (jnp.arange(FED, dtype=jnp.int32)[None, :] == length[:, None]).reshape(*last.shape[:2], *row[2:])
+    return jnp.where((length < FED).reshape(row), jnp.where(here, token[:, None], last), moved)

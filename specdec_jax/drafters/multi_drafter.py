@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.phase import phase_of
@@ -27,9 +28,12 @@ from specdec_jax.types import (
     Drafter,
     DrafterState,
     DraftInfo,
+    Features,
+    Learn,
     Observer,
     Params,
     PolicyState,
+    Read,
     RoundContext,
     StoppingPolicy,
     VerificationResult,
@@ -257,16 +261,45 @@ def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:
     return merged._replace(draft=merged.draft._replace(log_q=log_q))
 
 
-def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
-    """All the observers there are; those who sit out see the target's distributions too."""
-    watching = {index: part.observer for index, part in enumerate(parts) if part.observer is not None}
-    if not watching:
+def _observer(parts: tuple[Drafter, ...]) -> Observer:
+    """All the observers there are; those who sit out see the target too."""
+    return Observer(*_watching(parts), _features(parts))
+
+
+def _features(parts: tuple[Drafter, ...]) -> Features | None:
+    """The hidden states that any of them reads; each keeps of its own layers what it wants."""
+    readers = {i: part.observer.features for i, part in enumerate(parts) if part.observer.features is not None}
+    if not readers:
         return None
+    ends = np.cumsum([len(reader.layers) for reader in readers.values()]).tolist()
+    begins = [0, *ends[:-1]]
+
+    def keep(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
+        spans = zip(readers.items(), begins, ends, strict=True)
+        return {i: reader.keep(params[i], hidden[:, :, begin:end]) for (i, reader), begin, end in spans}
+
+    def learn(
+        params: Sequence[Params], state: MultiDrafterState, kept: dict[int, Any], start: Array, count: Array
+    ) -> MultiDrafterState:
+        states = list(state.states)
+        for i, reader in readers.items():
+            states[i] = reader.learn(params[i], states[i], kept[i], start, count)
+        return state._replace(states=tuple(states))
+
+    return Features(tuple(layer for reader in readers.values() for layer in reader.layers), keep, learn)
+
+
+def _watching(parts: tuple[Drafter, ...]) -> tuple[Read | None, Learn | None]:
+    """What all who look at the target's distributions read and learn."""
+    watching = {i: part.observer for i, part in enumerate(parts) if part.observer.read is not None}
+    if not watching:
+        return None, None
 
     def read(
         distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
     ) -> dict[int, Any]:
-        return {index: observer.read(distributions, draft, result, context) for index, observer in watching.items()}
+        asked = distributions, draft, result, context
+        return {i: observer.read(*asked) for i, observer in watching.items() if observer.read is not None}
 
     def learn(
         params: Sequence[Params],
@@ -277,8 +310,9 @@ def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
         context: RoundContext,
     ) -> MultiDrafterState:
         states = list(state.states)
-        for index, observer in watching.items():
-            states[index] = observer.learn(params[index], states[index], seen[index], draft, tokens, context)
+        for i, observer in watching.items():
+            if observer.learn is not None:
+                states[i] = observer.learn(params[i], states[i], seen[i], draft, tokens, context)
         return state._replace(states=tuple(states))
 
-    return Observer(read, learn)
+    return read, learn

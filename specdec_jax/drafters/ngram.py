@@ -135,7 +135,7 @@ def ngram(
         del params
         return _fill_all(state, seen, draft, tokens, context, lengths, buckets)
 
-    return Drafter(init, propose, commit, max_draft_length, observer=Observer(read, learn) if fill else None)
+    return Drafter(init, propose, commit, max_draft_length, observer=Observer(read, learn) if fill else Observer())
 
 
 def table_of(state: NgramState, row: int = 0) -> NgramTable:

@@ -20,7 +20,8 @@ from jax import lax
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, entropy, make_warp
-from specdec_jax.types import Array, Distribution, LanguageModel, Params, Warp
+from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, init_caches
+from specdec_jax.types import Array, Distribution, LanguageModel, Warp
 from specdec_jax.verification.easd import shared_share
 
 # (target Distribution, drafter Distribution, is_sampled [..., 1] bool, **hyperparameters) -> [..., V] probabilities
@@ -151,33 +152,24 @@ def _passes(
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     is_sampled = (warp.temperature > 0)[:, None, None]
 
-    def one(caches: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], Deviations]:
+    def one(caches: PairCache, index: Array) -> tuple[PairCache, Deviations]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         token = lax.dynamic_slice_in_dim(following, index * chunk, chunk, axis=1)
-        (big, cache_p), (small, cache_q) = (
-            _distributions(model, weights, fed, cache, warp)
-            for model, weights, cache in zip((target, drafter), params, caches, strict=True)
-        )
+        p_logits, q_logits, caches = feed_both((target, drafter), (params.target, params.drafter), fed, caches)
+        big, small = distributions(p_logits, warp), distributions(q_logits, warp)
         emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **hyperparameters, **dict(static_options))
         distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]
         divergence = kl_divergence(emitted, big.log_prob)
-        return (cache_p, cache_q), Deviations(distance, divergence, likelihood, token == big.top_token)
+        return caches, Deviations(distance, divergence, likelihood, token == big.top_token)
 
-    caches = target.init_cache(params.target, batch, length), drafter.init_cache(params.drafter, batch, length)
+    caches = init_caches((target, drafter), (params.target, params.drafter), batch, length)
     _, found = lax.scan(one, caches, jnp.arange(length // chunk, dtype=jnp.int32))
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(batch, -1), found)
 
 
 _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
-
-
-def _distributions(
-    model: LanguageModel, params: Params, tokens: Array, cache: Any, warp: Warp
-) -> tuple[Distribution, Any]:
-    logits, cache = model.apply(params, tokens, cache)
-    return distributions(logits, warp), cache
 
 
 def _missing(kept: Array) -> Array:

@@ -17,6 +17,7 @@ from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
+from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 PROMPT = np.array([[0, 1]], np.int32)
@@ -28,8 +29,10 @@ class Setting(NamedTuple):
     policy: StoppingPolicy
     verifier: Verifier
     monitor: Monitor
-    drafter_distributions: Distribution  # every leaf [toys * V * V, ...], by toy and the last two tokens
-    target_distributions: Distribution
+    drafter_distributions: Distribution
+    # every leaf [toys * K * V * V * V, ...], by toy, number of the draft, token whose hidden state was read when the
+    # round began, and the last two tokens
+    target_distributions: Distribution  # every leaf [toys * V * V, ...], by toy and the last two tokens
     warp: Mapping[str, Any]
     most: int  # K
     tokens: int  # emitted tokens whose joint distribution is compared
@@ -81,6 +84,17 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
     """Distributions by toy and the last two tokens, of [V, V, V] logits each."""
     flat = jnp.asarray(np.concatenate([table.reshape(-1, table.shape[-1]) for table in tables]), jnp.float64)
     return jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **warp)))
+
+
+def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Distribution:
+    """Distributions of the drafters, as `Setting` wants them; who reads nothing has the same ones for every read."""
+    tables = []
+    for toy in toys:
+        vocab = toy.drafter.shape[-1]
+        read = np.zeros((vocab, vocab)) if toy.read is None else toy.read
+        faded = FADES ** np.arange(most)[:, None, None] * read[None]  # [K, V, V]
+        tables.append(faded[:, :, None, :] + toy.drafter.reshape(1, 1, vocab * vocab, vocab))
+    return distribution_table(tables, warp)
 
 
 def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
@@ -152,9 +166,9 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     for step in range(most):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
-        distributions = take(
-            setting.drafter_distributions, branches.table + _pair(branches.text[:, step : step + 2], vocab)
-        )
+        here = (branches.table // vocab**2 * most + step) * vocab + branches.text[:, 0]
+        here = here * vocab**2 + _pair(branches.text[:, step : step + 2], vocab)
+        distributions = take(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
         draws, policy = rules.check(take(context, branches.node), branches.policy, distributions, branches.drafted)
         tally.checks(step, draws)

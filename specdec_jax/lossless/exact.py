@@ -18,11 +18,12 @@ from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.enumeration import (
     Setting,
     distribution_table,
+    drafter_table,
     enumerate_distribution,
     first_nodes,
     target_joint,
 )
-from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases
+from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 TOLERANCE = 1e-6  # honest rules come out below 1e-12
@@ -34,7 +35,7 @@ WARPS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.0},
 )
 PHASES, UNWATCHED = toy_phases(), no_monitor()  # made once, so that what was compiled for them is found again
-TOYS = (toy_pair(3, 0), toy_pair(3, 1), toy_pair(3, 2, distance=0.0))
+TOYS = (toy_pair(3, 0), with_reading(toy_pair(3, 1)), toy_pair(3, 2, distance=0.0))
 
 
 class Case(NamedTuple):
@@ -77,7 +78,8 @@ def prove_exactly(
             reads phases, else none.
         batches: rows that policy and verifier see at a time; rows of different texts and states stand side by side.
         warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
-        toys: pairs of models; the default has one whose drafter equals its target, where residuals are 0/0.
+        toys: pairs of models; the default has one whose drafter reads its target, and one whose drafter equals
+            it, where residuals are 0/0.
         chosen: drafters that draw their tokens (False), and that choose them (True: one-hot distributions).
 
     Raises:
@@ -88,7 +90,8 @@ def prove_exactly(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for index, toy in enumerate(toys):
             for warp in warps:
-                drafts, targets = distribution_table([toy.drafter], warp), distribution_table([toy.target], warp)
+                drafts = drafter_table([toy], max_draft_length, warp)
+                targets = distribution_table([toy.target], warp)
                 for batch, one_hot in itertools.product(batches, chosen):
                     setting = Setting(
                         policy,

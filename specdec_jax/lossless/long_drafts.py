@@ -20,16 +20,16 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Branches, Nodes, Outcomes, Setting, distribution_table
+from specdec_jax.lossless.enumeration import Branches, Nodes, Outcomes, Setting, distribution_table, drafter_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
-from specdec_jax.lossless.toys import narrow_pair
+from specdec_jax.lossless.toys import narrow_pair, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 LONGEST = 10
 CHOICES = 3.4  # tokens that a drafter may draw in a context of the toys, as a geometric mean
 BATCH = 32  # rows that policy and verifier see at a time
 COMPARED = (0, 3)  # rounds that are played again with their rows in another order
-TOYS = tuple(narrow_pair(seed=seed) for seed in range(4))
+TOYS = (*(narrow_pair(seed=seed) for seed in range(3)), with_reading(narrow_pair(seed=3)))
 RAREST = 1e-8  # probabilities under it are zero but for rounding
 # Of two tokens (top-k 2) entropy is at most 0.69 nats, which says no to nothing under many a threshold.
 LONG_WARPS = tuple(warp if "top_k" not in warp else {**warp, "top_k": 6} for warp in WARPS)
@@ -88,7 +88,7 @@ def prove_long_drafts(
                 policy,
                 verifier,
                 monitor,
-                distribution_table([toy.drafter for toy in TOYS], warp),
+                drafter_table(TOYS, max_draft_length, warp),
                 distribution_table([toy.target for toy in TOYS], warp),
                 warp,
                 most=max_draft_length,

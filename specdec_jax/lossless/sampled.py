@@ -21,8 +21,9 @@ from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.drafters.model import model
+from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless.exact import PHASES
-from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
 from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
@@ -58,13 +59,20 @@ def toy_decoder(
     toy: int = 0,
     monitor: Monitor | None = None,
     distance: float = 1.0,
+    reads: bool = False,
 ) -> tuple[Decoder, ModelParams]:
-    """A whole decoder over a toy pair (`toys.toy_pair`) and its parameters, ready for `test_by_sampling`."""
+    """A whole decoder over a toy pair (`toys.toy_pair`) and its parameters, ready for `test_by_sampling`.
+
+    `reads`: its drafter reads its target.
+    """
     tables, small = toy_pair(vocab_size, toy, distance), table_model(vocab_size)
-    drafter = model(small, max_draft_length, catch_up=4)
+    drafter, drafter_params = model(small, max_draft_length, catch_up=4), tables.drafter
+    if reads:
+        drafter = reading(reading_table_model(vocab_size), max_draft_length, catch_up=4)
+        drafter_params = ReadingTable(tables.drafter, with_reading(tables, toy).read)
     monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
     decoder = build_decoder(small, drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
-    return decoder, ModelParams(tables.target, tables.drafter)
+    return decoder, ModelParams(tables.target, drafter_params)
 
 
 def test_by_sampling(

@@ -1,23 +1,42 @@
 """Toy models whose distributions can be enumerated: tables of logits by the last two tokens."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.phase import REASONING, ROUTINE
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.types import Array, LanguageModel, ModelSpec, Monitor, Params, RoundContext, VerificationResult
+from specdec_jax.types import (
+    Array,
+    LanguageModel,
+    ModelSpec,
+    Monitor,
+    Params,
+    Reading,
+    RoundContext,
+    Tap,
+    VerificationResult,
+)
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
 
 
+FADES = 0.5  # what a toy's own state keeps, from draft to draft, of what it read of the target
+
+
 class Toy(NamedTuple):
-    """A target and a drafter; entry [a, b] holds the logits [V] after the tokens a, b."""
+    """A target and a drafter; entry [a, b] holds the logits [V] after the tokens a, b.
+
+    A drafter may read its target, whose hidden state names its token: `read[c]` is added to the logits of a round's
+    first draft, c being the token before the last, and of each later one FADES of what the one before it had.
+    """
 
     target: np.ndarray  # [V, V, V] float32
     drafter: np.ndarray  # [V, V, V] float32
+    read: np.ndarray | None = None  # [V, V] float32
 
 
 def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
@@ -30,6 +49,12 @@ def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
     target = rng.normal(size=shape)
     drafter = target + distance * rng.normal(size=shape)
     return Toy((target * sharpness).astype(np.float32), (drafter * sharpness).astype(np.float32))
+
+
+def with_reading(toy: Toy, seed: int = 0, size: float = 2.0) -> Toy:
+    """The pair with a drafter that reads its target; random, of that size in logits."""
+    vocab = toy.target.shape[0]
+    return toy._replace(read=(size * np.random.default_rng(seed).normal(size=(vocab, vocab))).astype(np.float32))
 
 
 def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
@@ -67,7 +92,42 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
         before = jnp.where(slots > 0, before, 0)
         return jnp.asarray(params)[before, tokens], TokenCache(known, cache.length + tokens.shape[1])
 
-    return from_function(apply, init_cache, ModelSpec(vocab_size, context, eos_ids))
+    def tapped(params: Params, tokens: Array, cache: Any, layers: tuple[int, ...]) -> tuple[Array, Array, Any]:
+        logits, cache = apply(params, tokens, cache)
+        return logits, jnp.stack([jax.nn.one_hot(tokens, vocab_size)] * len(layers), axis=2), cache
+
+    spec = ModelSpec(vocab_size, context, eos_ids)
+    return from_function(apply, init_cache, spec)._replace(tap=Tap(tapped, 0, vocab_size))
+
+
+class ReadingTable(NamedTuple):
+    """Parameters of a toy's drafter that reads."""
+
+    table: Any  # [V, V, V]
+    read: Any  # [V, V]
+
+
+def reading_table_model(vocab_size: int) -> LanguageModel:
+    """The drafter of a toy that reads its target; its parameters are a `ReadingTable`."""
+    plain = table_model(vocab_size)
+
+    def forward(params: ReadingTable, tokens: Array, reads: Array, cache: TokenCache) -> tuple[Array, TokenCache]:
+        logits, cache = plain.apply(params.table, tokens, cache)
+        return jnp.concatenate([logits + reads @ jnp.asarray(params.read), reads], axis=-1), cache
+
+    def alone(params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None) -> Any:
+        raise ValueError("this toy reads its target: it decodes nothing alone")
+
+    reading = Reading(
+        layers=(0,),
+        width=vocab_size,
+        dtype=jnp.float32,
+        read=lambda params, hidden: hidden[:, :, 0],
+        own=lambda params, hidden: FADES * hidden[..., vocab_size:],
+        forward=forward,
+        logits=lambda params, hidden: hidden[..., :vocab_size],
+    )
+    return plain._replace(apply=alone, tap=None, reading=reading)
 
 
 class ToyPhases(NamedTuple):

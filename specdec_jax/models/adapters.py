@@ -108,14 +108,25 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
         logits, cache = model.apply(params, tokens, cache, positions, mask)
         return _resized(logits, vocab_size), cache
 
+    tap: Any = model.tap
+
+    def tapped(params, tokens, cache, layers):
+        logits, hidden, cache = tap.apply(params, tokens, cache, layers)
+        return _resized(logits, vocab_size), hidden, cache
+
     reduced: Any = model.reduced  # what it proposes must be in both vocabularies
 
     def spread(params, values):
         return _resized(reduced.spread(params, values), vocab_size)
 
+    reading = model.reading
+    if reading is not None and reduced is None:
+        whole = reading.logits
+        reading = reading._replace(logits=lambda params, hidden: _resized(whole(params, hidden), vocab_size))
     spec = model.spec._replace(vocab_size=vocab_size)
     few = None if reduced is None else reduced._replace(spread=spread)
-    return model._replace(apply=apply, spec=spec, head=None, reduced=few)
+    resized_tap = None if tap is None else tap._replace(apply=tapped)
+    return model._replace(apply=apply, spec=spec, head=None, tap=resized_tap, reduced=few, reading=reading)
 
 
 def _resized(values: Array, size: int) -> Array:

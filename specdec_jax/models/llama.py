@@ -17,7 +17,7 @@ from specdec_jax.models import layers, weights
 from specdec_jax.models.layers import KVCache
 from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_type, rotation
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import Head, LanguageModel, ModelSpec
+from specdec_jax.types import Head, LanguageModel, ModelSpec, Tap
 
 Array = jax.Array
 
@@ -98,13 +98,17 @@ class Llama(nn.Module):
 
     Without a cache (None) the T tokens see each other alone, and None comes back for it. With `head=False` the last
     hidden states [B, T, D] float32 come in place of the logits: training takes the head a few positions at a time.
+    With `tapped` layers the residual stream after each of them comes along: ((logits, [B, T, N, D] float32), cache).
+    `added` [B, T, D] is added to the embeddings.
     """
 
     config: LlamaConfig
     dtype: Any = jnp.bfloat16
 
     @nn.compact
-    def __call__(self, tokens, cache: KVCache | None, positions=None, mask=None, head: bool = True):
+    def __call__(
+        self, tokens, cache: KVCache | None, positions=None, mask=None, head: bool = True, tapped=(), added=None
+    ):
         c, width = self.config, tokens.shape[1]
         start = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.length
         slots = width if cache is None else cache.keys[0].shape[2]
@@ -113,12 +117,14 @@ class Llama(nn.Module):
         cos_sin = rotation(positions, inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
         visible = layers.causal_mask(start, width, slots, mask)
         embedding = self.param("embedding", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
-        x = embedding[tokens].astype(jnp.float32)
+        x = embedding[tokens].astype(jnp.float32) if added is None else embedding[tokens].astype(jnp.float32) + added
         count = c.num_hidden_layers
         keys: list[Any] = [None] * count if cache is None else list(cache.keys)
         values: list[Any] = [None] * count if cache is None else list(cache.values)
+        streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
         for i in range(count):
             x, keys[i], values[i] = self._layer(f"layer_{i}", x, keys[i], values[i], start, cos_sin, visible)
+            streams.append(x)
         cache = None if cache is None else KVCache(tuple(keys), tuple(values), start + width)
         x = layers.RMSNorm(c.rms_norm_eps, self.dtype, name="norm")(x)
         if not c.tie_word_embeddings:
@@ -126,7 +132,8 @@ class Llama(nn.Module):
         if not head:
             return x, cache
         with jax.named_scope("head"):
-            return layers.project(x, embedding, self.dtype), cache
+            logits = layers.project(x, embedding, self.dtype)
+        return ((logits, jnp.stack([streams[i] for i in tapped], axis=2)) if tapped else logits), cache
 
     def _layer(self, name: str, *inputs: Any) -> tuple[Array, Array | None, Array | None]:
         """The block of that name, whose parameters are made here and else only handed to what is traced once."""
@@ -204,11 +211,16 @@ def language_model(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LanguageMo
     def hidden(params, tokens, cache, positions=None, mask=None):
         return module.apply({"params": params}, tokens, cache, positions, mask, head=False)
 
+    def tapped(params, tokens, cache, which):
+        (logits, streams), cache = module.apply({"params": params}, tokens, cache, tapped=which)
+        return logits, streams, cache
+
     def kernel(params):
         return jnp.asarray(params["embedding" if c.tie_word_embeddings else "head"]).astype(dtype)
 
     spec = ModelSpec(c.vocab_size, c.max_position_embeddings, c.eos_token_ids)
-    return LanguageModel(init_cache, apply, layers.with_length, spec, Head(hidden, kernel))
+    tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
+    return LanguageModel(init_cache, apply, layers.with_length, spec, Head(hidden, kernel), tap)
 
 
 def init_params(config: LlamaConfig, key: Array, dtype: Any = jnp.bfloat16):

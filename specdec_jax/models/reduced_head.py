@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models.layers import project
-from specdec_jax.types import Array, LanguageModel, Params, ReducedHead
+from specdec_jax.types import Array, LanguageModel, Params, Reading, ReducedHead
 
 
 class ReducedParams(NamedTuple):
@@ -57,8 +57,22 @@ def with_reduced_head(model: LanguageModel) -> LanguageModel:
     def init_cache(params, batch, slots, source=None):
         return model.init_cache(None if params is None else params.model, batch, slots, source)
 
-    reduced = ReducedHead(few, lambda params: params.tokens, spread)
-    return model._replace(init_cache=init_cache, apply=apply, head=None, reduced=reduced)
+    reduced, reading = ReducedHead(few, lambda params: params.tokens, spread), model.reading
+    reading = None if reading is None else _reduced_reading(reading)
+    return model._replace(init_cache=init_cache, apply=apply, head=None, reduced=reduced, reading=reading)
+
+
+def _reduced_reading(whole: Reading) -> Reading:
+    """The same reading with `ReducedParams`, and logits of the N tokens."""
+    return Reading(
+        whole.layers,
+        whole.width,
+        whole.dtype,
+        lambda params, hidden: whole.read(params.model, hidden),
+        lambda params, hidden: whole.own(params.model, hidden),
+        lambda params, tokens, reads, cache: whole.forward(params.model, tokens, reads, cache),
+        lambda params, hidden: project(hidden, params.kernel, params.kernel.dtype),
+    )
 
 
 def spread(params: ReducedParams, values: Array) -> Array:

@@ -115,6 +115,9 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
     total = np.zeros(at.shape)
     for index in range(trace.max_draft_length):
         looked = played & (index < passes)
+        if trace.chains is not None:
+            total += np.where(looked, trace.chains[text, np.minimum(at, last), index, ENTROPY], 0.0)
+            continue
         on_path = trace.path[text, np.minimum(at + index, last), ENTROPY]
         # The first distribution after the accepted tokens is the path's own; what follows a rejected token is in its
         # tail.

@@ -25,7 +25,12 @@ def oracle_acceptance(trace: Trace, costs: CostModel, max_draft_length: int | No
 
     Beyond a rejected token the overlap was not recorded and is taken to be the trace's mean: a little less than it
     could know, where all is lost anyway.
+
+    Raises:
+        ValueError: a trace of chains, whose overlaps are recorded for first drafts only.
     """
+    if trace.chains is not None:
+        raise ValueError("the overlap of a drafter that reads its target is recorded for first drafts only")
     most = trace.max_draft_length if max_draft_length is None else max_draft_length
     column = FEATURES.index("max_prob")
     known = np.nan_to_num(trace.overlap, nan=0.0)

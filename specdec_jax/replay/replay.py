@@ -118,14 +118,20 @@ def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
         at, end = 0, int(trace.length[text])
         while at < end:
             budget = min(most, end - at - 1)  # the last token is the target's own
-            bits = trace.accepted[text, at : at + budget]
-            run = int(np.argmin(np.append(bits, False)))
+            run = _accepted_run(trace, text, at, budget)
             counts[:, 0, text] += (1, run, min(run, end - at), run, 0)
             by_length[0, text, run] += 1
             at += run + 1
     emitted = trace.length[None, :].astype(np.int64)
     rounds, drafted, accepted, passes, discarded = counts
     return Replay(rounds, emitted, drafted, accepted, passes, discarded, by_length, None)
+
+
+def _accepted_run(trace: Trace, text: int, at: int, budget: int) -> int:
+    """Drafts accepted of a round that begins there and drafts `budget`."""
+    if trace.run is not None:
+        return min(int(trace.run[text, at]), budget)
+    return int(np.argmin(np.append(trace.accepted[text, at : at + budget], False)))
 
 
 def _replay_block(

@@ -59,6 +59,8 @@ class Texts(NamedTuple):
     prompt_length: Array
     seed: Array
     temperature: Array
+    chains: Array | None
+    run: Array | None
     phase: Array  # [N, T+1] int32
     text: Array  # [R] int32
 
@@ -83,7 +85,8 @@ def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarra
 
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
-    fields = {name: jnp.asarray(getattr(trace, name)) for name in Texts._fields if name not in ("phase", "text")}
+    given = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text")}
+    fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in given.items()}
     known = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
     return Texts(**fields, phase=jnp.asarray(known), text=jnp.asarray(text, jnp.int32))
 
@@ -140,13 +143,7 @@ def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
 
 def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
     """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
-    at = rows.at + rows.accepted
-    at = jnp.minimum(at, texts.path.shape[1] - 1)
-    hit = texts.accepted[texts.text, at] & ~rows.diverged
-    tail = texts.tails[
-        texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
-    ]
-    seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
+    seen, hit = _along_text(texts, rows) if texts.run is None else _along_chain(texts, rows)
     fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
     log_q = fields.pop("log_q")
     distribution = Distribution(
@@ -157,6 +154,24 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
         **fields,
     )
     return distribution, hit
+
+
+def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
+    """Features [R, F] of the next position, and whether its token would be accepted."""
+    at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
+    hit = texts.accepted[texts.text, at] & ~rows.diverged
+    tail = texts.tails[
+        texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
+    ]
+    return jnp.where(hit[:, None], texts.path[texts.text, at], tail), hit
+
+
+def _along_chain(texts: Texts, rows: Rows) -> tuple[Array, Array]:
+    """The same of a drafter that reads its target: of the chain that began with the round."""
+    assert texts.chains is not None and texts.run is not None
+    at = jnp.minimum(rows.at, texts.chains.shape[1] - 1)
+    ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # a text may have been cut since
+    return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], rows.drafted < ends
 
 
 def _watched(phase: Array) -> Phases:

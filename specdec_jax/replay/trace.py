@@ -6,6 +6,9 @@ rejected with the drafter's own continuation after it, the tail. A round replaye
 or the stop and reads what it drafted beyond from that tail; every position is used by one round. With A_t ~
 Bernoulli(min(1, q / p)) of y_t and the rejected token drawn from max(q - p, 0) this is exact in distribution for token
 rejection and every stopping rule; under greedy decoding it is exact round by round.
+
+What a drafter that reads its target drafts from depends on where the round began. A trace of one holds a chain for
+every position: the drafts of a round that begins there, along y while accepted and the drafter's own after it.
 """
 
 import json
@@ -44,6 +47,9 @@ class Trace(NamedTuple):
     raw_target_entropy: np.ndarray
     # [N, T+1] float32, nats, of the target's distribution at temperature 1 without truncation; NaN beyond the end
     about: dict[str, Any]  # models, warp, seed, versions; `ids` and `tasks` name the texts
+    chains: np.ndarray | None = None
+    # [N, T+1, K, F] float32, of a drafter that reads its target: the drafts of a round that begins at t
+    run: np.ndarray | None = None  # [N, T+1] int32, drafts accepted of that chain
 
     @property
     def num_texts(self) -> int:
@@ -60,7 +66,13 @@ class Trace(NamedTuple):
         return int(self.length.sum())
 
 
+OPTIONAL = ("chains", "run")
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
+
+
+def _per_text(trace: Trace) -> list[str]:
+    """The fields it has, one entry a text."""
+    return [name for name in PER_TEXT if getattr(trace, name) is not None]
 
 
 def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
@@ -72,7 +84,7 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
     chosen = np.asarray(texts, np.int64)
     if chosen.size == 0:
         raise ValueError("a trace needs at least one text, and none is selected")
-    fields: dict[str, Any] = {name: getattr(trace, name)[chosen] for name in PER_TEXT}
+    fields: dict[str, Any] = {name: getattr(trace, name)[chosen] for name in _per_text(trace)}
     about = dict(trace.about)
     for key in ("ids", "tasks"):
         if key in about:
@@ -86,10 +98,11 @@ def join(traces: Sequence[Trace]) -> Trace:
     Raises:
         ValueError: none, or lengths that differ.
     """
-    if len({(trace.path.shape[1:], trace.tails.shape[1:]) for trace in traces}) != 1:
+    if len({(trace.path.shape[1:], trace.tails.shape[1:], trace.run is None) for trace in traces}) != 1:
         raise ValueError("only traces of one number of tokens and one tail length can be joined")
     before = np.cumsum([0, *(len(trace.tails) for trace in traces[:-1])])
-    fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PER_TEXT}
+    names = _per_text(traces[0])
+    fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in names}
     shifted = [trace.tail_of + np.int32(offset) for trace, offset in zip(traces, before, strict=True)]
     fields["tail_of"] = np.concatenate(shifted)
     about = dict(traces[0].about)
@@ -105,7 +118,7 @@ def save_trace(path: str | Path, trace: Trace) -> None:
     Raises:
         OSError: it cannot be written; the message names the file.
     """
-    arrays = {name: value for name, value in trace._asdict().items() if name != "about"}
+    arrays = {name: value for name, value in trace._asdict().items() if name != "about" and value is not None}
     manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, manifest=np.array(json.dumps(manifest)), **arrays)
@@ -129,10 +142,10 @@ def load_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is not a trace: {error}") from None
     if manifest.get("format") != FORMAT or tuple(manifest.get("features", ())) != FEATURES:
         raise ValueError(f"{path} is a trace of format {manifest.get('format')}, this version reads {FORMAT}")
-    missing = set(Trace._fields) - {"about"} - set(found)
+    missing = set(Trace._fields) - {"about", *OPTIONAL} - set(found)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    fields: dict[str, Any] = {name: found[name] for name in Trace._fields if name != "about"}
+    fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
     trace = Trace(**fields, about=manifest["about"])
     problem = check(trace)
     if problem:
@@ -172,4 +185,17 @@ def check(trace: Trace) -> str:
         return "a statistic of the distributions is not a number"
     if not np.all(np.isfinite(trace.raw_target_entropy[within])):
         return "a raw entropy of the target is not a number"
+    return _check_chains(trace, within)
+
+
+def _check_chains(trace: Trace, within: np.ndarray) -> str:
+    if trace.chains is None or trace.run is None:
+        return "" if trace.chains is None and trace.run is None else "it has one of chains and run without the other"
+    shape = (*within.shape, trace.max_draft_length, len(FEATURES))
+    if trace.chains.shape != shape or trace.run.shape != within.shape:
+        return f"chains has shape {trace.chains.shape}, expected {shape}"
+    if np.any((trace.run > 0) != trace.accepted):
+        return "a chain and its first draft disagree on whether that is accepted"
+    if not np.all(np.isfinite(trace.chains[..., :5][within])):
+        return "a statistic of a chain is not a number"
     return ""

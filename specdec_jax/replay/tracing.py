@@ -23,10 +23,12 @@ from specdec_jax.decoding.sampling import (
     raw_entropy,
     uniforms,
 )
-from specdec_jax.distillation.judging import PREFILL, Text, filled_cache, window
+from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position
+from specdec_jax.distillation.judging import PREFILL, Text, filled_caches, window
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.replay.chains import Along, Chains, chains
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
@@ -53,9 +55,10 @@ class _Device(NamedTuple):
 
 
 class _Programs(NamedTuple):
-    fill: Callable[..., tuple[Cache, Cache]]
-    path: Callable[..., tuple[_Path, tuple[Cache, Cache]]]
+    fill: Callable[..., PairCache]
+    path: Callable[..., tuple[_Path, PairCache, Array | None]]
     tails: Callable[..., Array]
+    chains: Callable[..., Chains]
 
 
 def trace_texts(
@@ -89,18 +92,27 @@ def trace_texts(
     device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
-    caches, path = _forward(programs, params, device, limit, device_warp, seeds, chunk)
+    caches, path, log_p = _forward(programs, params, device, limit, device_warp, seeds, chunk)
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
+    found = None
+    if log_p is not None:
+        along = Along(*device, log_p)
+        found = jax.device_get(programs.chains(params[1], along, caches, device_warp, seeds))
+        accepted = found.run > 0
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
-    drawn = programs.tails(params[1], device.tokens, caches[1], device.known, device_warp, seeds, at, first)
+    if found is None:
+        drawn = programs.tails(params[1], device.tokens, caches.drafter, device.known, device_warp, seeds, at, first)
+        tails = _with_heads(np.asarray(drawn), path, at)[at >= 0]
+    else:
+        tails = np.take_along_axis(found.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
         path=np.where(beyond[..., None], 0.0, path.features).astype(np.float32),
         accepted=accepted,
         tail_of=tail_of,
-        tails=_with_heads(np.asarray(drawn), path, at)[at >= 0].astype(np.float32),
+        tails=tails.astype(np.float32),
         length=sizes,
         limit=np.full(batch, limit, np.int32),
         prompt_length=prompts,
@@ -112,6 +124,8 @@ def trace_texts(
         target_entropy=unknown(path.target_entropy),
         raw_target_entropy=unknown(path.raw_target_entropy),
         about=dict(about or {}),
+        chains=None if found is None else np.where(beyond[..., None, None], 0.0, found.features).astype(np.float32),
+        run=None if found is None else found.run,
     )
 
 
@@ -149,15 +163,18 @@ def _check(texts: Sequence[Text], limit: int, context: int, most: int) -> None:
 
 def _forward(
     programs: _Programs, params: Any, texts: _Device, limit: int, warp: Warp, seeds: Array, chunk: int
-) -> tuple[tuple[Cache, Cache], _Path]:
-    """Both caches after the texts, and the path [B, limit + 1, ...] on the host."""
+) -> tuple[PairCache, _Path, Array | None]:
+    """Both caches after the texts, the path [B, limit + 1, ...] on the host, and for chains the target's distributions
+    [B, limit + 1, V]."""
     caches = programs.fill(params, texts.tokens, jnp.max(texts.known))
-    chunks = []
+    chunks, said = [], []
     for start in range(0, limit + 1, chunk):
-        found, caches = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
+        found, caches, log_p = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
         chunks.append(jax.device_get(found))
+        said.append(log_p)
     whole = [np.concatenate(leaves, axis=1)[:, : limit + 1] for leaves in zip(*chunks, strict=True)]
-    return caches, _Path(*whole)
+    log_p = None if said[0] is None else jnp.concatenate(said, axis=1)[:, : limit + 1]
+    return caches, _Path(*whole), log_p
 
 
 def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,27 +208,31 @@ def _answers(texts: Sequence[Text], limit: int) -> np.ndarray:
 def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: int) -> _Programs:
     """Programs for any weights of two models."""
 
-    def fill(params: Any, tokens: Array, wanted: Array) -> tuple[Cache, Cache]:
-        return filled_cache(target, params[0], tokens, wanted), filled_cache(drafter, params[1], tokens, wanted)
+    def fill(params: Any, tokens: Array, wanted: Array) -> PairCache:
+        return filled_caches((target, drafter), params, tokens, wanted)
 
     def path(
-        params: Any, texts: _Device, caches: tuple[Cache, Cache], start: Array, warp: Warp, seeds: Array
-    ) -> tuple[_Path, tuple[Cache, Cache]]:
+        params: Any, texts: _Device, caches: PairCache, start: Array, warp: Warp, seeds: Array
+    ) -> tuple[_Path, PairCache, Array | None]:
         # A row that ended long ago stays within its cache; what it gives then is cut off.
         begin = jnp.minimum(texts.known - 1 + start, texts.tokens.shape[1] - chunk - 1)
         fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
-        p_logits, first = target.apply(params[0], fed, target.with_length(caches[0], begin))
-        q_logits, second = drafter.apply(params[1], fed, drafter.with_length(caches[1], begin))
+        models = target, drafter
+        p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
         over = emitted[None, :] >= texts.size[:, None]
-        return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), (first, second)
+        log_p = None if drafter.reading is None else distributions(p_logits, warp).log_prob
+        return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), after, log_p
+
+    def drafted(params: Params, along: Along, caches: PairCache, warp: Warp, seeds: Array) -> Chains:
+        return chains(drafter, most, features, params, along, caches, warp, seeds)
 
     def tails(
         params: Params, tokens: Array, cache: Cache, known: Array, warp: Warp, seeds: Array, at: Array, first: Array
     ) -> Array:
         return _tails(drafter, most, params, tokens, cache, known, warp, seeds, at, first)
 
-    return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails))
+    return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails), jax.jit(drafted))
 
 
 def features(seen: Distribution, log_q: Array) -> Array:

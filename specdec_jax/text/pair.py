@@ -14,9 +14,9 @@ from specdec_jax.costs.choices import ESTIMATED, costs_asked, longest_draft, wid
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.drafters.model import model as model_drafter
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import ReducedParams
@@ -30,6 +30,7 @@ from specdec_jax.verification.rejection import rejection
 PHASES = phases()
 NEED_MODELS = (
     "model",
+    "reading",
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
@@ -250,7 +251,7 @@ def _loaded(source: str, dtype: str) -> LoadedModel:
 
 @functools.lru_cache(maxsize=16)
 def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Drafter:
-    return model_drafter(with_vocabulary(language_model, vocab), most)
+    return drafter_of(with_vocabulary(language_model, vocab), most)
 
 
 def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:

@@ -15,6 +15,7 @@ from specdec_jax.types.seams import Begin as Begin
 from specdec_jax.types.seams import Check as Check
 from specdec_jax.types.seams import Commit as Commit
 from specdec_jax.types.seams import Drafter as Drafter
+from specdec_jax.types.seams import Features as Features
 from specdec_jax.types.seams import Forward as Forward
 from specdec_jax.types.seams import Head as Head
 from specdec_jax.types.seams import Init as Init
@@ -29,8 +30,10 @@ from specdec_jax.types.seams import Observer as Observer
 from specdec_jax.types.seams import Proceed as Proceed
 from specdec_jax.types.seams import Propose as Propose
 from specdec_jax.types.seams import Read as Read
+from specdec_jax.types.seams import Reading as Reading
 from specdec_jax.types.seams import ReducedHead as ReducedHead
 from specdec_jax.types.seams import StoppingPolicy as StoppingPolicy
+from specdec_jax.types.seams import Tap as Tap
 from specdec_jax.types.seams import Update as Update
 from specdec_jax.types.seams import Verifier as Verifier
 from specdec_jax.types.seams import Verify as Verify

@@ -62,12 +62,44 @@ class Head(NamedTuple):
     kernel: Callable[[Params], Array]  # [V, D], of the dtype that the product is taken in
 
 
+class TapForward(Protocol):
+    """A pass that also gives hidden states: tokens [B, T] to (logits [B, T, V], hidden [B, T, N, D] float32, cache).
+
+    `layers` (N of them, static): i is the residual stream after the i-th layer, 0 the embedding.
+    """
+
+    def __call__(
+        self, params: Params, tokens: Array, cache: Cache, layers: tuple[int, ...], /
+    ) -> tuple[Array, Array, Cache]: ...
+
+
+class Tap(NamedTuple):
+    """How a drafter gets at a target's hidden states. Nothing is computed for it unless it is called."""
+
+    apply: TapForward
+    num_layers: int  # L: layers 0 to L may be asked for
+    width: int  # D
+
+
 class ReducedHead(NamedTuple):
     """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py)."""
 
     apply: Forward  # gives logits [B, T, N]
     tokens: Callable[[Params], Array]  # [N] int32, ascending
     spread: Callable[[Params, Array], Array]  # values [..., N] -> [..., V], -inf for tokens not among them
+
+
+class Reading(NamedTuple):
+    """How a drafter reads its target's hidden states (models/llama_reading.py). P is the width of what is kept."""
+
+    layers: tuple[int, ...]  # of the target, N of them, as `Tap` counts
+    width: int  # P
+    dtype: Any  # that what is kept has
+    read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
+    own: Callable[[Params, Array], Array]  # its own last hidden states [B, T, D], standing in for them -> [B, T, P]
+    forward: Callable[[Params, Array, Array, Cache], tuple[Array, Cache]]
+    # tokens [B, T], and what was read at the position before each [B, T, P] -> (last hidden states [B, T, D], cache)
+    logits: Callable[[Params, Array], Array]  # last hidden states [B, T, D] -> [B, T, V], of a reduced head [B, T, N]
 
 
 class LanguageModel(NamedTuple):
@@ -78,7 +110,9 @@ class LanguageModel(NamedTuple):
     with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; rollback is a smaller one
     spec: ModelSpec
     head: Head | None = None  # of families that can leave their last product out
+    tap: Tap | None = None  # of families that give their hidden states to drafters that read them
     reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
+    reading: Reading | None = None  # a drafter's that reads its target's hidden states
 
 
 class Begin(Protocol):
@@ -178,11 +212,35 @@ class Learn(Protocol):
     ) -> DrafterState: ...
 
 
-class Observer(NamedTuple):
-    """How a drafter sees the target's distributions: `read` takes a little, `learn` gets it after the commit."""
+class LearnFeatures(Protocol):
+    """The drafter's state with what it kept [B, T, ...] of the target, entry t at position start[b] + t.
 
-    read: Read
-    learn: Learn
+    The first count[b] are of verified tokens; the others of rejected ones, or of nothing.
+    """
+
+    def __call__(
+        self, params: Params, state: DrafterState, kept: Any, start: Array, count: Array, /
+    ) -> DrafterState: ...
+
+
+class Features(NamedTuple):
+    """What a drafter takes of the target's hidden states: inside the target's pass, of prompts as of verifications."""
+
+    layers: tuple[int, ...]  # N of them, as `Tap` counts
+    keep: Callable[[Params, Array], Any]  # the drafter's parameters, hidden [B, T, N, D] -> leaves [B, T, ...]
+    learn: LearnFeatures
+
+
+class Observer(NamedTuple):
+    """How a drafter sees the target.
+
+    Of its distributions `read` takes a little, and `learn` gets it after the commit; `features` are of its hidden
+    states, and are there before.
+    """
+
+    read: Read | None = None
+    learn: Learn | None = None
+    features: Features | None = None
 
 
 class Propose(Protocol):
@@ -227,7 +285,7 @@ class Drafter(Strategy):
     commit: Commit
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
-    observer: Observer | None = None  # None: the target's distributions do not reach the drafter
+    observer: Observer = Observer()  # what it sees of the target; as it is, nothing
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
 

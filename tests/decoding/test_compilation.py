@@ -86,7 +86,7 @@ def program_of_layers(count):
     tiny = llama.language_model(config, jnp.float32)
     decoder = build_decoder(tiny, model(tiny, 3, catch_up=4), static(), rejection())
     params = llama.init_params(config, jax.random.key(0), jnp.float32)
-    lowered = decoder.jitted["prefill"].lower(params, np.zeros((1, 64), np.int32), np.full(1, 3, np.int32))
+    lowered = decoder.jitted["prefill"].lower(params, None, np.zeros((1, 64), np.int32), np.full(1, 3, np.int32))
     return lowered.as_text(), lowered.compile().as_text()
 
 

@@ -69,7 +69,7 @@ def assert_as_twin(
     """
     pair = toy_pair(5, 0, distance=0.9) if pair is None else pair
     numbers = {"temperature": 1.0} if numbers is None else numbers
-    decoder, params = decoder_of(policy, verifier, pair.target.shape[0], **options), ModelParams(*pair)
+    decoder, params = decoder_of(policy, verifier, pair.target.shape[0], **options), ModelParams(*pair[:2])
     limits = np.broadcast_to(new_tokens, len(prompts)).tolist()
     state = decoder.prefill(
         params,
@@ -198,7 +198,7 @@ def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
     """From the same state: the published rule's draft is a prefix, one token shorter where its check failed."""
     records = {}
     for policy in ("adaedl", "adaedl_keep"):
-        decoder, params = decoder_of(policy, "rejection"), ModelParams(*toy_pair(5, 0, distance=0.9))
+        decoder, params = decoder_of(policy, "rejection"), ModelParams(*toy_pair(5, 0, distance=0.9)[:2])
         options = {"warp": make_warp(4, temperature), "policy_hyperparameters": FAST, "record_rounds": 1, "slots": 64}
         state = decoder.step(params, decoder.prefill(params, RAGGED, max_new_tokens=NEW, seed=11, **options))
         records[policy] = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], state.record)
@@ -211,7 +211,7 @@ def test_a_rules_state_changes_by_its_own_row_alone():
     """Rows that stopped, were cut by the budget or are finished keep their state while others go on."""
     small = table_model(5)
     decoder = build_decoder(small, model(small, K, catch_up=4), counting(), rejection(), prefill_chunk=4)
-    params = ModelParams(*toy_pair(5, 0))
+    params = ModelParams(*toy_pair(5, 0)[:2])
     options = {"max_new_tokens": [24, 24, 5, 11, 0], "policy_hyperparameters": {"length": [2, 1, 0, 3, 1]}, "slots": 64}
     prompts = [*RAGGED, [1]]
     state = decoder.run(params, decoder.prefill(params, prompts, warp=make_warp(5, 1.0), **options))
@@ -274,7 +274,7 @@ def test_a_static_length_of_0_is_plain_decoding():
 
 def test_a_shorter_length_runs_in_a_narrower_width():
     assert_as_twin("static_2", "block", RAGGED)
-    decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0))
+    decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0)[:2])
     for length, width in [(0, 2), (1, 2), (2, 4), (3, 4)]:
         state = decoder.prefill(
             params, [[1]], max_new_tokens=8, policy_hyperparameters={"draft_length": length}, record_rounds=1, slots=64

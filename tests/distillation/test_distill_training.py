@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,13 +12,15 @@ from specdec_jax.distillation.head import Labels, build_head_loss
 from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
-from specdec_jax.models import llama
+from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
+from specdec_jax.models import llama, llama_reading
 
 pytestmark = pytest.mark.slow
 
 VOCAB, K = 61, 4
 TARGET = llama.LlamaConfig(VOCAB, 96, 64, 2, 4, 2, 16, tie_word_embeddings=True, eos_token_ids=(2,))
 SHAPE = initial.Shape(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")
+SCHEDULE = training.Schedule(steps=60, rate=1e-2, warmup=10, decay=0.0)
 PACKING = Packing(slots=(16, 32), tokens=64, candidates=0, sampled=1, by_writer=(0.0, 0.5, 1.0))
 
 
@@ -261,9 +264,87 @@ def test_shards_come_back_and_damage_is_named(tmp_path, shard):
         ShardFolder(tmp_path)
 
 
+def test_hidden_states_stay_on_disk_and_their_damage_is_named(tmp_path, shard):
+    states = np.random.default_rng(0).normal(size=(shard.num_tokens, 2, 6)).astype(ml_dtypes.bfloat16)
+    folder = ShardFolder(tmp_path)
+    folder.add("00000", shard._replace(hidden=states), layers=[3, 5])
+    again = ShardFolder(tmp_path).load(0)
+    assert isinstance(again.hidden, np.memmap) and np.array_equal(again.hidden, states)
+    assert folder.load(0, hidden=False).hidden.shape == (shard.num_tokens, 0, 0)
+    path = tmp_path / "00000.hidden.npy"
+    path.write_bytes(path.read_bytes()[:-2] + b"ab")
+    with pytest.raises(ValueError, match="00000.hidden.npy is missing or damaged: delete it, and run --stage label"):
+        folder.load(0)
+    assert folder.load(0, hidden=False).num_tokens == shard.num_tokens
+
+
+def test_batches_bring_the_hidden_states_of_the_position_before(shard):
+    index, layer = np.indices((shard.num_tokens, 3))
+    states = np.stack([index // 32, index % 32, layer], axis=-1).astype(ml_dtypes.bfloat16)  # exact in bfloat16
+    other = states.copy()
+    other[..., 2] += 8
+    corpus = Corpus([shard._replace(hidden=states), shard._replace(hidden=other)], VOCAB, layers=(2, 0))
+    order, seen = BatchOrder(corpus, PACKING, seed=1), {0: 0, 8: 0}
+    for step in range(6):
+        batch = order.at(step)
+        assert not batch.hidden[batch.positions == 0].astype(np.float32).any()
+        for row, at in np.argwhere(batch.positions > 0):
+            (high, low, layer), (_, _, first) = batch.hidden[row, at].astype(np.int64)
+            before = 32 * high + low
+            assert shard.tokens[before] == batch.tokens[row, at - 1] and (layer - first, first % 8) == (2, 0)
+            assert before + 1 not in shard.offsets and shard.tokens[before + 1] == batch.tokens[row, at]
+            seen[int(first)] += 1
+    assert min(seen.values()) > 50  # of both shards
+
+
+def test_a_drafter_that_reads_learns_what_only_the_target_knows(shard):
+    """What comes after a token is in the hidden state of the token before it, and nowhere else in the text.
+
+    So the first step, which reads it, gets nearly all of it right; a step that has the drafter's own state in its place
+    can do no better than a guess among four, however long it is trained.
+    """
+    rng, classes = np.random.default_rng(0), 4
+    known = rng.integers(0, classes, shard.num_tokens)
+    top = np.stack([3 + np.roll(known, 1), *(np.full_like(known, 20 + i) for i in range(K - 1))], axis=1)
+    log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
+    states = 4.0 * np.eye(8)[known][:, None].astype(ml_dtypes.bfloat16)
+    told = shard._replace(top=top.astype(np.uint16), log_prob=log_prob.astype(np.float16), hidden=states)
+    base = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
+    config = llama_reading.reading_config(base, (1,), 8)
+    state_of = training.init_state(llama_reading.init_params(config, jax.random.key(3), jnp.float32), SCHEDULE)
+    packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
+    order = BatchOrder(Corpus([told], VOCAB, (0,)), packing, seed=1)
+    step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64, unroll=Unroll(2, 1.0))
+    found = []
+    for index in range(SCHEDULE.steps):
+        state_of, metrics = step(state_of, order.at(index))
+        found.append((float(metrics.agreement), float(metrics.last_agreement)))
+    first, last = np.mean(found[-10:], axis=0)
+    assert first > 0.9 and last < 0.6
+
+
+def test_what_later_steps_see_of_a_batch_is_its_first_rows(shard, target):
+    """The share of rows changes what later steps are taken of, and the first step not at all."""
+    config = llama_reading.reading_config(initial.drafter_config(SHAPE, TARGET), (1, 2), TARGET.hidden_size)
+    params = llama_reading.init_params(config, jax.random.key(0), jnp.float32)
+    params["own"]["kernel"] = jax.random.normal(jax.random.key(1), params["own"]["kernel"].shape)
+    mine = label_shard(build_labeller(target[0], K, layers=(1, 2), positions=128), target[1], shard, VOCAB)
+    batch = BatchOrder(Corpus([mine], VOCAB, (0, 1)), PACKING, seed=1).at(0)
+    texts = Texts(batch.tokens, batch.positions, batch.segments, batch.hidden)
+    whole = unrolled(config, params, texts, Unroll(3, 1.0), jnp.float32)
+    part = unrolled(config, params, texts, Unroll(3, 0.5), jnp.float32)
+    rows = len(batch.tokens) // 2
+    for one, other, size in zip(whole, part, (2 * rows, rows, rows), strict=True):
+        assert other.shape[0] == size
+        np.testing.assert_allclose(one[:size], other, atol=1e-5)
+    assert np.abs(whole[0] - whole[1]).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Unroll(steps=0), "steps of unrolling"),
+        (lambda: Unroll(share=0.0), "share of unrolling"),
         (lambda: training.Schedule(steps=0), "steps"),
         (lambda: training.Schedule(steps=5, warmup=5), "warmup"),
         (lambda: training.Schedule(steps=5, warmup=0, rate=0.0), "rate"),

@@ -32,7 +32,8 @@ def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=Fal
 @pytest.fixture(scope="module")
 def written(target) -> Shard:
     temperatures = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
-    shard, facts = author(target, open=True, temperatures=temperatures, several_turns=1.0).block(3, POOL, long=False)
+    options = {"temperatures": temperatures, "several_turns": 1.0, "layers": (0, 2)}
+    shard, facts = author(target, open=True, **options).block(3, POOL, long=False)
     assert facts["idle"] < 0.2 and len(shard.kind) > 8, facts
     return shard
 
@@ -50,11 +51,9 @@ def test_labels_are_the_distributions_of_the_text_alone(target, written):
     """A row that keeps anything of the conversation before it, or a label a position off, gives other distributions."""
     label = build_labeller(target.model, 5, positions=256)
     texts = [tokens.astype(np.int32) for _, tokens, _, _, _ in conversations(written)]
-    for (_, _, _, top, log_prob), (index, expected) in zip(
-        conversations(written), label(target.params, texts), strict=True
-    ):
-        np.testing.assert_allclose(log_prob.astype(np.float32), expected, atol=5e-3)
-        assert np.mean(top == index) > 0.99  # ties aside
+    for (_, _, _, top, log_prob), told in zip(conversations(written), label(target.params, texts), strict=True):
+        np.testing.assert_allclose(log_prob.astype(np.float32), told.log_prob, atol=5e-3)
+        assert np.mean(top == told.top) > 0.99  # ties aside
 
 
 def test_labelling_a_shard_gives_what_writing_it_gave(target, written):
@@ -62,6 +61,26 @@ def test_labelling_a_shard_gives_what_writing_it_gave(target, written):
     again = label_shard(build_labeller(target.model, 5, positions=128), target.params, bare, 272)
     np.testing.assert_allclose(again.log_prob.astype(np.float32), written.log_prob.astype(np.float32), atol=5e-3)
     assert again.top.dtype == written.top.dtype
+
+
+def test_hidden_states_are_those_of_the_text_alone(target, written):
+    """Written token by token beside other rows, or of a text that is there: in order, and of the layers asked."""
+    again = label_shard(build_labeller(target.model, 5, layers=(0, 2), positions=128), target.params, written, 272)
+    assert written.hidden.shape == again.hidden.shape == (written.num_tokens, 2, target.config.hidden_size)
+    for found in (written.hidden, again.hidden):
+        size = np.abs(again.hidden.astype(np.float32)).max()
+        np.testing.assert_allclose(found.astype(np.float32), again.hidden.astype(np.float32), atol=0.01 * size)
+    embedding = np.asarray(target.params["embedding"])[written.tokens.astype(np.int64)]
+    np.testing.assert_allclose(written.hidden[:, 0].astype(np.float32), embedding, rtol=0.01, atol=1e-3)
+    turned = build_labeller(target.model, 5, layers=(2, 0), positions=128)(target.params, [written.tokens[:9]])
+    np.testing.assert_array_equal(turned[0].hidden[:, 1], again.hidden[:9, 0])
+
+
+def test_layers_that_are_not_there_are_refused(target):
+    with pytest.raises(ValueError, match=r"layers 0 \(the embedding\) to 2, 3 was asked for"):
+        author(target, layers=(1, 3))
+    with pytest.raises(ValueError, match="does not give hidden states"):
+        build_labeller(target.model._replace(tap=None), 5, layers=(1,))
 
 
 def test_at_temperature_zero_answers_are_the_most_probable_tokens(written):

@@ -19,7 +19,7 @@ from specdec_jax.loading.gguf import writer as gguf_writer
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
 from specdec_jax.loading.gguf.tokenizer import NAMES, pre_tokenizer
 from specdec_jax.loading.gguf.tokenizer_writer import pre_tokenizer_name
-from specdec_jax.models import llama
+from specdec_jax.models import llama, llama_reading
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 CONFIG = tiny.CONFIG | {"vocab_size": len(tiny.vocabulary())}  # an embedding without padding, unless a test wants it
@@ -289,3 +289,15 @@ def test_the_built_in_drafter(tmp_path, smollm2_drafter_float32):
     one, other = (np.asarray(apply(params, tokens, None)[0]) for params in (drafter.params, again.params))
     assert 0 < np.abs(one - other).max() < 0.5  # of logits up to 20
     assert (one.argmax(-1) == other.argmax(-1)).mean() > 0.9
+
+
+def test_a_drafter_that_reads_its_target_comes_back(tmp_path, loaded):
+    """Whom it reads, and its projections; other readers refuse the file's architecture."""
+    config = llama_reading.reading_config(loaded.config, (0, 2), 48)
+    params = llama_reading.with_reading(config, loaded.params, jnp.float32)
+    params["read"]["kernel"] = jax.random.normal(jax.random.key(0), params["read"]["kernel"].shape)
+    save_gguf(tmp_path / "reading.gguf", config, params, loaded.tokenizer, kind="F32")
+    again = load_model(tmp_path / "reading.gguf", dtype="float32")
+    assert again.config == config and again.model.reading.layers == (0, 2)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), params, again.params))
+    assert read_gguf(tmp_path / "reading.gguf").metadata["general.architecture"] == "llama_reading"

@@ -72,7 +72,7 @@ def test_deviations_along_a_text(temperature):
     text = np.random.default_rng(0).integers(0, 3, (2, 23)).astype(np.int32)
     found = deviation.deviations(
         decoder,
-        ModelParams(*toy),
+        ModelParams(*toy[:2]),
         text,
         verifier="lenience",
         hyperparameters={"lenience": 0.3},
@@ -97,7 +97,7 @@ def test_deviations_along_a_text(temperature):
 
 def test_deviations_refuse_what_they_do_not_know():
     small = table_model(3)
-    decoder, params = build_decoder(small, model(small, 2), static(), rejection()), ModelParams(*toy_pair(3, 0))
+    decoder, params = build_decoder(small, model(small, 2), static(), rejection()), ModelParams(*toy_pair(3, 0)[:2])
     with pytest.raises(ValueError, match="no emitted distribution of 'block'"):
         deviation.deviations(decoder, params, [[0, 1]], verifier="block")
     with pytest.raises(ValueError, match="length >= 2"):

@@ -199,7 +199,7 @@ def test_a_drafter_that_drops_a_drawn_token_fails():
 
     decoder = build_decoder(table, inner.replace(propose=propose), static(), rejection(), prefill_chunk=4)
     pair = toys.toy_pair(3, 1)
-    report = lossless.test_by_sampling(decoder, ModelParams(*pair), sequences=20_480)
+    report = lossless.test_by_sampling(decoder, ModelParams(*pair[:2]), sequences=20_480)
     assert report.p_value < 1e-12
 
 

@@ -12,7 +12,7 @@ import pytest
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
 
 from specdec_jax import models
-from specdec_jax.models import llama
+from specdec_jax.models import llama, llama_reading
 from specdec_jax.types import LanguageModel, ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,8 @@ def test_every_family_obeys_the_seam(name):
     params = family.init_params(config, jax.random.key(0), jnp.float32)
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
     tokens = random_tokens(2, 8, model.spec.vocab_size)
+    if model.reading is not None:
+        params, model = with_something_to_read(params), reads_at_all_positions(model)
     whole, cache = one_pass(model, params, tokens)
     assert whole.dtype == jnp.float32 and whole.shape == (2, 8, model.spec.vocab_size)
     cache = model.with_length(cache, jnp.asarray([5, 3], jnp.int32))  # rows at different lengths
@@ -115,6 +117,59 @@ def test_every_family_obeys_the_seam(name):
     again = family.params_from_named(config, named, jnp.float32)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
     assert all(x.dtype != jnp.float64 for x in jax.tree.leaves((params, cache)))
+
+
+def with_something_to_read(params):
+    """Its projections begin at zero."""
+    key = jax.random.key(5)
+    return params | {
+        name: jax.tree.map(lambda x: jax.random.normal(key, x.shape), params[name]) for name in ("read", "own")
+    }
+
+
+def reads_at_all_positions(model):
+    """A drafter that reads its target as a model of tokens alone: it reads the same of every position."""
+    reading = model.reading
+
+    def apply(params, tokens, cache):
+        hidden = jnp.ones((*tokens.shape, len(reading.layers), params["read"]["scale"].shape[1]))
+        last, cache = reading.forward(params, tokens, reading.read(params, hidden), cache)
+        return reading.logits(params, last), cache
+
+    return model._replace(apply=apply)
+
+
+def test_what_is_read_of_the_target_changes_what_comes_next():
+    config = llama_reading.example_config()
+    model = llama_reading.language_model(config, jnp.float32)
+    params = llama_reading.init_params(config, jax.random.key(0), jnp.float32)
+    tokens, cache = random_tokens(2, 4, model.spec.vocab_size), model.init_cache(params, 2, 8)
+    hidden = jax.random.normal(jax.random.key(1), (2, 4, 3, config.target_width))
+    plain = llama.language_model(llama.example_config(), jnp.float32).apply(params, tokens, cache)[0]
+    reads = model.reading.read(params, hidden)
+    before = model.reading.logits(params, model.reading.forward(params, tokens, reads, cache)[0])
+    np.testing.assert_allclose(before, plain, atol=1e-5)  # untrained it is the llama it started from
+    params = with_something_to_read(params)
+    for layer in range(3):  # each of the layers by itself, whatever the size of its stream
+        other = hidden.at[:, 1, layer].multiply(-1.0)
+        found = [
+            model.reading.logits(
+                params, model.reading.forward(params, tokens, model.reading.read(params, one), cache)[0]
+            )
+            for one in (hidden, other, hidden.at[:, :, layer].multiply(100.0))
+        ]
+        changed = np.abs(found[0] - found[1]).max(axis=(0, 2))
+        assert changed[0] == 0 and changed[1:].min() > 1e-3  # nothing before the position, all after it
+        np.testing.assert_allclose(found[0], found[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"target_layers": []}, r"\(\)"), ({"target_layers": [-1]}, "-1"), ({"target_width": 0}, "target_width .* 0")],
+)
+def test_a_reading_config_refuses(change, named):
+    with pytest.raises(ValueError, match=named):
+        llama_reading.LlamaReadingConfig.from_hf(llama_reading.example_config().to_hf() | change)
 
 
 # --- the real target --------------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ def emitted_distribution(verify, p, q, hyperparameters):
 
 def tables(toy, warp):
     """The distributions [V, V, V] of a toy pair, target and drafter."""
-    return [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table.astype(np.float64)) for table in toy]
+    both = toy.target, toy.drafter
+    return [np.apply_along_axis(lambda row: oracles.warp(row, **warp), -1, table.astype(np.float64)) for table in both]
 
 
 VERIFIERS = {"rejection": rejection, "lenience": lenience, "typical": typical, "easd": easd}

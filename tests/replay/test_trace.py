@@ -108,7 +108,7 @@ def test_what_is_no_trace_is_named(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"t\.npz"):
             load_trace(path)
-    arrays = {name: value for name, value in some_trace()._asdict().items() if name != "about"}
+    arrays = {name: value for name, value in some_trace()._asdict().items() if name != "about" and value is not None}
     about = {"features": FEATURES, "about": {}}
     np.savez(path, manifest=np.array(json.dumps(about | {"format": 99})), **arrays)
     with pytest.raises(ValueError, match="format 99"):

@@ -12,6 +12,7 @@ from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
 from specdec_jax.models.rope import inverse_frequencies
 
 ARCHITECTURE = "llama"
+READING = "llama_reading"  # ours: a llama that reads its target (models/llama_reading.py); llama.cpp refuses its files
 OUTSIDE_LAYERS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -49,7 +50,7 @@ def open_gguf(path: str | Path) -> Checkpoint:
 def config_from_gguf(file: GGUF) -> dict[str, Any]:
     """The file's hyper-parameters under the names of Hugging Face's config.json."""
     architecture = file.metadata.get("general.architecture")
-    if architecture != ARCHITECTURE:
+    if architecture not in (ARCHITECTURE, READING):
         raise ValueError(f"{file.path} has architecture {architecture!r}; GGUF files of {ARCHITECTURE!r} are served")
     if int(_number(file, "expert_count", 0)):
         raise ValueError(f"{file.path} is a mixture of {_number(file, 'expert_count')} experts, which is not served")
@@ -57,11 +58,11 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
     head_dim = int(_number(file, "attention.key_length", width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
         if (other := int(_number(file, name, head_dim))) != head_dim:
-            raise ValueError(f"{file.path}: {ARCHITECTURE}.{name} is {other} but a head has {head_dim} dimensions")
+            raise ValueError(f"{file.path}: {architecture}.{name} is {other} but a head has {head_dim} dimensions")
     theta = _exact(_number(file, "rope.freq_base", 10000.0))
     special = file.metadata.get
-    return {
-        "model_type": "llama",
+    return _read_of_target(file) | {
+        "model_type": architecture,
         "hidden_act": "silu",
         "vocab_size": _vocabulary(file),
         "hidden_size": int(width),
@@ -79,6 +80,14 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
         "bos_token_id": special("tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos_ids(file),
     }
+
+
+def _read_of_target(file: GGUF) -> dict[str, Any]:
+    """Whom a drafter that reads its target reads."""
+    if file.metadata.get("general.architecture") != READING:
+        return {}
+    layers = np.atleast_1d(file.metadata.get(f"{READING}.target_layers", ()))
+    return {"target_layers": [int(layer) for layer in layers], "target_width": int(_number(file, "target_width"))}
 
 
 def eos_ids(file: GGUF) -> list[int]:
@@ -117,12 +126,13 @@ def unpermute(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _number(file: GGUF, name: str, default: Any = None) -> Any:
-    value = file.metadata.get(f"{ARCHITECTURE}.{name}", default)
+    key = f"{file.metadata.get('general.architecture', ARCHITECTURE)}.{name}"
+    value = file.metadata.get(key, default)
     if value is None:
-        raise ValueError(f"{file.path} lacks the hyper-parameter {ARCHITECTURE}.{name}")
+        raise ValueError(f"{file.path} lacks the hyper-parameter {key}")
     if isinstance(value, np.ndarray):  # one number a layer
         if len(set(value.tolist())) != 1:
-            raise ValueError(f"{file.path}: {ARCHITECTURE}.{name} differs between layers, which is not served")
+            raise ValueError(f"{file.path}: {key} differs between layers, which is not served")
         return value.tolist()[0]
     return value
 
@@ -143,7 +153,8 @@ def _scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any]:
     if ROPE_FREQUENCIES in file.tensors:
         return _llama3_scaling(file, head_dim, theta)
     factor = file.metadata.get(f"{ARCHITECTURE}.rope.scale_linear")  # what files of 2023 call it
-    kind = file.metadata.get(f"{ARCHITECTURE}.rope.scaling.type", "none" if factor is None else "linear")
+    architecture = file.metadata.get("general.architecture", ARCHITECTURE)
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none" if factor is None else "linear")
     if kind == "none":
         return {"rope_type": "default"}
     return {"rope_type": kind, "factor": _exact(_number(file, "rope.scaling.factor", factor))}

@@ -14,11 +14,20 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from specdec_jax.loading.gguf.file import ARCHITECTURE, IN_A_LAYER, LLAMA3_SCALINGS, OUTSIDE_LAYERS, ROPE_FREQUENCIES
+from specdec_jax.loading.families import family_of
+from specdec_jax.loading.gguf.file import (
+    ARCHITECTURE,
+    IN_A_LAYER,
+    LLAMA3_SCALINGS,
+    OUTSIDE_LAYERS,
+    READING,
+    ROPE_FREQUENCIES,
+)
 from specdec_jax.loading.gguf.tokenizer_writer import tokenizer_metadata
 from specdec_jax.loading.suggest import nearest
 from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.models.llama import LlamaConfig, named_from_params
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.models.reduced_head import check_whole
 from specdec_jax.models.rope import inverse_frequencies, rope_type
 
@@ -60,7 +69,8 @@ def save_gguf(
         )
     if not isinstance(config, LlamaConfig):
         raise ValueError(f"only models of family {ARCHITECTURE} are written as GGUF, got a {type(config).__name__}")
-    with _new_file(Path(path), overwrite) as temporary, closing(gguf.GGUFWriter(temporary, ARCHITECTURE)) as writer:
+    kept = _architecture(config)
+    with _new_file(Path(path), overwrite) as temporary, closing(gguf.GGUFWriter(temporary, kept)) as writer:
         tensors = _tensors(config, params)
         metadata = _hyperparameters(config, kind)
         metadata |= tokenizer_metadata(tokenizer, config.vocab_size, config.eos_token_ids, config.bos_token_id)
@@ -78,13 +88,17 @@ def save_gguf(
             writer.write_tensor_data(gguf.quants.quantize(values.astype(np.float32), _stored_kind(array, kind)))
 
 
+def _architecture(config: LlamaConfig) -> str:
+    return READING if isinstance(config, LlamaReadingConfig) else ARCHITECTURE
+
+
 def stored_name(name: str) -> str:
-    """(`model.layers.3.self_attn.q_proj.weight`) -> `blk.3.attn_q.weight`."""
+    """(`model.layers.3.self_attn.q_proj.weight`) -> `blk.3.attn_q.weight`; a name of ours stays."""
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
         return f"blk.{layer}.{STORED_NAMES[part]}.{kind}"
-    return f"{STORED_NAMES[stem]}.{kind}"
+    return f"{STORED_NAMES[stem]}.{kind}" if stem in STORED_NAMES else name
 
 
 def permute(array: np.ndarray, heads: int) -> np.ndarray:
@@ -95,7 +109,7 @@ def permute(array: np.ndarray, heads: int) -> np.ndarray:
 def _tensors(config: LlamaConfig, params: Any) -> dict[str, tuple[np.ndarray, int]]:
     """GGUF's name -> (the tensor in Hugging Face's row order, heads to permute its rows by or 0)."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    named = named_from_params(config, params)
+    named = family_of(config).named_from_params(config, params)
     tensors = {stored_name(name): (array, heads.get(name.split(".")[-2], 0)) for name, array in named.items()}
     if rope_type(config.rope_scaling) == "llama3":
         plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
@@ -129,7 +143,9 @@ def _hyperparameters(config: LlamaConfig, kind: str) -> dict[str, Any]:
     numbers |= _scaling(c)
     quantised = {"general.quantization_version": gguf.GGML_QUANT_VERSION} if kind.startswith("Q") else {}
     general = {"general.type": "model", "general.file_type": int(FILE_TYPES[kind]), **quantised}
-    return general | {f"{ARCHITECTURE}.{name}": value for name, value in numbers.items()}
+    if isinstance(c, LlamaReadingConfig):
+        numbers |= {"target_layers": list(c.target_layers), "target_width": c.target_width}
+    return general | {f"{_architecture(c)}.{name}": value for name, value in numbers.items()}
 
 
 def _scaling(config: LlamaConfig) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""Both models of a pair along a text that is known: what each would say next at every position.
+
+A drafter that reads its target reads it at every position, as it does in the first pass of a round.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.decoding.cache_feed import keep_reads, reads_at
+from specdec_jax.types import Array, Cache, LanguageModel, Params
+
+
+class PairCache(NamedTuple):
+    """Where both models stand in the text; the lengths of both caches are the same."""
+
+    target: Cache
+    drafter: Cache
+    reads: Array | None  # [B, S, P], slot t: what the drafter read at position t - 1; None: it reads nothing
+
+
+def init_caches(
+    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], batch: int, slots: int
+) -> PairCache:
+    """Empty caches of (target, drafter)."""
+    target, drafter = (model.init_cache(weights, batch, slots) for model, weights in zip(models, params, strict=True))
+    reading = models[1].reading
+    reads = None if reading is None else jnp.zeros((batch, slots, reading.width), reading.dtype)
+    return PairCache(target, drafter, reads)
+
+
+def from_position(models: tuple[LanguageModel, LanguageModel], caches: PairCache, start: Array) -> PairCache:
+    """The caches with the lengths start [B]: what comes next is fed from there on."""
+    target, drafter = models
+    return caches._replace(
+        target=target.with_length(caches.target, start), drafter=drafter.with_length(caches.drafter, start)
+    )
+
+
+def feed_both(
+    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, caches: PairCache
+) -> tuple[Array, Array, PairCache]:
+    """A pass of tokens [B, T] through both: (the target's logits [B, T, V], the drafter's [B, T, V], caches)."""
+    target, drafter = models
+    reading = drafter.reading
+    if reading is None or caches.reads is None:
+        p_logits, target_cache = target.apply(params[0], tokens, caches.target)
+        q_logits, drafter_cache = drafter.apply(params[1], tokens, caches.drafter)
+        return p_logits, q_logits, PairCache(target_cache, drafter_cache, None)
+    if target.tap is None:
+        raise ValueError("this drafter reads its target's hidden states, and the target gives none")
+    start = caches.target.length
+    p_logits, hidden, target_cache = target.tap.apply(params[0], tokens, caches.target, reading.layers)
+    reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
+    here = reads_at(reads, start, tokens.shape[1])
+    last, drafter_cache = reading.forward(params[1], tokens, here, caches.drafter)
+    q_logits = reading.logits(params[1], last)
+    if drafter.reduced is not None:
+        q_logits = drafter.reduced.spread(params[1], q_logits)
+    return p_logits, q_logits, PairCache(target_cache, drafter_cache, reads)

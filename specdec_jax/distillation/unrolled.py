@@ -1,0 +1,142 @@
+"""A reading drafter's passes over whole texts, unrolled over its own states as drafting unrolls them.
+
+While it drafts, only the first position of a round reads the target; the drafter's own states stand in at those after
+it. So it is trained on both: step 1 reads the target at every position, and step j takes what step j - 1 left at the
+position before. In step j position t stands for the j-th draft of a round: it attends to the keys of step 1 up to
+t - j + 1, and to those of steps 2 to j at the j - 1 positions up to itself, as the cache will hold them. Source:
+EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models import layers, llama_reading
+from specdec_jax.models.llama_reading import LlamaReadingConfig
+from specdec_jax.models.rope import inverse_frequencies, rotate, rotation
+from specdec_jax.types import Array, Params
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """`steps` in all; those after the first are taken of `share` of a batch's rows. Raises ValueError."""
+
+    steps: int = 3
+    share: float = 0.5
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"steps of unrolling must be 1 or more, got {self.steps!r}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share of unrolling must be in (0, 1], got {self.share!r}")
+
+    def rows(self, rows: int) -> int:
+        """Of so many rows, those that later steps are taken of."""
+        return max(1, round(rows * self.share))
+
+
+class Texts(NamedTuple):
+    """R rows of packed conversations, none of which sees another."""
+
+    tokens: Any  # [R, T] int32
+    positions: Any  # [R, T] int32, within the conversation
+    segments: Any  # [R, T] int32
+    hidden: Any  # [R, T, N, D], the target's at the position before; at a first position meaningless
+
+
+class _Keys(NamedTuple):
+    keys: Array  # [R, T, Hkv, head_dim], rotated
+    values: Array  # [R, T, Hkv, head_dim]
+
+
+def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: Unroll, dtype: Any) -> list[Array]:
+    """Last hidden states of each step, float32: [R, T, D] of the first, of later ones for the first rows only.
+
+    A position is step j's only if j - 1 others of its conversation stand before it.
+    """
+    cos_sin = rotation(texts.positions, inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+    behind = (texts.positions > 0)[..., None]
+    embedded = params["embedding"].astype(dtype)[texts.tokens].astype(jnp.float32)
+    added = llama_reading.read(params, texts.hidden, config.rms_norm_eps, dtype)
+    seen: list[list[_Keys]] = [[] for _ in range(config.num_hidden_layers)]
+    found = []
+    few = unroll.rows(texts.tokens.shape[0])
+    for step in range(unroll.steps):
+        if step == 1:
+            texts, embedded, behind, cos_sin, seen, added = jax.tree.map(
+                lambda leaf: leaf[:few], (texts, embedded, behind, cos_sin, seen, added)
+            )
+        x = embedded + jnp.where(behind, added, 0.0)
+        for index, earlier in enumerate(seen):
+            x, now = _layer(config, dtype, params[f"layer_{index}"], x, earlier, texts, cos_sin)
+            earlier.append(now)
+        found.append(layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x))
+        added = jnp.pad(llama_reading.own(params, found[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    return found
+
+
+def _layer(
+    config: LlamaReadingConfig,
+    dtype: Any,
+    params: Params,
+    x: Array,
+    earlier: Sequence[_Keys],
+    texts: Texts,
+    cos_sin: Any,
+) -> tuple[Array, _Keys]:
+    """A block of the step that comes after `earlier` ones, and its own keys and values."""
+    c = config
+
+    def norm(name: str, x: Array) -> Array:
+        return jnp.asarray(layers.RMSNorm(c.rms_norm_eps, dtype).apply({"params": params[name]}, x))
+
+    def linear(module: str, name: str, features: int, bias: bool, x: Array) -> Array:
+        return jnp.asarray(layers.Projection(features, bias, dtype).apply({"params": params[module][name]}, x))
+
+    heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+    fused = (heads + 2 * kv_heads) * c.head_dim
+    qkv = linear("attention", "qkv", fused, c.attention_bias, norm("attention_norm", x))
+    split = jnp.split(qkv.reshape(*x.shape[:2], -1, c.head_dim), [heads, heads + kv_heads], axis=2)
+    query, now = rotate(split[0], cos_sin), _Keys(rotate(split[1], cos_sin), split[2])
+    out = attend(query, [*earlier, now], texts.segments, texts.positions)
+    x = x + linear("attention", "output", c.hidden_size, c.attention_bias, out)
+    mlp = layers.GatedMLP(c.intermediate_size, c.mlp_bias, dtype)
+    return x + jnp.asarray(mlp.apply({"params": params["mlp"]}, norm("mlp_norm", x))), now
+
+
+def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Array) -> Array:
+    """Attention of query [R, T, H, head_dim] of step j = len(steps), [R, T, H head_dim] float32.
+
+    A row at a time, its weights computed again for the gradient, as `layers.attend_whole` does.
+    """
+    group, back = query.shape[2] // steps[0].keys.shape[2], len(steps) - 1
+    scale, least = query.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min
+
+    def moved(leaf: Array, by: int) -> Array:
+        """Entry t is that of position t - by."""
+        return jnp.pad(leaf, ((by, 0), (0, 0), (0, 0)))[: leaf.shape[0]]
+
+    @jax.checkpoint
+    def row(query: Array, steps: Sequence[_Keys], segment: Array, position: Array) -> Array:
+        steps = [jax.tree.map(lambda leaf: jnp.repeat(leaf, group, axis=1), one) for one in steps]
+        first, later = (
+            steps[0],
+            [jax.tree.map(lambda leaf, by=back - i: moved(leaf, by), one) for i, one in enumerate(steps[1:], start=1)],
+        )
+        query = query * scale
+        at = jnp.arange(query.shape[0])
+        visible = (segment[:, None] == segment[None, :]) & (at[None, :] <= at[:, None] - back)
+        score = jnp.where(visible[None], jnp.einsum("thd,shd->hts", query, first.keys), least)
+        own = [jnp.einsum("thd,thd->ht", query, one.keys)[..., None] for one in later]
+        own = [jnp.where((position >= back - i)[None, :, None], one, least) for i, one in enumerate(own, start=1)]
+        weight = jax.nn.softmax(jnp.concatenate([score, *own], axis=-1), axis=-1)
+        out = jnp.einsum("hts,shd->thd", weight[..., : at.shape[0]], first.values)
+        for i, one in enumerate(later):
+            out += weight[..., at.shape[0] + i].T[..., None] * one.values
+        return out
+
+    out = jax.lax.map(lambda one: row(*one), (query, list(steps), segments, positions))
+    return out.reshape(*query.shape[:2], -1)

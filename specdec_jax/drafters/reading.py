@@ -1,0 +1,168 @@
+"""A small language model that reads its target's hidden states, as drafter (models/llama_reading.py).
+
+What the target's layers left at a position is projected in the target's own pass, and kept for the position after it:
+[B, S, P] beside the drafter's cache. So the first pass of a round reads the target, and whoever sat out catches up from
+what was kept. Later passes of the round read the drafter's own last state: the target has not been there. Accepted
+drafts are fed again with what the target left at them, so that nothing in the cache stands in for the target.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.cache_feed import feed, keep_reads, reads_at, window
+from specdec_jax.decoding.draft_loop import Next, Source, check_length
+from specdec_jax.decoding.sampling import distribution
+from specdec_jax.drafters.model import FED, draw_token, model, of_all_tokens, with_token
+from specdec_jax.strategy import strategy
+from specdec_jax.types import (
+    Array,
+    Cache,
+    Draft,
+    Drafter,
+    DraftInfo,
+    Features,
+    LanguageModel,
+    Observer,
+    Params,
+    PolicyState,
+    Reading,
+    RoundContext,
+    StoppingPolicy,
+)
+
+
+class ReadingState(NamedTuple):
+    cache: Cache
+    valid: Array  # [B] int32, entries of the cache that hold the row's own tokens, fed with what the target left
+    reads: Array  # [B, S, P], slot t: what was read at position t - 1; slot 0 is zero
+    known: Array  # [B] int32, slots of `reads` that count; what lies beyond is garbage and never read
+
+
+class _Memory(NamedTuple):
+    """What the draft loop carries."""
+
+    cache: Cache
+    last: Array  # [B, FED] int32, the text's last tokens
+    reads: Array  # [B, FED, P] float32, what each of them is fed with
+    own: Array  # [B, P] float32, what the next token will be: the model's own state after the last
+
+
+@strategy
+def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 16) -> Drafter:
+    """Draft with a model that reads its target, up to `max_draft_length` (K) tokens a round.
+
+    Args:
+        catch_up: tokens a pass feeds when the cache is behind: accepted drafts, a prompt, rounds it sat out.
+
+    Raises:
+        ValueError: a model that reads no target, or a number below its least value.
+    """
+    check_length(max_draft_length)
+    if catch_up < FED:
+        raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
+    if language_model.reading is None:
+        raise ValueError("this model reads no target: drafters.model drafts with it")
+    reads = language_model.reading
+
+    def init(params: Params, batch: int, slots: int) -> ReadingState:
+        cache, none = language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32)
+        return ReadingState(cache, none, jnp.zeros((batch, slots, reads.width), reads.dtype), none + 1)
+
+    def propose(
+        params: Params,
+        state: ReadingState,
+        tokens: Array,
+        context: RoundContext,
+        uniform: Callable[[Array], Array],
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, ReadingState, PolicyState]:
+        source = _source(language_model, reads, params, state, tokens, context)
+        shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)
+        log_q = jnp.full(shape, -jnp.inf, jnp.float32) if keep_log_q else None
+        end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
+        draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
+        info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
+        # Only the first pass read the target; the entries of later ones are fed anew if their tokens are accepted.
+        fed = jnp.where(passes > 0, context.length, state.valid)
+        after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed))
+        return draft, info, after, end.policy
+
+    def commit(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
+        """Roll back to what still holds and feed what is missing and was read, up to the last two tokens."""
+        valid, known = jnp.minimum(state.valid, jnp.maximum(length - 1, 0)), jnp.minimum(state.known, length + 1)
+        wanted = jnp.maximum(jnp.minimum(length, known) - FED, 0)
+        fed = language_model._replace(apply=_fed_with(reads, state.reads))
+        cache, valid = feed(fed, params, state.cache, tokens, valid, wanted, catch_up)
+        return ReadingState(cache, valid, state.reads, known)
+
+    def learn(params: Params, state: ReadingState, kept: Array, start: Array, count: Array) -> ReadingState:
+        del params
+        reads = keep_reads(state.reads, kept, start, count)
+        return state._replace(reads=reads, known=jnp.where(count > 0, start + count + 1, state.known))
+
+    features = Features(reads.layers, reads.read, learn)
+    return Drafter(init, propose, commit, max_draft_length, language_model, Observer(features=features))
+
+
+def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
+    """The drafter that drafts with this model, whether it reads its target or not."""
+    return (model if language_model.reading is None else reading)(language_model, max_draft_length)
+
+
+def _fed_with(reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cache]]:
+    """The model's pass over known text, whose reads lie at the tokens' own slots."""
+
+    def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        here = reads_at(reads, cache.length, tokens.shape[1])
+        return reading.forward(params, tokens, here, cache)
+
+    return apply
+
+
+def _source(
+    language_model: LanguageModel,
+    reading: Reading,
+    params: Params,
+    state: ReadingState,
+    tokens: Array,
+    context: RoundContext,
+) -> Source:
+    """The next distributions after each row's `tokens` [B, S]: a pass of the last two tokens for each."""
+    reduced = language_model.reduced
+
+    def following(memory: _Memory, drafted: Array) -> tuple[Next, _Memory]:
+        end = context.length + drafted
+        with jax.named_scope("draft_pass"):
+            start = jnp.maximum(end - FED, 0)
+            cache = language_model.with_length(memory.cache, start)
+            hidden, cache = reading.forward(params, memory.last, memory.reads, cache)
+            here = jnp.take_along_axis(hidden, (end - 1 - start)[:, None, None], axis=1)  # [B, 1, D]
+            logits = lax.optimization_barrier(reading.logits(params, here)[:, 0])  # as drafters/model.py says
+            own = reading.own(params, here)[:, 0]
+        with jax.named_scope("draft_distribution"):
+            given = distribution(logits, context.warp)
+
+        def draw_given(uniform: Callable[[], Array]) -> Array:
+            token = draw_token(given.log_prob, given.top_token, context, uniform)
+            return token if reduced is None else reduced.tokens(params)[token]
+
+        whole = given if reduced is None else of_all_tokens(reduced, params, given)
+        return Next(whole, draw_given), memory._replace(cache=cache, own=own)
+
+    def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
+        length = context.length + drafted
+        longer = with_token(memory.last, token, length), with_token(memory.reads, memory.own, length)
+        last = jnp.where(drawn[:, None], longer[0], memory.last)
+        return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
+
+    start = jnp.maximum(context.length - FED, 0)
+    first = reads_at(state.reads, start, FED)
+    memory = _Memory(state.cache, window(tokens, start, FED), first, jnp.zeros_like(first[:, 0]))
+    return Source(memory, following, keep)

@@ -1,0 +1,142 @@
+"""model_type `llama_reading`, ours: a llama that drafts, and reads its target's hidden states.
+
+Position t takes the embedding of its token plus a projection of what some of the target's layers left at position
+t - 1. The target has not been at the positions of a running draft: there the drafter's own last hidden state stands in,
+through a projection of its own. Sources: EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1)
+for several layers.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.models import layers, llama, weights
+from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models.weights import Parameter
+from specdec_jax.types import Head, LanguageModel, Params, Reading
+
+Array = jax.Array
+
+READ, OWN = "read", "own"  # parameters besides llama's: what is read of the target, and what stands in for it
+
+
+@dataclass(frozen=True)
+class LlamaReadingConfig(LlamaConfig):
+    """A drafter's llama, and whom it reads. Numbers that do not fit raise ValueError.
+
+    `target_layers`: i is the residual stream after the target's i-th layer, 0 its embedding; `target_width`: D of it.
+    """
+
+    target_layers: tuple[int, ...] = ()
+    target_width: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.target_layers or any(not isinstance(layer, int) or layer < 0 for layer in self.target_layers):
+            raise ValueError(f"target_layers must be layers of the target, 0 or more, got {self.target_layers!r}")
+        if not isinstance(self.target_width, int) or self.target_width < 1:
+            raise ValueError(f"target_width must be a positive integer, got {self.target_width!r}")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "LlamaReadingConfig":
+        """Reads config.json: llama's, with `target_layers` and `target_width`. Raises ValueError as llama's does."""
+        base = LlamaConfig.from_hf({**config, "model_type": "llama"})
+        return reading_config(base, tuple(config.get("target_layers") or ()), config.get("target_width") or 0)
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that `from_hf` reads back."""
+        own = {"architectures": ["LlamaReadingDrafter"], "model_type": "llama_reading"}
+        return super().to_hf() | own | {"target_layers": list(self.target_layers)}
+
+
+def reading_config(base: LlamaConfig, target_layers: tuple[int, ...], target_width: int) -> LlamaReadingConfig:
+    """That llama as a drafter that reads those layers."""
+    own = {field.name: getattr(base, field.name) for field in dataclasses.fields(LlamaConfig)}
+    return LlamaReadingConfig(**own, target_layers=target_layers, target_width=target_width)
+
+
+def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
+    """Hidden states [B, T, N, D] of the target as what is added to embeddings, [B, T, P] float32.
+
+    Each layer is normed by itself: their streams differ in size by orders.
+    """
+    hidden = hidden.astype(jnp.float32)
+    scale = params[READ]["scale"].astype(jnp.float32)
+    normed = hidden * lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + eps) * scale[None, None]
+    return layers.project(normed.reshape(*hidden.shape[:2], -1), params[READ]["kernel"], dtype)
+
+
+def own(params: Params, hidden: Array, dtype: Any) -> Array:
+    """The drafter's own last hidden states [B, T, P] as what stands in for the target's, [B, T, P] float32."""
+    return layers.project(hidden, params[OWN]["kernel"], dtype)
+
+
+def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
+    """The decoding seam. It decodes beside its target only: `apply` raises ValueError, `reading` is what drafts."""
+    base = llama.language_model(config, dtype)
+    module, head = Llama(config, dtype), base.head
+    assert head is not None
+
+    def alone(params, tokens, cache, positions=None, mask=None):
+        raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
+
+    def forward(params, tokens, reads, cache):
+        return module.apply({"params": params}, tokens, cache, head=False, added=reads)
+
+    def logits(params, hidden):
+        return layers.project(hidden, head.kernel(params), dtype)
+
+    reading = Reading(
+        layers=config.target_layers,
+        width=config.hidden_size,
+        dtype=dtype,
+        read=lambda params, hidden: read(params, hidden, config.rms_norm_eps, dtype),
+        own=lambda params, hidden: own(params, hidden, dtype),
+        forward=forward,
+        logits=logits,
+    )
+    return base._replace(apply=alone, head=Head(alone, head.kernel), tap=None, reading=reading)
+
+
+def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):
+    """Random parameters of the llama, and projections of zeros: at first nothing is read. The key is consumed."""
+    return with_reading(config, llama.init_params(config, key, dtype), dtype)
+
+
+def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any) -> Params:
+    """A llama's parameters with those of reading, which change nothing yet."""
+    count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
+    scale = jnp.full((count, width), (count * width) ** -0.5, dtype)  # else one step of Adam outgrows an embedding
+    read = {"scale": scale, "kernel": jnp.zeros((own_width, count * width), dtype)}
+    return {**params, READ: read, OWN: {"kernel": jnp.zeros((own_width, own_width), dtype)}}
+
+
+def example_config() -> LlamaReadingConfig:
+    """The smallest configuration that uses every part; it reads llama's example."""
+    target = llama.example_config()
+    return reading_config(target, (0, 1, 2), target.hidden_size)
+
+
+def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
+    """The checkpoint's name of every weight -> where it lives."""
+    count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
+    return llama.parameter_table(config) | {
+        "model.read.norm.weight": Parameter((READ, "scale"), (count, width)),
+        "model.read.weight": Parameter((READ, "kernel"), (own_width, count * width)),
+        "model.own.weight": Parameter((OWN, "kernel"), (own_width, own_width)),
+    }
+
+
+def params_from_named(config: LlamaReadingConfig, named: weights.Named, dtype: Any = jnp.bfloat16):
+    """Parameters in `dtype` from named tensors. Raises ValueError as `weights` says."""
+    return weights.params_from_named(parameter_table(config), named, dtype)
+
+
+def named_from_params(config: LlamaReadingConfig, params: Any):
+    """Host arrays named and shaped as in a checkpoint; `params_from_named` inverts it."""
+    return weights.named_from_params(parameter_table(config), params)

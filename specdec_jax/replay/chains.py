@@ -1,0 +1,124 @@
+"""Tracing a drafter that reads its target: what it drafts from depends on where the round began.
+
+So every position of a text begins a round of its own, a chain: along the text while the drafter's tokens would be
+accepted, and its own continuation after the first that would not. Chains are drafted from the last position of a text
+to the first, as tails are (tracing.py): each writes over cache entries that only later ones needed.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding.cache_feed import reads_at
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
+from specdec_jax.decoding.teacher_forcing import PairCache
+from specdec_jax.drafters.model import FED
+from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
+
+
+class Along(NamedTuple):
+    """The texts, and what the target says of them. T + 1 positions: the last is after an answer's end."""
+
+    tokens: Array  # [B, S] int32, prompts and answers
+    known: Array  # [B] int32, tokens of the prompt
+    size: Array  # [B] int32, tokens of the answer
+    log_p: Array  # [B, T+1, V] float32, the target's distributions as sampled
+
+
+class Chains(NamedTuple):
+    """What chains found; position t of an answer is before its token t."""
+
+    features: Array  # [B, T+1, K, F] float32, of each draft of the round that begins there
+    run: Array  # [B, T+1] int32, drafts accepted before the first that is not
+
+
+class _Pass(NamedTuple):
+    """A chain under way."""
+
+    cache: Cache
+    last: Array  # [B, FED] int32
+    reads: Array  # [B, FED, P] float32
+    run: Array  # [B] int32
+    diverged: Array  # [B] bool
+    features: Array  # [B, K, F]
+
+
+def chains(
+    drafter: LanguageModel,
+    most: int,
+    describe: Any,
+    params: Params,
+    along: Along,
+    caches: PairCache,
+    warp: Warp,
+    seeds: Array,
+) -> Chains:
+    """Chains of `most` (K) drafts from every position. `describe(distribution, log_q)` gives features [B, F].
+
+    `caches` are those of a teacher-forced pass over the texts, of which the drafter's is written over.
+    """
+    reading, reads = drafter.reading, caches.reads
+    assert reading is not None and reads is not None
+    batch, positions = along.log_p.shape[:2]
+    is_sampled = warp.temperature > 0
+
+    def coin(emitted: Array, position: Any, role: int) -> Array:
+        return uniforms(seeds, jnp.broadcast_to(emitted, seeds.shape), jnp.asarray(position, jnp.int32), role)
+
+    def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
+        end = along.known + at + step  # tokens of prompt, text and draft
+        start = jnp.maximum(end - FED, 0)
+        hidden, cache = reading.forward(params, now.last, now.reads, drafter.with_length(now.cache, start))
+        here = jnp.take_along_axis(hidden, (end - 1 - start)[:, None, None], axis=1)
+        logits = reading.logits(params, here)[:, 0]
+        if drafter.reduced is not None:
+            logits = drafter.reduced.spread(params, logits)
+        seen = distribution(logits, warp)
+        place = jnp.minimum(at + step, positions - 1)
+        log_p = lax.dynamic_index_in_dim(along.log_p, place, axis=1, keepdims=False)
+        follows = jnp.take_along_axis(along.tokens, jnp.minimum(end, along.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
+        within = (at + step < along.size) & ~now.diverged
+        hit = within & _accepts(seen, log_p, follows, coin(at + step, 0, ACCEPT), is_sampled)
+        # Its own token: after the first rejected one whatever it draws; there a token that is rejected.
+        excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
+        rejected = within & is_sampled & (jnp.sum(excess, axis=-1) > 0)
+        weights = jnp.where(rejected[:, None], excess, jnp.exp(seen.log_prob))
+        drawn = jnp.where(is_sampled, draw(weights, coin(at, step + 1, DRAFT)), seen.top_token)
+        token = jnp.where(hit, follows, drawn)
+        log_q = jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0]
+        line = describe(seen, log_q)[:, None]
+        return _Pass(
+            cache=cache,
+            last=jnp.stack([now.last[:, -1], token], axis=1),
+            reads=jnp.stack([now.reads[:, -1], reading.own(params, here)[:, 0]], axis=1),
+            run=now.run + hit.astype(jnp.int32),
+            diverged=now.diverged | ~hit,
+            features=lax.dynamic_update_slice_in_dim(now.features, line, step, axis=1),
+        )
+
+    def one_chain(index: Array, carry: tuple[Cache, Chains]) -> tuple[Cache, Chains]:
+        cache, found = carry
+        at = positions - 1 - index
+        start = along.known + at - FED
+        slots = start[:, None] + jnp.arange(FED, dtype=jnp.int32)[None, :]
+        last = jnp.take_along_axis(along.tokens, slots, axis=1, mode="clip")
+        none = jnp.zeros((batch,), jnp.int32)
+        features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
+        begun = _Pass(cache, last, reads_at(reads, start, FED), none, none > 0, features)
+        end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), begun)
+        put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731
+        return end.cache, Chains(put(found.features, end.features), put(found.run, end.run))
+
+    line = jax.eval_shape(lambda: describe(distribution(along.log_p[:, 0], warp), along.log_p[:, 0, 0]))
+    nothing = Chains(
+        jnp.zeros((batch, positions, most, line.shape[-1]), jnp.float32), jnp.zeros((batch, positions), jnp.int32)
+    )
+    return lax.fori_loop(0, positions, one_chain, (caches.drafter, nothing))[1]
+
+
+def _accepts(seen: Distribution, log_p: Array, token: Array, coin: Array, is_sampled: Array) -> Array:
+    """Whether the drafter's token here would have become the text's: with probability min(1, q / p) of it."""
+    p, q = (jnp.exp(jnp.take_along_axis(log, token[:, None], axis=1)[:, 0]) for log in (log_p, seen.log_prob))
+    return jnp.where(is_sampled, coin * p < q, seen.top_token == token)

@@ -1,0 +1,138 @@
+"""A drafter that reads its target: what it reads belongs to verified positions, and is read at the position after.
+
+Every pass of every round is compared with `distillation.unrolled`, which reads whole texts and keeps no cache: an error
+in what is kept, shifted, rolled back or fed again changes a later pass. The two tests of a wrong shift show that it
+would be seen.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_reading import entropies, logits_of_drafts, reading_pair
+
+from specdec_jax import verification
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.drafters.reading import reading
+from specdec_jax.stopping import static
+
+PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
+MOST = 4
+
+
+def decoder_of(target, drafter, **options):
+    return build_decoder(target, reading(drafter, MOST, **options), static(draft_length=MOST), verification.rejection())
+
+
+def played(pair, temperature, prompts=PROMPTS, new=24, **options):
+    target, params, drafter, own = pair
+    decoder = decoder_of(target, drafter, **options)
+    warp = make_warp(len(prompts), temperature)
+    state = decoder.prefill(
+        ModelParams(params, own), prompts, max_new_tokens=new, warp=warp, record_rounds=new, stop_ids=[], seed=3
+    )
+    return decoder, decoder.run(ModelParams(params, own), state)
+
+
+def check_passes(pair, state, *, shift=0, atol=2e-4):
+    """Every recorded pass against `unrolled`; gives how many drafts were accepted."""
+    record, accepted = jax.device_get(state.record), 0
+    for row in range(state.tokens.shape[0]):
+        begun = int(state.prompt_length[row])
+        for now in range(int(state.statistics.num_rounds[row])):
+            passes, proposed = int(record.drafter_passes[row, now]), record.proposed[row, now]
+            if passes:
+                text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: passes - 1]])
+                logits = logits_of_drafts(*pair, text, begun, passes, shift)
+                np.testing.assert_allclose(record.entropy[row, now, :passes], entropies(logits), atol=atol)
+            accepted += int(record.accepted[row, now])
+            begun += int(record.emitted[row, now])
+    return accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_pass_reads_what_the_target_left_before_the_round(temperature):
+    pair = reading_pair()
+    _, state = played(pair, temperature)
+    accepted = check_passes(pair, state)
+    drafted = int(np.sum(state.statistics.num_draft_tokens))
+    assert accepted > 8 and drafted - accepted > 5  # both what is kept and what is rolled back were tried
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_reads_shifted_by_one_position_would_be_seen(shift):
+    pair = reading_pair()
+    _, state = played(pair, 1.0)
+    with pytest.raises(AssertionError):
+        check_passes(pair, state, shift=shift)
+
+
+def test_greedy_text_is_plain_decodings():
+    pair = reading_pair()
+    target, params, _, _ = pair
+    _, state = played(pair, 0.0)
+    plain = build_decoder(target, no_drafter(), static(draft_length=1), verification.rejection())
+    other = plain.prefill(ModelParams(params), PROMPTS, max_new_tokens=24, stop_ids=[])
+    other = plain.run(ModelParams(params), other)
+    for row in range(len(PROMPTS)):
+        size = int(state.length[row])
+        np.testing.assert_array_equal(state.tokens[row, :size], other.tokens[row, :size])
+
+
+def test_extend_catches_up_from_what_is_fed_and_what_was_kept():
+    """After a text was cut back and went on elsewhere, passes are those of a fresh prefill."""
+    pair = reading_pair()
+    target, params, drafter, own = pair
+    decoder, both = decoder_of(target, drafter), ModelParams(params, own)
+    warp = make_warp(2, 1.0)
+    options = {"max_new_tokens": 16, "warp": warp, "stop_ids": [], "seed": 3, "record_rounds": 16, "slots": 96}
+    first = decoder.run(both, decoder.prefill(both, [[3, 7, 9, 4], [5, 6, 2, 8, 8]], **options))
+    tokens, lengths = np.asarray(first.tokens), np.asarray(first.length)
+    longer = [[*tokens[0, : lengths[0]].tolist(), 4, 9], [*tokens[1, : lengths[1] - 7].tolist(), 11]]
+    state = decoder.run(both, decoder.extend(both, first, longer, **options))
+    assert check_passes(pair, state) > 4
+    fresh = decoder.run(both, decoder.prefill(both, longer, **options))
+    np.testing.assert_array_equal(state.tokens, fresh.tokens)
+
+
+@pytest.mark.parametrize("catch_up", [2, 5, 64])
+def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
+    pair = reading_pair()
+    _, state = played(pair, 1.0, catch_up=catch_up)
+    check_passes(pair, state)
+
+
+def test_a_target_that_gives_no_hidden_states_is_refused():
+    target, _, drafter, _ = reading_pair()
+    with pytest.raises(ValueError, match="reads hidden states .* and the target gives none"):
+        decoder_of(target._replace(tap=None), drafter)
+    shallow = target._replace(tap=target.tap._replace(num_layers=1))
+    with pytest.raises(ValueError, match=r"layers \(0, 1, 2\), and the target has 1 layers"):
+        decoder_of(shallow, drafter)
+
+
+def test_it_decodes_nothing_alone():
+    _, _, drafter, own = reading_pair()
+    cache = drafter.init_cache(own, 1, 8)
+    with pytest.raises(ValueError, match="decodes nothing alone"):
+        drafter.apply(own, jnp.zeros((1, 2), jnp.int32), cache)
+    with pytest.raises(ValueError, match="reads no target"):
+        reading(drafter._replace(reading=None))
+
+
+def test_nobody_asks_nothing_is_kept():
+    """A target whose drafter reads nothing runs the program it ran before."""
+    target, params, _, _ = reading_pair()
+    decoder = build_decoder(target, model(target, MOST), static(draft_length=MOST), verification.rejection())
+    bare = build_decoder(
+        target._replace(tap=None), model(target, MOST), static(draft_length=MOST), verification.rejection()
+    )
+    texts = []
+    for one in (decoder, bare):
+        state = one.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=4)
+        texts.append(one.jitted["run"].lower(ModelParams(params, params), state, np.int32(9)).as_text())
+    assert texts[0] == texts[1]

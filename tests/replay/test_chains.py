@@ -1,0 +1,140 @@
+"""A replay of a drafter that reads its target: rounds are the live ones, though drafts depend on where they began."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.costs.cost_model import flat
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless import toys
+from specdec_jax.replay.long import long_replay
+from specdec_jax.replay.oracle_acceptance import oracle_acceptance
+from specdec_jax.replay.replay import oracle, replay
+from specdec_jax.replay.trace import join, load_trace, save_trace, select
+from specdec_jax.replay.tracing import trace_texts
+from specdec_jax.stopping import adaedl, static, survival
+from specdec_jax.verification import rejection
+
+pytestmark = pytest.mark.slow
+
+MOST, VOCAB, LIMIT = 5, 12, 40
+TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
+PAIR = toys.with_reading(toys.toy_pair(VOCAB, 5, distance=0.4), 5, size=1.5)
+PARAMS = ModelParams(jnp.asarray(PAIR.target), toys.ReadingTable(jnp.asarray(PAIR.drafter), jnp.asarray(PAIR.read)))
+RULES = {
+    "static": (static(), {"draft_length": 4}),
+    "adaedl": (adaedl(), {"threshold": 0.2}),
+    "survival": (survival(), {"drafter_cost": 0.2}),
+}
+PROMPTS = [[a, b] for a in range(4) for b in range(5)]
+STOPS = (5,)
+
+
+def decoded(drafter, policy, prompts, hyperparameters, *, limit, stop_ids, seed, record=0, **warp):
+    decoder = build_decoder(TABLE, drafter, policy, rejection(), prefill_chunk=4)
+    rows = len(prompts)
+    options = {"max_new_tokens": limit, "seed": np.arange(rows) + seed, "warp": make_warp(rows, **warp)}
+    options |= {"stop_ids": stop_ids, "policy_hyperparameters": hyperparameters, "record_rounds": record}
+    return decoder.run(PARAMS, decoder.prefill(PARAMS, prompts, **options))
+
+
+def live(policy, prompts, hyperparameters, limit=LIMIT, stop_ids=(), seed=7, **warp):
+    drafter = reading(READER, MOST, catch_up=4)
+    return decoded(
+        drafter, policy, prompts, hyperparameters, limit=limit, stop_ids=stop_ids, seed=seed, record=limit, **warp
+    )
+
+
+def trace_of(prompts, limit=LIMIT, stop_ids=(), seed=7, **warp):
+    state = decoded(no_drafter(), static(), prompts, {}, limit=limit, stop_ids=stop_ids, seed=1000, **warp)
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    texts = [(prompt, tokens[row, begin[row] : end[row]].tolist()) for row, prompt in enumerate(prompts)]
+    seeds = [seed + index for index in range(len(prompts))]
+    return trace_texts(
+        (TABLE, READER), tuple(PARAMS), texts, limit=limit, warp=warp, seed=seeds, max_draft_length=MOST, chunk=8
+    )
+
+
+@pytest.fixture(scope="module")
+def greedy_trace():
+    return trace_of(PROMPTS, stop_ids=STOPS)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
+    policy, hyperparameters = RULES[rule]
+    state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
+    found, record = replay(greedy_trace, policy, hyperparameters, record=True), state.record
+    for row in range(len(PROMPTS)):
+        count = int(state.statistics.num_rounds[row])
+        fields = (record.drafted, record.accepted, record.emitted, record.drafter_passes)
+        its = np.stack([np.asarray(field)[row, :count] for field in fields], axis=1)
+        np.testing.assert_array_equal(found.record[0, row, :count], its)
+        assert found.rounds[0, row] == count
+
+
+def test_where_a_round_began_matters_and_is_seen(greedy_trace):
+    """Without its chains the trace replays other rounds, and so it does with the chains of the positions after."""
+    policy, hyperparameters = RULES["static"]
+    right = replay(greedy_trace, policy, hyperparameters, record=True).record
+    bare = replay(greedy_trace._replace(chains=None, run=None), policy, hyperparameters, record=True).record
+    assert (right != bare).any()
+    policy, hyperparameters = adaedl(), {"threshold": 0.45, "step": 0.0}
+    right = replay(greedy_trace, policy, hyperparameters, record=True).record
+    moved = greedy_trace._replace(chains=np.roll(greedy_trace.chains, -1, axis=2))
+    assert (right != replay(moved, policy, hyperparameters, record=True).record).any()
+
+
+@pytest.fixture(scope="module")
+def sampled_trace():
+    return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
+    policy, hyperparameters = RULES[rule]
+    state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
+    assert gap(state, replay(sampled_trace, policy, hyperparameters)) < 4.0
+    never = sampled_trace._replace(run=np.minimum(sampled_trace.run, 2))
+    if rule == "static":
+        assert gap(state, replay(never, policy, hyperparameters)) > 6.0
+
+
+def gap(state, found):
+    """The largest difference of the counts' means, live and replayed, in standard errors."""
+    counts, errors = state.statistics, []
+    pairs = (
+        (counts.num_rounds, found.rounds),
+        (counts.num_draft_tokens, found.drafted),
+        (counts.num_accepted_tokens, found.accepted),
+        (counts.drafter_passes, found.passes),
+    )
+    for one, other in ((np.asarray(one, float), np.asarray(other[0], float)) for one, other in pairs):
+        spread = np.sqrt(one.var() / len(one) + other.var() / len(other))
+        errors.append(abs(one.mean() - other.mean()) / max(spread, 1e-9))
+    return max(errors)
+
+
+def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):
+    save_trace(tmp_path / "trace.npz", greedy_trace)
+    again = load_trace(tmp_path / "trace.npz")
+    np.testing.assert_array_equal(again.chains, greedy_trace.chains)
+    both = join([select(greedy_trace, [3, 1]), select(greedy_trace, [0])])
+    np.testing.assert_array_equal(both.run, greedy_trace.run[[3, 1, 0]])
+    torn = greedy_trace._replace(run=None)
+    save_trace(tmp_path / "torn.npz", torn)
+    with pytest.raises(ValueError, match="one of chains and run without the other"):
+        load_trace(tmp_path / "torn.npz")
+
+
+def test_the_oracle_and_long_runs_read_chains(greedy_trace):
+    best = oracle(greedy_trace).total_speedup(flat(0.1, MOST))
+    for policy, hyperparameters in RULES.values():
+        assert replay(greedy_trace, policy, hyperparameters).total_speedup(flat(0.1, MOST)) <= best + 1e-9
+    assert long_replay(greedy_trace, static(), {"draft_length": 3}).drafted.max() == 3
+    with pytest.raises(ValueError, match="recorded for first drafts only"):
+        oracle_acceptance(greedy_trace, flat(0.1, MOST))
