@@ -95,12 +95,15 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         return draft, info, after, end.policy
 
     def commit(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
-        """Roll back to what still holds and feed what is missing and was read, up to the last two tokens."""
-        valid, known = jnp.minimum(state.valid, jnp.maximum(length - 1, 0)), jnp.minimum(state.known, length + 1)
-        wanted = jnp.maximum(jnp.minimum(length, known) - FED, 0)
+        """Roll back to what still holds and feed what is missing and was read, up to the last two tokens.
+
+        What was read stays: a drafter that sits out is told of old lengths, and a text that grows is read first.
+        """
+        valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
+        wanted = jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
         fed = language_model._replace(apply=_fed_with(reads, state.reads))
         cache, valid = feed(fed, params, state.cache, tokens, valid, wanted, catch_up)
-        return ReadingState(cache, valid, state.reads, known)
+        return state._replace(cache=cache, valid=valid)
 
     def learn(params: Params, state: ReadingState, kept: Array, start: Array, count: Array) -> ReadingState:
         del params

@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_llama import noisy_pair
 from tiny_reading import entropies, logits_of_drafts, reading_pair
 
 from specdec_jax import verification
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.drafters import model
+from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
+from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.monitors import phases
 from specdec_jax.stopping import static
 
 PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
@@ -38,18 +41,22 @@ def played(pair, temperature, prompts=PROMPTS, new=24, **options):
     return decoder, decoder.run(ModelParams(params, own), state)
 
 
-def check_passes(pair, state, *, shift=0, atol=2e-4):
-    """Every recorded pass against `unrolled`; gives how many drafts were accepted."""
+def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None):
+    """Every recorded pass of that drafter against `unrolled`; gives how many drafts were accepted.
+
+    `tokens`: those it drafts from, where it has a draft vocabulary.
+    """
     record, accepted = jax.device_get(state.record), 0
     for row in range(state.tokens.shape[0]):
         begun = int(state.prompt_length[row])
         for now in range(int(state.statistics.num_rounds[row])):
             passes, proposed = int(record.drafter_passes[row, now]), record.proposed[row, now]
-            if passes:
+            if passes and record.drafter_id[row, now] == drafter:
                 text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: passes - 1]])
                 logits = logits_of_drafts(*pair, text, begun, passes, shift)
+                logits = logits if tokens is None else logits[:, tokens]
                 np.testing.assert_allclose(record.entropy[row, now, :passes], entropies(logits), atol=atol)
-            accepted += int(record.accepted[row, now])
+                accepted += int(record.accepted[row, now])
             begun += int(record.emitted[row, now])
     return accepted
 
@@ -97,6 +104,49 @@ def test_extend_catches_up_from_what_is_fed_and_what_was_kept():
     assert check_passes(pair, state) > 4
     fresh = decoder.run(both, decoder.prefill(both, longer, **options))
     np.testing.assert_array_equal(state.tokens, fresh.tokens)
+
+
+def test_one_of_several_catches_up_from_what_was_kept():
+    """Rows choose for themselves: who sat out for some rounds reads what it missed, beside rows that did not."""
+    pair = reading_pair()
+    target, params, drafter, own = pair
+    _, _, other = noisy_pair(noise=0.04)
+    joined = multi_drafter([reading(drafter, MOST), model(target, MOST)], drift=0.3, prior=6.0)
+    decoder = build_decoder(target, joined, static(draft_length=MOST), verification.rejection(), monitor=phases())
+    both = ModelParams(params, (own, other))
+    state = decoder.prefill(
+        both, PROMPTS, max_new_tokens=40, warp=make_warp(3, 1.0), record_rounds=40, stop_ids=[], seed=3
+    )
+    state = decoder.run(both, state)
+    who = np.asarray(state.record.drafter_id)
+    changes = [
+        np.count_nonzero(np.diff(row[: int(count)]))
+        for row, count in zip(who, state.statistics.num_rounds, strict=True)
+    ]
+    assert min(changes) > 2 and check_passes(pair, state) > 4
+
+
+def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
+    pair = reading_pair()
+    target, params, drafter, own = pair
+    few = np.arange(3, 50, 2)
+    reduced, reduced_params = with_reduced_head(drafter), reduce_params(drafter, own, few)
+    decoder, both = decoder_of(target, reduced), ModelParams(params, reduced_params)
+    options = {"max_new_tokens": 24, "warp": make_warp(3, 1.0), "record_rounds": 24, "stop_ids": [], "seed": 3}
+    state = decoder.run(both, decoder.prefill(both, PROMPTS, **options))
+    check_passes(pair, state, tokens=few)
+    scored = decoder.score(both, np.asarray(state.tokens)[:, :13])
+    assert np.isfinite(scored.log_q[0, np.isin(np.asarray(state.tokens)[0, 1:13], few)]).all()
+
+
+def test_score_reads_the_target_at_every_position():
+    """As the first pass of a round does; chunks or none."""
+    pair = reading_pair()
+    target, params, drafter, own = pair
+    decoder, text = decoder_of(target, drafter), np.array([PROMPTS[0]])
+    found = decoder.score(ModelParams(params, own), text, chunk=4)
+    expected = [entropies(logits_of_drafts(*pair, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
+    np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("catch_up", [2, 5, 64])
