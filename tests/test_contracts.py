@@ -16,7 +16,7 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
-from specdec_jax.models import llama
+from specdec_jax.models import llama, llama_reading
 from specdec_jax.stopping import static
 from specdec_jax.text.pair import NEED_MODELS
 from specdec_jax.text.strategies import TYPES, choose, find_factory, names
@@ -207,15 +207,18 @@ def test_a_drafter_decodes_as_plain_decoding_does(name):
     config = llama.example_config()
     tiny = llama.language_model(config, jnp.float32)
     asks = next(iter(inspect.signature(factory).parameters), None)
-    given = {"language_model": [tiny], "drafters": [[model_drafter(tiny, 2), model_drafter(tiny, 2)]]}
+    reads = llama_reading.reading_config(config, (0, 1, 2), config.hidden_size)
+    small = llama_reading.language_model(reads, jnp.float32) if name == "reading" else tiny
+    given = {"language_model": [small], "drafters": [[model_drafter(tiny, 2), model_drafter(tiny, 2)]]}
     drafter = factory(*given.get(asks, []))
     assert isinstance(drafter, Drafter)
     target, other = (llama.init_params(config, jax.random.key(seed), jnp.float32) for seed in (0, 1))
+    own = llama_reading.with_reading(reads, other, jnp.float32) if name == "reading" else other
     prompts = [[1, 2, 3], [4]]
     texts = []
     with jax.default_matmul_precision("highest"):
         for candidate, weights in (
-            (drafter, {"drafters": (other, target), "language_model": other}.get(asks)),
+            (drafter, {"drafters": (other, target), "language_model": own}.get(asks)),
             (model_drafter(tiny, 1), other),
         ):
             decoder, params = build_decoder(tiny, candidate, static(), rejection()), ModelParams(target, weights)

@@ -89,7 +89,7 @@ def assert_as_twin(
     for row, prompt in enumerate(prompts):
         table, rule = uniform_table(seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
-            *map(logits_of, pair),
+            *map(logits_of, pair[:2]),
             prompt,
             rule=rule,
             verifier=verifier,
@@ -295,7 +295,7 @@ def test_without_a_drafter_decoding_is_plain():
 
 
 def test_figures_of_a_known_generation():
-    decoder, params = decoder_of("static", "rejection", 40), ModelParams(*chain_pair(wrong=(8,)))
+    decoder, params = decoder_of("static", "rejection", 40), ModelParams(*chain_pair(wrong=(8,))[:2])
     state = decoder.prefill(params, [[3]], max_new_tokens=9, policy_hyperparameters={"draft_length": 3}, slots=64)
     figures = summarise(decoder.run(params, state).statistics)
     # 4 5 6 + bonus 7; 8 right, then 14 wrong + recovered 9; two drafts fit: 10 11 + bonus 12

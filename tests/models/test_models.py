@@ -159,7 +159,7 @@ def test_what_is_read_of_the_target_changes_what_comes_next():
             for one in (hidden, other, hidden.at[:, :, layer].multiply(100.0))
         ]
         changed = np.abs(found[0] - found[1]).max(axis=(0, 2))
-        assert changed[0] == 0 and changed[1:].min() > 1e-3  # nothing before the position, all after it
+        assert changed[0] == 0 and changed[1] > 1e-2 and changed[2:].min() > 0  # its own position, and all after it
         np.testing.assert_allclose(found[0], found[2], atol=1e-3)
 
 
