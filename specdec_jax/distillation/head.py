@@ -4,6 +4,7 @@ The logits of a batch (7,168 positions of 49,152 float32 are 1.4 GB) never exist
 gradient is formed while they are there, so that nothing is computed twice or kept for the backward pass.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,8 +40,9 @@ class Sums(NamedTuple):
 def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tuple[Array, Sums]]:
     """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
 
-    `correction` is added to the logits: a sampled candidate stands for others. N must be a multiple of `chunk`.
-    Matrix products take `dtype` and sum in float32, those of the gradient too.
+    `correction` is added to the logits: a sampled candidate stands for others. The logits of `chunk` positions exist at
+    a time, of fewer where N is no multiple of it. Matrix products take `dtype` and sum in float32, those of the
+    gradient too.
     """
 
     def of_chunk(hidden, embedding, correction, labels: Labels, progress):
@@ -51,10 +53,11 @@ def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tupl
         return value, lax.stop_gradient(_sums(value, log_q, distributions, labels))
 
     def scanned(hidden, embedding, correction, labels: Labels, progress):
-        parts = hidden.shape[0] // chunk
+        size = math.gcd(chunk, hidden.shape[0])
+        parts = hidden.shape[0] // size
 
         def cut(array: Array) -> Array:
-            return array.reshape(parts, chunk, *array.shape[1:])
+            return array.reshape(parts, size, *array.shape[1:])
 
         def body(total, part):
             gradient = jax.value_and_grad(of_chunk, argnums=(0, 1), has_aux=True)
