@@ -104,18 +104,7 @@ def model_source(
             start = jnp.maximum(end - FED, 0)
             logits, cache = apply(params, memory.last, language_model.with_length(memory.cache, start))
             here = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] reduced
-            # Without the barrier XLA's CPU code fuses the logits into each of the distribution's sums, and makes them
-            # anew for every one: a drafter pass then takes a twentieth longer (docs/performance.md).
-            here = lax.optimization_barrier(here)
-        with jax.named_scope("draft_distribution"):
-            own = distribution(here, context.warp)
-
-        def draw_own(uniform: Callable[[], Array]) -> Array:
-            token = draw_token(own.log_prob, own.top_token, context, uniform)
-            return token if reduced is None else reduced.tokens(params)[token]
-
-        whole = own if reduced is None else of_all_tokens(reduced, params, own)
-        return Next(whole, draw_own), _Memory(cache, memory.last)
+        return next_of(reduced, params, here, context), _Memory(cache, memory.last)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         longer = with_token(memory.last, token, context.length + drafted)
@@ -125,13 +114,29 @@ def model_source(
     return Source(_Memory(cache, last), following, keep)
 
 
+def next_of(reduced: ReducedHead | None, params: Params, logits: Array, context: RoundContext) -> Next:
+    """The next position by a pass's logits [B, V], of a reduced head [B, N]."""
+    # Without the barrier XLA's CPU code fuses the logits into each of the distribution's sums, and makes them anew for
+    # every one: a drafter pass then takes a twentieth longer (docs/performance.md).
+    with jax.named_scope("draft_pass"):
+        logits = lax.optimization_barrier(logits)
+    with jax.named_scope("draft_distribution"):
+        own = distribution(logits, context.warp)
+
+    def draw_own(uniform: Callable[[], Array]) -> Array:
+        token = _draw_token(own.log_prob, own.top_token, context, uniform)
+        return token if reduced is None else reduced.tokens(params)[token]
+
+    return Next(own if reduced is None else _of_all_tokens(reduced, params, own), draw_own)
+
+
 def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, most: int) -> Array:
     """[B, K, V] of the logits' type, every probability zero."""
     dtype = jax.eval_shape(language_model.apply, params, tokens[:, :FED], cache)[0].dtype
     return jnp.full((tokens.shape[0], most, language_model.spec.vocab_size), -jnp.inf, dtype)
 
 
-def of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
+def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
     """A distribution of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
     raw = few.raw_log_prob
     return few._replace(
@@ -141,7 +146,7 @@ def of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Di
     )
 
 
-def draw_token(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
+def _draw_token(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
     """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
     is_sampled = context.warp.temperature > 0
 

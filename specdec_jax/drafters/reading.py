@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed, keep_reads, reads_at, window
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.decoding.sampling import distribution
-from specdec_jax.drafters.model import FED, draw_token, model, of_all_tokens, with_token
+from specdec_jax.drafters.model import FED, model, next_of, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -138,7 +136,6 @@ def _source(
     context: RoundContext,
 ) -> Source:
     """The next distributions after each row's `tokens` [B, S]: a pass of the last two tokens for each."""
-    reduced = language_model.reduced
 
     def following(memory: _Memory, drafted: Array) -> tuple[Next, _Memory]:
         end = context.length + drafted
@@ -147,17 +144,8 @@ def _source(
             cache = language_model.with_length(memory.cache, start)
             hidden, cache = reading.forward(params, memory.last, memory.reads, cache)
             here = jnp.take_along_axis(hidden, (end - 1 - start)[:, None, None], axis=1)  # [B, 1, D]
-            logits = lax.optimization_barrier(reading.logits(params, here)[:, 0])  # as drafters/model.py says
-            own = reading.own(params, here)[:, 0]
-        with jax.named_scope("draft_distribution"):
-            given = distribution(logits, context.warp)
-
-        def draw_given(uniform: Callable[[], Array]) -> Array:
-            token = draw_token(given.log_prob, given.top_token, context, uniform)
-            return token if reduced is None else reduced.tokens(params)[token]
-
-        whole = given if reduced is None else of_all_tokens(reduced, params, given)
-        return Next(whole, draw_given), memory._replace(cache=cache, own=own)
+            logits, own = reading.logits(params, here)[:, 0], reading.own(params, here)[:, 0]
+        return next_of(language_model.reduced, params, logits, context), memory._replace(cache=cache, own=own)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         length = context.length + drafted
