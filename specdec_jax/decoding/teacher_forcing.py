@@ -53,8 +53,7 @@ def feed_both(
     p_logits, hidden, target_cache = target.tap.apply(params[0], tokens, caches.target, reading.layers)
     reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
     here = reads_at(reads, start, tokens.shape[1])
-    last, drafter_cache = reading.forward(params[1], tokens, here, caches.drafter)
-    q_logits = reading.logits(params[1], last)
+    q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, caches.drafter)
     if drafter.reduced is not None:
-        q_logits = drafter.reduced.spread(params[1], q_logits)
+        q_logits = drafter.reduced.spread(params[1], drafter_cache, q_logits)
     return p_logits, q_logits, PairCache(target_cache, drafter_cache, reads)

@@ -104,7 +104,7 @@ def model_source(
             start = jnp.maximum(end - FED, 0)
             logits, cache = apply(params, memory.last, language_model.with_length(memory.cache, start))
             here = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] reduced
-        return next_of(reduced, params, here, context), _Memory(cache, memory.last)
+        return next_of(reduced, params, cache, here, context), _Memory(cache, memory.last)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         longer = with_token(memory.last, token, context.length + drafted)
@@ -114,8 +114,8 @@ def model_source(
     return Source(_Memory(cache, last), following, keep)
 
 
-def next_of(reduced: ReducedHead | None, params: Params, logits: Array, context: RoundContext) -> Next:
-    """The next position by a pass's logits [B, V], of a reduced head [B, N]."""
+def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: Array, context: RoundContext) -> Next:
+    """The next position by a pass's logits [B, V], of a reduced head [B, N], and the cache it left."""
     # Without the barrier XLA's CPU code fuses the logits into each of the distribution's sums, and makes them anew for
     # every one: a drafter pass then takes a twentieth longer (docs/performance.md).
     with jax.named_scope("draft_pass"):
@@ -125,9 +125,9 @@ def next_of(reduced: ReducedHead | None, params: Params, logits: Array, context:
 
     def draw_own(uniform: Callable[[], Array]) -> Array:
         token = _draw_token(own.log_prob, own.top_token, context, uniform)
-        return token if reduced is None else reduced.tokens(params)[token]
+        return token if reduced is None else reduced.token(params, cache, token)
 
-    return Next(own if reduced is None else _of_all_tokens(reduced, params, own), draw_own)
+    return Next(own if reduced is None else _of_all_tokens(reduced, params, cache, own), draw_own)
 
 
 def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, most: int) -> Array:
@@ -136,13 +136,13 @@ def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, token
     return jnp.full((tokens.shape[0], most, language_model.spec.vocab_size), -jnp.inf, dtype)
 
 
-def _of_all_tokens(reduced: ReducedHead, params: Params, few: Distribution) -> Distribution:
+def _of_all_tokens(reduced: ReducedHead, params: Params, cache: Cache, few: Distribution) -> Distribution:
     """A distribution of N tokens as one of the vocabulary; what nobody reads of it is never computed."""
     raw = few.raw_log_prob
     return few._replace(
-        log_prob=reduced.spread(params, few.log_prob),
-        top_token=reduced.tokens(params)[few.top_token],
-        raw_log_prob=None if raw is None else reduced.spread(params, raw),
+        log_prob=reduced.spread(params, cache, few.log_prob),
+        top_token=reduced.token(params, cache, few.top_token),
+        raw_log_prob=None if raw is None else reduced.spread(params, cache, raw),
     )
 
 

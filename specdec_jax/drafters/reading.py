@@ -122,7 +122,8 @@ def _fed_with(reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cach
 
     def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         here = reads_at(reads, cache.length, tokens.shape[1])
-        return reading.forward(params, tokens, here, cache)
+        logits, _, cache = reading.apply(params, tokens, here, cache)
+        return logits, cache
 
     return apply
 
@@ -142,10 +143,12 @@ def _source(
         with jax.named_scope("draft_pass"):
             start = jnp.maximum(end - FED, 0)
             cache = language_model.with_length(memory.cache, start)
-            hidden, cache = reading.forward(params, memory.last, memory.reads, cache)
-            here = jnp.take_along_axis(hidden, (end - 1 - start)[:, None, None], axis=1)  # [B, 1, D]
-            logits, own = reading.logits(params, here)[:, 0], reading.own(params, here)[:, 0]
-        return next_of(language_model.reduced, params, logits, context), memory._replace(cache=cache, own=own)
+            found = reading.apply(params, memory.last, memory.reads, cache)
+            cache, at = found[2], (end - 1 - start)[:, None, None]
+            logits, hidden = (jnp.take_along_axis(each, at, axis=1) for each in found[:2])  # [B, 1, ...]
+            own = reading.own(params, hidden)[:, 0]
+        following = next_of(language_model.reduced, params, cache, logits[:, 0], context)
+        return following, memory._replace(cache=cache, own=own)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         length = context.length + drafted

@@ -111,9 +111,9 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
     """The drafter of a toy that reads its target; its parameters are a `ReadingTable`."""
     plain = table_model(vocab_size)
 
-    def forward(params: ReadingTable, tokens: Array, reads: Array, cache: TokenCache) -> tuple[Array, TokenCache]:
+    def reading_pass(params: ReadingTable, tokens: Array, reads: Array, cache: TokenCache) -> Any:
         logits, cache = plain.apply(params.table, tokens, cache)
-        return jnp.concatenate([logits + reads @ jnp.asarray(params.read), reads], axis=-1), cache
+        return logits + reads @ jnp.asarray(params.read), reads, cache
 
     def alone(params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None) -> Any:
         raise ValueError("this toy reads its target: it decodes nothing alone")
@@ -123,9 +123,8 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
         width=vocab_size,
         dtype=jnp.float32,
         read=lambda params, hidden: hidden[:, :, 0],
-        own=lambda params, hidden: FADES * hidden[..., vocab_size:],
-        forward=forward,
-        logits=lambda params, hidden: hidden[..., :vocab_size],
+        own=lambda params, hidden: FADES * hidden,
+        apply=reading_pass,
     )
     return plain._replace(apply=alone, tap=None, reading=reading)
 

@@ -116,17 +116,20 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
     reduced: Any = model.reduced  # what it proposes must be in both vocabularies
 
-    def spread(params, values):
-        return _resized(reduced.spread(params, values), vocab_size)
+    def spread(params, cache, values):
+        return _resized(reduced.spread(params, cache, values), vocab_size)
 
-    reading = model.reading
-    if reading is not None and reduced is None:
-        whole = reading.logits
-        reading = reading._replace(logits=lambda params, hidden: _resized(whole(params, hidden), vocab_size))
+    reading: Any = model.reading
+
+    def reading_pass(params, tokens, reads, cache):
+        logits, hidden, cache = reading.apply(params, tokens, reads, cache)
+        return _resized(logits, vocab_size), hidden, cache
+
     spec = model.spec._replace(vocab_size=vocab_size)
     few = None if reduced is None else reduced._replace(spread=spread)
     resized_tap = None if tap is None else tap._replace(apply=tapped)
-    return model._replace(apply=apply, spec=spec, head=None, tap=resized_tap, reduced=few, reading=reading)
+    reads = reading if reading is None or reduced is not None else reading._replace(apply=reading_pass)
+    return model._replace(apply=apply, spec=spec, head=None, tap=resized_tap, reduced=few, reading=reads)
 
 
 def _resized(values: Array, size: int) -> Array:

@@ -85,11 +85,9 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
     def alone(params, tokens, cache, positions=None, mask=None):
         raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
 
-    def forward(params, tokens, reads, cache):
-        return module.apply({"params": params}, tokens, cache, head=False, added=reads)
-
-    def logits(params, hidden):
-        return layers.project(hidden, head.kernel(params), dtype)
+    def reading_pass(params, tokens, reads, cache):
+        hidden, cache = module.apply({"params": params}, tokens, cache, head=False, added=reads)
+        return layers.project(hidden, head.kernel(params), dtype), hidden, cache
 
     reading = Reading(
         layers=config.target_layers,
@@ -97,8 +95,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         dtype=dtype,
         read=lambda params, hidden: read(params, hidden, config.rms_norm_eps, dtype),
         own=lambda params, hidden: own(params, hidden, dtype),
-        forward=forward,
-        logits=logits,
+        apply=reading_pass,
     )
     return base._replace(apply=alone, head=Head(alone, head.kernel), tap=None, reading=reading)
 

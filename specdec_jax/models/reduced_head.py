@@ -1,22 +1,28 @@
-"""A drafter that reads the rows of its head for the most frequent tokens only.
+"""A drafter that reads the rows of its head for some tokens only: the most frequent ones, and rare ones of the text.
 
 Most of a small drafter's pass is its head: V rows, read from memory, for tokens that text hardly uses. With those of
-the N most frequent ones the pass costs less; a token outside them is never proposed, which costs acceptance. The
+the N most frequent ones the pass costs less; a token outside them is never proposed, which costs acceptance. What a
+text has named it names again, so the first rare tokens of each row's text can be proposed too: its local tokens. The
 target's distribution is untouched: the drafter's is another one, exactly the distribution that its tokens are drawn
-from.
+from. It depends on the text before a position and on nothing else: what is drafted was no new token.
 
-Source: FR-Spec (arXiv 2502.14856), who do it to EAGLE's head; EAGLE-3's checkpoints are trained with one.
+Source: FR-Spec (arXiv 2502.14856), who do it to EAGLE's head; EAGLE-3's checkpoints are trained with one. Local tokens
+are ours.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models.layers import project
-from specdec_jax.types import Array, LanguageModel, Params, Reading, ReducedHead
+from specdec_jax.types import Array, Cache, Head, LanguageModel, Params, Reading, ReducedHead
+
+LOCAL = 128  # most local tokens of a text
+NOWHERE = np.iinfo(np.int32).max
 
 
 class ReducedParams(NamedTuple):
@@ -33,52 +39,115 @@ class ReducedParams(NamedTuple):
         return self.place.size * self.kernel.shape[1] * self.kernel.dtype.itemsize + self.place.nbytes
 
 
+class ReducedCache(NamedTuple):
+    """A model's cache, and M local tokens of each row, in the order in which its text brought them.
+
+    Rolled back by length like a cache: those that stand beyond it do not count, and the next pass forgets them.
+    """
+
+    cache: Cache
+    local: Array  # [B, M] int32
+    at: Array  # [B, M] int32, the slot where the text has it first; NOWHERE: there are no more
+
+    @property
+    def length(self) -> Array:
+        """[B] int32."""
+        return self.cache.length
+
+
 @functools.lru_cache(maxsize=16)
-def with_reduced_head(model: LanguageModel) -> LanguageModel:
+def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> LanguageModel:
     """The same model with `ReducedParams` as its parameters.
 
-    `apply` gives logits of the whole vocabulary, -inf for tokens without a row; `reduced` those of the N tokens.
+    `apply` gives logits of the whole vocabulary, -inf for tokens that are not proposed; `reduced` those of N + M, the
+    last M = `most_local` being local ones, -inf where there are fewer.
 
     Raises:
-        ValueError: the model does not offer its head, or has a reduced one.
+        ValueError: the model does not offer its head, or has a reduced one; most_local below 1.
     """
     head = model.head
     if head is None or model.reduced is not None:
         raise ValueError("its head is reduced already" if model.reduced else "this model does not offer its head apart")
+    if most_local < 1:
+        raise ValueError(f"most_local must be at least 1, got {most_local}")
 
     def few(params, tokens, cache, positions=None, mask=None):
-        hidden, cache = head.hidden(params.model, tokens, cache, positions, mask)
-        return project(hidden, params.kernel, params.kernel.dtype), cache
+        local, at = _noted(params, tokens, cache)
+        hidden, inner = head.hidden(params.model, tokens, cache.cache, positions, mask)
+        return _logits(head, params, hidden, local, at, cache.length), ReducedCache(inner, local, at)
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = few(params, tokens, cache, positions, mask)
-        return spread(params, logits), cache
+        return spread(params, cache, logits), cache
 
     def init_cache(params, batch, slots, source=None):
-        return model.init_cache(None if params is None else params.model, batch, slots, source)
+        inner = model.init_cache(None if params is None else params.model, batch, slots, source)
+        shape = batch, most_local
+        return ReducedCache(inner, jnp.zeros(shape, jnp.int32), jnp.full(shape, NOWHERE, jnp.int32))
 
-    reduced, reading = ReducedHead(few, lambda params: params.tokens, spread), model.reading
-    reading = None if reading is None else _reduced_reading(reading)
-    return model._replace(init_cache=init_cache, apply=apply, head=None, reduced=reduced, reading=reading)
+    def with_length(cache, length):
+        return cache._replace(cache=model.with_length(cache.cache, length))
+
+    reduced, reading = ReducedHead(few, token_of, spread), model.reading
+    reading = None if reading is None else _reduced_reading(head, reading)
+    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading)
 
 
-def _reduced_reading(whole: Reading) -> Reading:
-    """The same reading with `ReducedParams`, and logits of the N tokens."""
-    return Reading(
-        whole.layers,
-        whole.width,
-        whole.dtype,
-        lambda params, hidden: whole.read(params.model, hidden),
-        lambda params, hidden: whole.own(params.model, hidden),
-        lambda params, tokens, reads, cache: whole.forward(params.model, tokens, reads, cache),
-        lambda params, hidden: project(hidden, params.kernel, params.kernel.dtype),
+def _reduced_reading(head: Head, whole: Reading) -> Reading:
+    """The same reading with `ReducedParams`, and logits of the N + M tokens."""
+
+    def apply(params: ReducedParams, tokens: Array, reads: Array, cache: ReducedCache) -> Any:
+        local, at = _noted(params, tokens, cache)
+        _, hidden, inner = whole.apply(params.model, tokens, reads, cache.cache)
+        return _logits(head, params, hidden, local, at, cache.length), hidden, ReducedCache(inner, local, at)
+
+    return whole._replace(
+        read=lambda params, hidden: whole.read(params.model, hidden),
+        own=lambda params, hidden: whole.own(params.model, hidden),
+        apply=apply,
     )
 
 
-def spread(params: ReducedParams, values: Array) -> Array:
-    """[..., N] values of the N tokens as [..., V], -inf where a token has none."""
-    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
-    return jnp.take(padded, params.place, axis=-1)
+def _noted(params: ReducedParams, tokens: Array, cache: ReducedCache) -> tuple[Array, Array]:
+    """The local tokens and their slots with those that a pass of tokens [B, T] brings, as far as there is room."""
+    slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    at = jnp.where(cache.at < cache.length[:, None], cache.at, NOWHERE)
+    known = jnp.any((tokens[:, :, None] == cache.local[:, None]) & (at < NOWHERE)[:, None], axis=-1)
+    again = jnp.any(jnp.tril(tokens[:, :, None] == tokens[:, None], -1), axis=-1)
+    # A token beyond the drafter's vocabulary, which the target may have, has no row anywhere.
+    lacks_row = jnp.take(params.place, tokens, mode="fill", fill_value=0) == params.tokens.size
+    new = lacks_row & ~known & ~again
+    count = jnp.sum(at < NOWHERE, axis=1, keepdims=True)
+    place = jnp.where(new, count + jnp.cumsum(new, axis=1) - 1, at.shape[1])
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return cache.local.at[rows, place].set(tokens, mode="drop"), at.at[rows, place].set(slots, mode="drop")
+
+
+def _logits(head: Head, params: ReducedParams, hidden: Array, local: Array, at: Array, start: Array) -> Array:
+    """[B, T, N + M] of hidden states [B, T, D] at the slots from `start` [B] on; -inf if not yet local there."""
+    dtype = params.kernel.dtype
+    rows = head.kernel(params.model)[local]
+    rare = jnp.einsum("btd,bmd->btm", hidden.astype(dtype), rows, preferred_element_type=jnp.float32)
+    slots = start[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
+    rare = jnp.where(at[:, None] <= slots[:, :, None], rare, -jnp.inf)
+    return jnp.concatenate([project(hidden, params.kernel, dtype), rare], axis=-1)
+
+
+def token_of(params: ReducedParams, cache: ReducedCache, index: Array) -> Array:
+    """Which token [B] int32 entry `index` [B] of a row's N + M is."""
+    count = params.tokens.size
+    local = jnp.take_along_axis(cache.local, jnp.maximum(index - count, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(index < count, params.tokens[jnp.minimum(index, count - 1)], local)
+
+
+def spread(params: ReducedParams, cache: ReducedCache, values: Array) -> Array:
+    """[B, ..., N + M] values of a row's tokens as [B, ..., V], -inf where a token has none."""
+    few, rare = jnp.split(values, [params.tokens.size], axis=-1)
+    padded = jnp.pad(few, [(0, 0)] * (few.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
+    wide = jnp.take(padded, params.place, axis=-1)
+    local = jnp.where(cache.at < NOWHERE, cache.local, params.place.size)
+    put = jax.vmap(lambda row, tokens, new: row.at[..., tokens].set(new, mode="drop"))
+    return put(wide, local, rare)
 
 
 def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | np.ndarray) -> ReducedParams:

@@ -70,11 +70,11 @@ def chains(
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = along.known + at + step  # tokens of prompt, text and draft
         start = jnp.maximum(end - FED, 0)
-        hidden, cache = reading.forward(params, now.last, now.reads, drafter.with_length(now.cache, start))
-        here = jnp.take_along_axis(hidden, (end - 1 - start)[:, None, None], axis=1)
-        logits = reading.logits(params, here)[:, 0]
+        said, hidden, cache = reading.apply(params, now.last, now.reads, drafter.with_length(now.cache, start))
+        logits, here = (jnp.take_along_axis(each, (end - 1 - start)[:, None, None], axis=1) for each in (said, hidden))
+        logits = logits[:, 0]
         if drafter.reduced is not None:
-            logits = drafter.reduced.spread(params, logits)
+            logits = drafter.reduced.spread(params, cache, logits)
         seen = distribution(logits, warp)
         place = jnp.minimum(at + step, positions - 1)
         log_p = lax.dynamic_index_in_dim(along.log_p, place, axis=1, keepdims=False)

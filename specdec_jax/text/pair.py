@@ -268,7 +268,7 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
 def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
     """Refuses one with tokens that the target lacks: rows that only pad the drafter's embedding."""
     if drafter.model.reduced is not None:
-        last, size = int(drafter.model.reduced.tokens(drafter.params)[-1]), target.model.spec.vocab_size
+        last, size = int(drafter.params.tokens[-1]), target.model.spec.vocab_size
         if last >= size:
             raise ValueError(f"drafter {drafter.name!r} would propose token {last}, and the target has {size}")
 

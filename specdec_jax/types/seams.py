@@ -82,11 +82,14 @@ class Tap(NamedTuple):
 
 
 class ReducedHead(NamedTuple):
-    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py)."""
+    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py).
+
+    Which they are may depend on a row's text. The functions take the cache that the pass left.
+    """
 
     apply: Forward  # gives logits [B, T, N]
-    tokens: Callable[[Params], Array]  # [N] int32, ascending
-    spread: Callable[[Params, Array], Array]  # values [..., N] -> [..., V], -inf for tokens not among them
+    token: Callable[[Params, Cache, Array], Array]  # which of the N [B] int32 -> token [B] int32
+    spread: Callable[[Params, Cache, Array], Array]  # values [B, ..., N] -> [B, ..., V], -inf for tokens not among them
 
 
 class Reading(NamedTuple):
@@ -97,9 +100,9 @@ class Reading(NamedTuple):
     dtype: Any  # that what is kept has
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
     own: Callable[[Params, Array], Array]  # its own last hidden states [B, T, D], standing in for them -> [B, T, P]
-    forward: Callable[[Params, Array, Array, Cache], tuple[Array, Cache]]
-    # tokens [B, T], and what was read at the position before each [B, T, P] -> (last hidden states [B, T, D], cache)
-    logits: Callable[[Params, Array], Array]  # last hidden states [B, T, D] -> [B, T, V], of a reduced head [B, T, N]
+    apply: Callable[[Params, Array, Array, Cache], tuple[Array, Array, Cache]]
+    # tokens [B, T], and what was read at the position before each [B, T, P] -> (logits [B, T, V], of a reduced head
+    # [B, T, N], last hidden states [B, T, D], cache)
 
 
 class LanguageModel(NamedTuple):

@@ -18,7 +18,7 @@ from specdec_jax.loading.builtin import drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.models.reduced_head import LOCAL, reduce_params, with_reduced_head
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.generation import build_pair, generate
@@ -37,19 +37,60 @@ def tiny(**changes):
     return source, params, with_reduced_head(source), reduce_params(source, params, SOME)
 
 
+def proposable(text, most=LOCAL):
+    """The tokens that may be proposed after each token of a text, by the definition: SOME, and its first rare ones."""
+    local, found = [], []
+    for token in text:
+        if token not in SOME and token not in local and len(local) < most:
+            local.append(token)
+        found.append(sorted({*SOME.tolist(), *local}))
+    return found
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_the_models_where_it_has_rows_and_impossible_elsewhere(tied):
     source, params, reduced, few = tiny(tie_word_embeddings=tied)
     tokens = random_tokens(2, 5)
     whole, _ = one_pass(source, params, tokens)
     logits, cache = one_pass(reduced, few, tokens)
-    np.testing.assert_allclose(logits[..., SOME], whole[..., SOME], rtol=1e-5, atol=1e-5)
-    assert np.all(np.isneginf(np.delete(logits, SOME, axis=-1)))
+    for row, text in enumerate(np.asarray(tokens).tolist()):
+        for position, may in enumerate(proposable(text)):
+            here = logits[row, position]
+            np.testing.assert_allclose(here[jnp.array(may)], whole[row, position, jnp.array(may)], rtol=1e-5, atol=1e-5)
+            assert np.all(np.isneginf(np.delete(here, may)))
     head: Any = reduced.reduced
-    small, _ = jax.jit(head.apply)(few, tokens, reduced.init_cache(few, 2, 32))
-    np.testing.assert_array_equal(small, logits[..., np.sort(SOME)])
-    np.testing.assert_array_equal(head.spread(few, small), logits)
+    small, after = jax.jit(head.apply)(few, tokens, reduced.init_cache(few, 2, 32))
+    np.testing.assert_array_equal(small[..., : len(SOME)], logits[..., np.sort(SOME)])
+    np.testing.assert_array_equal(head.spread(few, after, small), logits)
+    best = jnp.argmax(small[:, -1], axis=-1)
+    np.testing.assert_array_equal(head.token(few, after, best), jnp.argmax(logits[:, -1], axis=-1))
     np.testing.assert_array_equal(cache.length, [5, 5])
+
+
+TEXT = [9, 3, 9, 50, 7, 50, 40, 8, 30, 9, 31]  # 9, 50, 7, 8, 30 and 31 are rare, in this order
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (2, 3, 5, 8), tuple(range(1, 11))])
+def test_local_tokens_are_the_texts_first_rare_ones_however_it_is_fed(cuts):
+    """In passes of any size, with garbage after the text, and after a cut back from another text."""
+    source, params = model_and_params()
+    reduced, few = with_reduced_head(source, 4), reduce_params(source, params, SOME)
+    cache, start = reduced.init_cache(few, 1, 32), 0
+    _, cache = reduced.apply(few, jnp.array([[9, 3, 60, 59, 58, 57]]), cache)
+    start, cache = 2, reduced.with_length(cache, jnp.array([2]))
+    for end in (*(cut for cut in cuts if cut > 2), len(TEXT)):
+        cache = reduced.with_length(cache, jnp.array([start]))
+        logits, cache = reduced.apply(few, jnp.array([[*TEXT[start:end], 56, 55]]), cache)
+        for position in range(start, end):
+            finite = np.flatnonzero(np.isfinite(logits[0, position - start]))
+            assert finite.tolist() == proposable(TEXT, most=4)[position]
+        start = end
+
+
+def test_a_local_token_beyond_the_drafters_vocabulary_is_none():
+    _, _, reduced, few = tiny()
+    _, cache = reduced.apply(few, jnp.array([[9, CONFIG.vocab_size, 8]]), reduced.init_cache(few, 1, 8))
+    assert cache.local[0, :3].tolist() == [9, 8, 0] and np.sum(np.asarray(cache.at) < 8) == 2
 
 
 @pytest.mark.parametrize("other", [CONFIG.vocab_size + 3, CONFIG.vocab_size - 2])
@@ -59,21 +100,23 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     tokens = random_tokens(1, 4)
     logits, _ = one_pass(resized, few, tokens)
     heads: Any = reduced.reduced, resized.reduced
-    small, _ = jax.jit(heads[0].apply)(few, tokens, reduced.init_cache(few, 1, 32))
+    small, cache = jax.jit(heads[0].apply)(few, tokens, reduced.init_cache(few, 1, 32))
     assert logits.shape[-1] == other
-    np.testing.assert_array_equal(heads[1].spread(few, small), logits)
+    np.testing.assert_array_equal(heads[1].spread(few, cache, small), logits)
 
 
-@pytest.mark.parametrize("temperature", [0.0, (0.9, 0.0)], ids=["greedy", "mixed"])
-def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
-    """The drafter looks at N entries; a twin that looks at all V, -inf for the rest, does the same round by round."""
+def test_drafting_from_few_rows_is_drafting_from_the_spread_logits():
+    """The drafter looks at N + M entries; a twin that looks at all V, -inf for the rest, does the same by round.
+
+    Greedily: where tokens are sampled, an order of its own gives another token for the same number.
+    """
     source, params = model_and_params(seed=4)
     _, _, reduced, few = tiny()
     states = []
     for drafting in (reduced, reduced._replace(reduced=None)):
         decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
         state = decoder.prefill(
-            ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=temperature, top_k=20),
+            ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=0.0),
             max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_hyperparameters={"drafter_cost": 0.01},
         )  # fmt: skip
         states.append(jax.tree.map(np.asarray, decoder.run(ModelParams(params, few), state)))
@@ -81,9 +124,13 @@ def test_drafting_from_few_rows_is_drafting_from_the_spread_logits(temperature):
     for field in ("proposed", "drafted", "accepted"):
         np.testing.assert_array_equal(getattr(states[0].record, field), getattr(states[1].record, field))
     np.testing.assert_allclose(states[0].record.entropy, states[1].record.entropy, rtol=1e-4, atol=1e-5)
-    drafted = states[0].record.drafted[..., None] > np.arange(4)
-    proposed = states[0].record.proposed[drafted]
-    assert len(set(proposed.tolist())) > 1 and set(proposed.tolist()) <= set(SOME.tolist())
+    record, proposed = states[0].record, set()
+    for row, begun in enumerate((2, 3)):
+        for now in range(int(states[0].statistics.num_rounds[row])):
+            here = set(record.proposed[row, now, : record.drafted[row, now]].tolist())
+            assert here <= set(proposable(states[0].tokens[row, :begun].tolist())[-1])
+            proposed, begun = proposed | here, begun + int(record.emitted[row, now])
+    assert len(proposed - set(SOME.tolist())) > 1 and len(proposed & set(SOME.tolist())) > 1
 
 
 def headed_table(vocab):
@@ -100,10 +147,10 @@ def headed_table(vocab):
 
 @pytest.mark.parametrize("verifier", [rejection, block])
 def test_the_text_is_the_targets_in_distribution(verifier):
-    """A token of the target that the drafter can never propose still comes as often as it should."""
-    tables, small = toy_pair(3, 0), headed_table(3)
-    drafter = model(with_reduced_head(small), 2, catch_up=4)
-    decoder = build_decoder(table_model(3), drafter, adaedl(), verifier(), prefill_chunk=4)
+    """Of two tokens without a row, the drafter proposes the first that the text brings, and the other one never."""
+    tables, small = toy_pair(4, 0), headed_table(4)
+    drafter = model(with_reduced_head(small, most_local=1), 2, catch_up=4)
+    decoder = build_decoder(table_model(4), drafter, adaedl(), verifier(), prefill_chunk=4)
     params = ModelParams(tables.target, reduce_params(small, tables.drafter, [2, 0]))
     report = lossless.test_by_sampling(decoder, params, sequences=16_384, policy_hyperparameters={"threshold": 0.1})
     assert report.lossless, report

@@ -44,7 +44,7 @@ def played(pair, temperature, prompts=PROMPTS, new=24, **options):
 def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None):
     """Every recorded pass of that drafter against `unrolled`; gives how many drafts were accepted.
 
-    `tokens`: those it drafts from, where it has a draft vocabulary.
+    `tokens`: those of its draft vocabulary, where it has one; it drafts from them and from those of the text.
     """
     record, accepted = jax.device_get(state.record), 0
     for row in range(state.tokens.shape[0]):
@@ -54,7 +54,7 @@ def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None):
             if passes and record.drafter_id[row, now] == drafter:
                 text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: passes - 1]])
                 logits = logits_of_drafts(*pair, text, begun, passes, shift)
-                logits = logits if tokens is None else logits[:, tokens]
+                logits = logits if tokens is None else logits[:, sorted({*tokens, *text[:begun].tolist()})]
                 np.testing.assert_allclose(record.entropy[row, now, :passes], entropies(logits), atol=atol)
                 accepted += int(record.accepted[row, now])
             begun += int(record.emitted[row, now])
@@ -136,7 +136,9 @@ def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     state = decoder.run(both, decoder.prefill(both, PROMPTS, **options))
     check_passes(pair, state, tokens=few)
     scored = decoder.score(both, np.asarray(state.tokens)[:, :13])
-    assert np.isfinite(scored.log_q[0, np.isin(np.asarray(state.tokens)[0, 1:13], few)]).all()
+    text = np.asarray(state.tokens)[0, :13].tolist()
+    may = [token in few or token in text[:at] for at, token in enumerate(text)][1:]
+    assert np.isfinite(scored.log_q[0]).tolist() == may and not all(may)
 
 
 def test_score_reads_the_target_at_every_position():

@@ -133,8 +133,8 @@ def reads_at_all_positions(model):
 
     def apply(params, tokens, cache):
         hidden = jnp.ones((*tokens.shape, len(reading.layers), params["read"]["scale"].shape[1]))
-        last, cache = reading.forward(params, tokens, reading.read(params, hidden), cache)
-        return reading.logits(params, last), cache
+        logits, _, cache = reading.apply(params, tokens, reading.read(params, hidden), cache)
+        return logits, cache
 
     return model._replace(apply=apply)
 
@@ -147,15 +147,13 @@ def test_what_is_read_of_the_target_changes_what_comes_next():
     hidden = jax.random.normal(jax.random.key(1), (2, 4, 3, config.target_width))
     plain = llama.language_model(llama.example_config(), jnp.float32).apply(params, tokens, cache)[0]
     reads = model.reading.read(params, hidden)
-    before = model.reading.logits(params, model.reading.forward(params, tokens, reads, cache)[0])
+    before = model.reading.apply(params, tokens, reads, cache)[0]
     np.testing.assert_allclose(before, plain, atol=1e-5)  # untrained it is the llama it started from
     params = with_something_to_read(params)
     for layer in range(3):  # each of the layers by itself, whatever the size of its stream
         other = hidden.at[:, 1, layer].multiply(-1.0)
         found = [
-            model.reading.logits(
-                params, model.reading.forward(params, tokens, model.reading.read(params, one), cache)[0]
-            )
+            model.reading.apply(params, tokens, model.reading.read(params, one), cache)[0]
             for one in (hidden, other, hidden.at[:, :, layer].multiply(100.0))
         ]
         changed = np.abs(found[0] - found[1]).max(axis=(0, 2))
