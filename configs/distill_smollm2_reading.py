@@ -14,6 +14,7 @@ from configs.distill_smollm2 import config as plain
 from specdec_jax.distillation.conversations import Temperatures
 from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.training import Schedule
+from specdec_jax.distillation.unrolled import Unroll
 
 config = dataclasses.replace(
     plain,
@@ -24,7 +25,8 @@ config = dataclasses.replace(
     hidden_layers=(10, 16, 22, 26, 30),
     start_from="smollm2-drafter",
     shape=dataclasses.replace(plain.shape, reads=(16, 22, 26)),
-    schedule=Schedule(steps=700, rate=4e-4, warmup=100),
+    schedule=Schedule(steps=1200, rate=4e-4, warmup=50, reading=4.0),
+    unroll=Unroll(share=0.25),
     intervals=Intervals(save_every=100, log_every=20),
     validation=1,
     seed=12,

@@ -116,7 +116,7 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
         drafter = reading_config(drafter, config.shape.reads, target.model.tap.width)
-        params = with_reading(drafter, params, jnp.float32)
+        params = with_reading(drafter, params, jnp.float32, config.seed)
     return init_state(params, config.schedule), drafter
 
 

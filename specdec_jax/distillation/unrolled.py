@@ -69,11 +69,13 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
             texts, embedded, behind, cos_sin, seen, added = jax.tree.map(
                 lambda leaf: leaf[:few], (texts, embedded, behind, cos_sin, seen, added)
             )
-        x = embedded + jnp.where(behind, added, 0.0)
+        early, late = jnp.split(jnp.where(behind, added, 0.0), 2, axis=-1)
+        x = embedded + early
         for index, earlier in enumerate(seen):
             x, now = _layer(config, dtype, params[f"layer_{index}"], x, earlier, texts, cos_sin)
             earlier.append(now)
-        found.append(layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x))
+        last = layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x)
+        found.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
         added = jnp.pad(llama_reading.own(params, found[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
     return found
 

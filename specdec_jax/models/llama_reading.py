@@ -1,9 +1,10 @@
 """model_type `llama_reading`, ours: a llama that drafts, and reads its target's hidden states.
 
 Position t takes the embedding of its token plus a projection of what some of the target's layers left at position
-t - 1. The target has not been at the positions of a running draft: there the drafter's own last hidden state stands in,
-through a projection of its own. Sources: EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1)
-for several layers.
+t - 1, and a second projection enters a gated block after the last layer: what reaches the drafts at once is learnt from
+far fewer texts than what has to pass through all layers. The target has not been at the positions of a running draft:
+there the drafter's own last hidden state stands in, through a projection of its own. Sources: EAGLE (arXiv 2401.15077,
+section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is ours.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specdec_jax.models import layers, llama, weights
@@ -22,7 +24,9 @@ from specdec_jax.types import Head, LanguageModel, Params, Reading
 
 Array = jax.Array
 
-READ, OWN = "read", "own"  # parameters besides llama's: what is read of the target, and what stands in for it
+READ, MERGE, OWN = "read", "merge", "own"
+"""Parameters besides llama's: of what is read and added to embeddings, of what is read and merged after the last layer,
+and of what stands in for both."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,29 @@ def reading_config(base: LlamaConfig, target_layers: tuple[int, ...], target_wid
 
 
 def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
-    """Hidden states [B, T, N, D] of the target as what is added to embeddings, [B, T, P] float32.
+    """Hidden states [B, T, N, D] of the target as what is added to embeddings, and what is merged: [B, T, P] float32.
 
     Each layer is normed by itself: their streams differ in size by orders.
     """
     hidden = hidden.astype(jnp.float32)
-    scale = params[READ]["scale"].astype(jnp.float32)
-    normed = hidden * lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + eps) * scale[None, None]
-    return layers.project(normed.reshape(*hidden.shape[:2], -1), params[READ]["kernel"], dtype)
+    normed = hidden * lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + eps)
+
+    def projected(name: str) -> Array:
+        scaled = normed * params[name]["scale"].astype(jnp.float32)[None, None]
+        return layers.project(scaled.reshape(*hidden.shape[:2], -1), params[name]["kernel"], dtype)
+
+    return jnp.concatenate([projected(READ), projected(MERGE)], axis=-1)
+
+
+def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
+    """Last hidden states [B, T, D] with what was read for them [B, T, D], float32."""
+    both = jnp.concatenate([hidden, reads.astype(hidden.dtype)], axis=-1)
+    gate, up = jnp.split(layers.project(both, params[MERGE]["gate_up"], dtype), 2, axis=-1)
+    return hidden + layers.project(jax.nn.silu(gate) * up, params[MERGE]["down"], dtype)
 
 
 def own(params: Params, hidden: Array, dtype: Any) -> Array:
-    """The drafter's own last hidden states [B, T, P] as what stands in for the target's, [B, T, P] float32."""
+    """The drafter's own last hidden states [B, T, D] as what stands in for the target's, [B, T, P] float32."""
     return layers.project(hidden, params[OWN]["kernel"], dtype)
 
 
@@ -86,12 +101,14 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
 
     def reading_pass(params, tokens, reads, cache):
-        hidden, cache = module.apply({"params": params}, tokens, cache, head=False, added=reads)
+        added, late = jnp.split(reads, 2, axis=-1)
+        hidden, cache = module.apply({"params": params}, tokens, cache, head=False, added=added)
+        hidden = merged(params, hidden, late, dtype)
         return layers.project(hidden, head.kernel(params), dtype), hidden, cache
 
     reading = Reading(
         layers=config.target_layers,
-        width=config.hidden_size,
+        width=2 * config.hidden_size,
         dtype=dtype,
         read=lambda params, hidden: read(params, hidden, config.rms_norm_eps, dtype),
         own=lambda params, hidden: own(params, hidden, dtype),
@@ -101,16 +118,27 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):
-    """Random parameters of the llama, and projections of zeros: at first nothing is read. The key is consumed."""
+    """Random parameters of the llama, and of reading: at first nothing is made of it. The key is consumed."""
     return with_reading(config, llama.init_params(config, key, dtype), dtype)
 
 
-def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any) -> Params:
+def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: int = 0) -> Params:
     """A llama's parameters with those of reading, which change nothing yet."""
-    count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
+    rng, own_width = np.random.default_rng(seed), config.hidden_size
+    count, width = len(config.target_layers), config.target_width
+
+    def random(rows: int, columns: int) -> Array:
+        return jnp.asarray(rng.normal(0.0, columns**-0.5, (rows, columns)), dtype)
+
     scale = jnp.full((count, width), (count * width) ** -0.5, dtype)  # else one step of Adam outgrows an embedding
-    read = {"scale": scale, "kernel": jnp.zeros((own_width, count * width), dtype)}
-    return {**params, READ: read, OWN: {"kernel": jnp.zeros((own_width, own_width), dtype)}}
+    merge = {"scale": jnp.ones((count, width), dtype), "kernel": random(own_width, count * width)}
+    merge |= {"gate_up": random(2 * own_width, 2 * own_width), "down": jnp.zeros((own_width, own_width), dtype)}
+    return {
+        **params,
+        READ: {"scale": scale, "kernel": jnp.zeros((own_width, count * width), dtype)},
+        MERGE: merge,
+        OWN: {"kernel": jnp.zeros((2 * own_width, own_width), dtype)},
+    }
 
 
 def example_config() -> LlamaReadingConfig:
@@ -125,7 +153,11 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     return llama.parameter_table(config) | {
         "model.read.norm.weight": Parameter((READ, "scale"), (count, width)),
         "model.read.weight": Parameter((READ, "kernel"), (own_width, count * width)),
-        "model.own.weight": Parameter((OWN, "kernel"), (own_width, own_width)),
+        "model.merge.norm.weight": Parameter((MERGE, "scale"), (count, width)),
+        "model.merge.read.weight": Parameter((MERGE, "kernel"), (own_width, count * width)),
+        "model.merge.gate_up.weight": Parameter((MERGE, "gate_up"), (2 * own_width, 2 * own_width)),
+        "model.merge.down.weight": Parameter((MERGE, "down"), (own_width, own_width)),
+        "model.own.weight": Parameter((OWN, "kernel"), (2 * own_width, own_width)),
     }
 
 
