@@ -25,7 +25,7 @@ config = dataclasses.replace(
     hidden_layers=(10, 16, 22, 26, 30),
     start_from="smollm2-drafter",
     shape=dataclasses.replace(plain.shape, reads=(16, 22, 26)),
-    schedule=Schedule(steps=1200, rate=4e-4, warmup=50, reading=4.0),
+    schedule=Schedule(steps=1000, rate=4e-4, warmup=50),
     unroll=Unroll(share=0.25),
     intervals=Intervals(save_every=100, log_every=20),
     validation=1,

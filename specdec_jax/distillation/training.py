@@ -13,7 +13,7 @@ from specdec_jax.distillation.batches import Batch
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
 from specdec_jax.models.llama import Llama, LlamaConfig
-from specdec_jax.models.llama_reading import MERGE, OWN, READ, LlamaReadingConfig
+from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.types import Array, Params
 
 FADE = 0.8  # weight of an unrolled step over that of the one before: later drafts are drafted less often
@@ -25,8 +25,7 @@ class Schedule:
 
     AdamW (arXiv 1711.05101) with decoupled decay of matrices; the rate rises over `warmup` steps and falls along a
     cosine to `final` of its peak at `steps`. `accumulate` batches make a step of the optimiser. `ema`: decay of an
-    exponential average of the weights, which is then what is judged and exported (0: none). Weights of reading the
-    target move at `reading` times the rate: those of a drafter they are added to are trained already.
+    exponential average of the weights, which is then what is judged and exported (0: none).
     """
 
     steps: int
@@ -38,13 +37,12 @@ class Schedule:
     betas: tuple[float, float] = (0.9, 0.95)
     accumulate: int = 1
     ema: float = 0.0
-    reading: float = 1.0
 
     def __post_init__(self):
         for name in ("steps", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        for name in ("rate", "clip", "reading"):
+        for name in ("rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
         if not 0 <= self.warmup < self.steps:
@@ -94,14 +92,8 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
     def matrices(params: Params) -> Any:
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
-    def of_reading(params: Params) -> Any:
-        return {
-            name: jax.tree.map(lambda _, new=name in (READ, MERGE, OWN): new, leaf) for name, leaf in params.items()
-        }
-
     adam = optax.adamw(schedule.rate_at(), *schedule.betas, weight_decay=schedule.decay, mask=matrices)
-    faster = optax.masked(optax.scale(schedule.reading), of_reading)
-    chain = optax.chain(optax.clip_by_global_norm(schedule.clip), adam, faster)
+    chain = optax.chain(optax.clip_by_global_norm(schedule.clip), adam)
     steps = optax.MultiSteps(chain, schedule.accumulate) if schedule.accumulate > 1 else chain
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:

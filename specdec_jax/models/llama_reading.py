@@ -1,10 +1,11 @@
 """model_type `llama_reading`, ours: a llama that drafts, and reads its target's hidden states.
 
 Position t takes the embedding of its token plus a projection of what some of the target's layers left at position
-t - 1, and a second projection enters a gated block after the last layer: what reaches the drafts at once is learnt from
-far fewer texts than what has to pass through all layers. The target has not been at the positions of a running draft:
-there the drafter's own last hidden state stands in, through a projection of its own. Sources: EAGLE (arXiv 2401.15077,
-section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is ours.
+t - 1. A second projection enters a gated block after the last layer: what reaches the draft at once is learnt from far
+fewer texts than what has to pass through all layers. The target has not been at the positions of a running draft: there
+the drafter's own last hidden state stands in for the first, through a projection of its own; the block adds nothing.
+Sources: EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is
+ours.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ Array = jax.Array
 
 READ, MERGE, OWN = "read", "merge", "own"
 """Parameters besides llama's: of what is read and added to embeddings, of what is read and merged after the last layer,
-and of what stands in for both."""
+and of what stands in for the first."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,18 @@ def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
 
 
 def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
-    """Last hidden states [B, T, D] with what was read for them [B, T, D], float32."""
+    """Last hidden states [B, T, D] with what was read for them [B, T, D], float32; zeros add nothing."""
     both = jnp.concatenate([hidden, reads.astype(hidden.dtype)], axis=-1)
-    gate, up = jnp.split(layers.project(both, params[MERGE]["gate_up"], dtype), 2, axis=-1)
-    return hidden + layers.project(jax.nn.silu(gate) * up, params[MERGE]["down"], dtype)
+    gate = jax.nn.silu(layers.project(both, params[MERGE]["gate"], dtype))
+    return hidden + layers.project(
+        gate * layers.project(reads, params[MERGE]["up"], dtype), params[MERGE]["down"], dtype
+    )
 
 
 def own(params: Params, hidden: Array, dtype: Any) -> Array:
     """The drafter's own last hidden states [B, T, D] as what stands in for the target's, [B, T, P] float32."""
-    return layers.project(hidden, params[OWN]["kernel"], dtype)
+    stand_in = layers.project(hidden, params[OWN]["kernel"], dtype)
+    return jnp.concatenate([stand_in, jnp.zeros_like(stand_in)], axis=-1)
 
 
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
@@ -132,12 +136,13 @@ def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: i
 
     scale = jnp.full((count, width), (count * width) ** -0.5, dtype)  # else one step of Adam outgrows an embedding
     merge = {"scale": jnp.ones((count, width), dtype), "kernel": random(own_width, count * width)}
-    merge |= {"gate_up": random(2 * own_width, 2 * own_width), "down": jnp.zeros((own_width, own_width), dtype)}
+    merge |= {"gate": random(own_width, 2 * own_width), "up": random(own_width, own_width)}
+    merge |= {"down": jnp.zeros((own_width, own_width), dtype)}
     return {
         **params,
         READ: {"scale": scale, "kernel": jnp.zeros((own_width, count * width), dtype)},
         MERGE: merge,
-        OWN: {"kernel": jnp.zeros((2 * own_width, own_width), dtype)},
+        OWN: {"kernel": jnp.zeros((own_width, own_width), dtype)},
     }
 
 
@@ -155,9 +160,10 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
         "model.read.weight": Parameter((READ, "kernel"), (own_width, count * width)),
         "model.merge.norm.weight": Parameter((MERGE, "scale"), (count, width)),
         "model.merge.read.weight": Parameter((MERGE, "kernel"), (own_width, count * width)),
-        "model.merge.gate_up.weight": Parameter((MERGE, "gate_up"), (2 * own_width, 2 * own_width)),
+        "model.merge.gate.weight": Parameter((MERGE, "gate"), (own_width, 2 * own_width)),
+        "model.merge.up.weight": Parameter((MERGE, "up"), (own_width, own_width)),
         "model.merge.down.weight": Parameter((MERGE, "down"), (own_width, own_width)),
-        "model.own.weight": Parameter((OWN, "kernel"), (2 * own_width, own_width)),
+        "model.own.weight": Parameter((OWN, "kernel"), (own_width, own_width)),
     }
 
 

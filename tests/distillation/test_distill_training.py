@@ -340,18 +340,6 @@ def test_what_later_steps_see_of_a_batch_is_its_first_rows(shard, target):
     assert np.abs(whole[0] - whole[1]).max() > 0.1
 
 
-def test_weights_of_reading_move_at_their_own_rate():
-    base = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
-    params = llama_reading.init_params(llama_reading.reading_config(base, (1,), 8), jax.random.key(0), jnp.float32)
-    moved = []
-    for reading in (1.0, 3.0):
-        update = training.optimiser(training.Schedule(steps=9, warmup=0, decay=0.0, reading=reading))
-        moved.append(update.update(jax.tree.map(jnp.ones_like, params), update.init(params), params)[0])
-    for name, leaf in moved[0].items():
-        times = 3.0 if name in ("read", "merge", "own") else 1.0
-        jax.tree.map(lambda a, b, t=times: np.testing.assert_allclose(t * a, b, rtol=1e-6), leaf, moved[1][name])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -360,7 +348,6 @@ def test_weights_of_reading_move_at_their_own_rate():
         (lambda: training.Schedule(steps=0), "steps"),
         (lambda: training.Schedule(steps=5, warmup=5), "warmup"),
         (lambda: training.Schedule(steps=5, warmup=0, rate=0.0), "rate"),
-        (lambda: training.Schedule(steps=5, warmup=0, reading=0.0), "reading"),
         (lambda: training.Schedule(steps=5, warmup=0, ema=1.0), "ema"),
         (lambda: Packing(slots=(100,), tokens=150), "multiple"),
         (lambda: Packing(candidates=10, sampled=10), "sampled"),
