@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from replayed import gap, recorded
 
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.decoding import build_decoder
@@ -68,13 +69,11 @@ def greedy_trace():
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
     state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
-    found, record = replay(greedy_trace, policy, hyperparameters, record=True), state.record
+    found = replay(greedy_trace, policy, hyperparameters, record=True)
     for row in range(len(PROMPTS)):
-        count = int(state.statistics.num_rounds[row])
-        fields = (record.drafted, record.accepted, record.emitted, record.drafter_passes)
-        its = np.stack([np.asarray(field)[row, :count] for field in fields], axis=1)
-        np.testing.assert_array_equal(found.record[0, row, :count], its)
-        assert found.rounds[0, row] == count
+        its = recorded(state, row)
+        np.testing.assert_array_equal(found.record[0, row, : len(its)], its)
+        assert found.rounds[0, row] == len(its)
 
 
 def test_where_a_round_began_matters_and_is_seen(greedy_trace):
@@ -102,21 +101,6 @@ def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     never = sampled_trace._replace(run=np.minimum(sampled_trace.run, 2))
     if rule == "static":
         assert gap(state, replay(never, policy, hyperparameters)) > 6.0
-
-
-def gap(state, found):
-    """The largest difference of the counts' means, live and replayed, in standard errors."""
-    counts, errors = state.statistics, []
-    pairs = (
-        (counts.num_rounds, found.rounds),
-        (counts.num_draft_tokens, found.drafted),
-        (counts.num_accepted_tokens, found.accepted),
-        (counts.drafter_passes, found.passes),
-    )
-    for one, other in ((np.asarray(one, float), np.asarray(other[0], float)) for one, other in pairs):
-        spread = np.sqrt(one.var() / len(one) + other.var() / len(other))
-        errors.append(abs(one.mean() - other.mean()) / max(spread, 1e-9))
-    return max(errors)
 
 
 def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from replayed import gap, recorded
 from rules import FAST
 
 from specdec_jax.costs.cost_model import cost_model, flat
@@ -61,13 +62,6 @@ def trace_of(prompts, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
     return trace_texts(
         (TABLE, TABLE), tuple(PARAMS), texts, limit=limit, warp=warp, seed=seeds, max_draft_length=MOST, chunk=8
     )
-
-
-def recorded(state, row):
-    count = int(state.statistics.num_rounds[row])
-    record = state.record
-    fields = (record.drafted, record.accepted, record.emitted, record.drafter_passes)
-    return np.stack([np.asarray(field)[row, :count] for field in fields], axis=1)
 
 
 PROMPTS = [[a, b] for a in range(4) for b in range(5)]
@@ -145,21 +139,6 @@ SAMPLED = {
 @pytest.fixture(scope="module")
 def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
-
-
-def gap(state, found):
-    """The largest difference of the counts' means, live and replayed, in standard errors."""
-    counts = state.statistics
-    pairs = (
-        (counts.num_rounds, found.rounds),
-        (counts.num_draft_tokens, found.drafted),
-        (counts.num_accepted_tokens, found.accepted),
-        (counts.drafter_passes, found.passes),
-    )
-    errors = []
-    for one, other in ((np.asarray(one, float), np.asarray(other[0], float)) for one, other in pairs):
-        errors.append(abs(one.mean() - other.mean()) / np.sqrt(one.var() / len(one) + other.var() / len(other)))
-    return max(errors)
 
 
 @pytest.mark.parametrize("rule", SAMPLED)
