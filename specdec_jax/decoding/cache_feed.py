@@ -30,6 +30,26 @@ def feed(
     return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one, (cache, known))
 
 
+def feed_long(
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    tokens: Array,
+    known: Array,
+    wanted: Array,
+    chunk: int,
+    wide: int,
+) -> tuple[Cache, Array]:
+    """As `feed`, and where the cache has room for long texts most of them go in `wide` tokens a pass.
+
+    What fills less than three quarters of such a pass goes in `chunk` a pass.
+    """
+    if tokens.shape[1] >= 2 * wide:
+        passes = (jnp.maximum(wanted - known, 0) + wide // 4) // wide
+        cache, known = feed(model, params, cache, tokens, known, jnp.minimum(known + passes * wide, wanted), wide)
+    return feed(model, params, cache, tokens, known, wanted, chunk)
+
+
 def window(tokens: Array, start: Array, size: int) -> Array:
     """tokens[b, start[b] : start[b] + size] for every row, [B, size]."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]

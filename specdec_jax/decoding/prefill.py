@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import feed
+from specdec_jax.decoding.cache_feed import feed_long
 from specdec_jax.types import Array, Cache, Drafter, Features, LanguageModel, Params
 
 WIDE = 8  # times the chunk, of passes that long prompts are fed by
@@ -114,14 +114,9 @@ def _keeping(target: LanguageModel, features: Features) -> LanguageModel:
 def _fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Any, chunk: int) -> Any:
     """Feed the target all tokens but the last, from where its cache ends.
 
-    Where the cache has room for long texts, most of them go in by chunks of eight times the size: products of 512 rows
-    come nearer to a large product's rate than those of 64. What fills less than three quarters of one goes in by
-    small ones.
+    Wide passes have eight times the size: products of 512 rows come nearer to a large one's rate than those of 64.
     """
-    wanted, known, wide = length - 1, cache.length, WIDE * chunk
+    wanted = length - 1
     with jax.named_scope("prefill"):
-        if tokens.shape[1] >= 2 * wide:
-            passes = (jnp.maximum(wanted - known, 0) + wide // 4) // wide
-            cache, known = feed(target, params, cache, tokens, known, jnp.minimum(known + passes * wide, wanted), wide)
-        cache, _ = feed(target, params, cache, tokens, known, wanted, chunk)
+        cache, _ = feed_long(target, params, cache, tokens, cache.length, wanted, chunk, WIDE * chunk)
     return target.with_length(cache, wanted)

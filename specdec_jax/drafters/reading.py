@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed, keep_reads, reads_at, window
+from specdec_jax.decoding.cache_feed import feed_long, keep_reads, reads_at, window
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
 from specdec_jax.drafters.model import FED, model, next_of, with_token
 from specdec_jax.strategy import strategy
@@ -33,6 +33,8 @@ from specdec_jax.types import (
     StoppingPolicy,
 )
 
+WIDE = 64  # tokens a pass of long texts
+
 
 class ReadingState(NamedTuple):
     cache: Cache
@@ -51,11 +53,12 @@ class _Memory(NamedTuple):
 
 
 @strategy
-def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 16) -> Drafter:
+def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 4) -> Drafter:
     """Draft with a model that reads its target, up to `max_draft_length` (K) tokens a round.
 
     Args:
-        catch_up: tokens a pass feeds when the cache is behind: accepted drafts, a prompt, rounds it sat out.
+        catch_up: tokens a pass feeds when the cache is behind by accepted drafts; of prompts and rounds it sat out
+            most go in `WIDE` a pass.
 
     Raises:
         ValueError: a model that reads no target, or a number below its least value.
@@ -100,7 +103,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
         wanted = jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
         fed = language_model._replace(apply=_fed_with(reads, state.reads))
-        cache, valid = feed(fed, params, state.cache, tokens, valid, wanted, catch_up)
+        cache, valid = feed_long(fed, params, state.cache, tokens, valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
 
     def learn(params: Params, state: ReadingState, kept: Array, start: Array, count: Array) -> ReadingState:
