@@ -8,6 +8,7 @@ from pathlib import Path
 
 DRAFTERS = {  # in specdec_jax/weights: the one place to change a built-in drafter
     "smollm2-drafter": "smollm2-drafter/drafter.gguf",
+    "smollm2-drafter-reading": "smollm2-drafter-reading/drafter.gguf",
     "smollm2-drafter-nano": "smollm2-drafter-nano/drafter.gguf",
 }
 
