@@ -17,28 +17,46 @@ RIDGE = 1e-4
 
 
 class Positions(NamedTuple):
-    """Every position of a trace as the rule sees it, [M] each."""
+    """Every draft that a trace holds as the rule sees it, [M] each."""
 
     sqrt_entropy: np.ndarray
     confidence: np.ndarray  # logit of the largest probability
     surprise: np.ndarray  # log q of the drafted token plus entropy; 0 where greedy
     log_temperature: np.ndarray  # log temperature; 0 where greedy
     accepted: np.ndarray  # bool
-    text: np.ndarray  # int
+    chain: np.ndarray  # int; drafts of one chain, one behind the other, may be those of one round
 
 
 def positions(trace: Trace) -> Positions:
-    """The positions before every token of every text, with the token that was drafted there."""
-    at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-    texts, _ = np.nonzero(at)
-    features, accepted = trace.path[at].astype(np.float64), trace.accepted[at]
-    entropy, largest, log_q = (features[:, FEATURES.index(name)].copy() for name in ("entropy", "max_prob", "log_q"))
-    log_q[~accepted] = trace.tails[trace.tail_of[at][~accepted], 0, FEATURES.index("log_q")]
+    """The draft before every token of every text; of a drafter that reads its target, every chain's drafts."""
+    texts, chain, features, accepted = _along(trace) if trace.chains is None else _of_chains(trace)
+    entropy, largest, log_q = (features[:, FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
     largest = np.clip(largest, 1e-4, 1 - 1e-4)
     temperature = trace.temperature[texts].astype(np.float64)
     surprise = np.where(temperature > 0, log_q + entropy, 0.0)
     log_temperature = np.log(np.where(temperature > 0, temperature, 1.0))
-    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, log_temperature, accepted, texts)
+    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, log_temperature, accepted, chain)
+
+
+def _along(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(text, chain, features, accepted) of every position: a text is a chain."""
+    at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
+    texts, _ = np.nonzero(at)
+    features, accepted = trace.path[at].astype(np.float64), trace.accepted[at]
+    log_q = FEATURES.index("log_q")
+    features[~accepted, log_q] = trace.tails[trace.tail_of[at][~accepted], 0, log_q]
+    return texts, texts, features, accepted
+
+
+def _of_chains(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same of every chain's drafts up to the first that is rejected, or to the text's end."""
+    assert trace.chains is not None and trace.run is not None
+    begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
+    run = trace.run[:, :, None]
+    at = (step <= run) & (begin + step < trace.length[:, None, None])
+    texts, begun, _ = np.nonzero(at)
+    accepted = np.broadcast_to(step < run, at.shape)[at]
+    return texts, texts * trace.run.shape[1] + begun, trace.chains[at].astype(np.float64), accepted
 
 
 def fit_prior(*traces: Trace) -> Prior:
@@ -54,8 +72,8 @@ def fit_prior(*traces: Trace) -> Prior:
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")
     parts = [positions(trace) for trace in traces]
-    texts = np.cumsum([0, *(trace.num_texts for trace in traces[:-1])])
-    shifted = [part._replace(text=part.text + offset) for part, offset in zip(parts, texts, strict=True)]
+    before = np.cumsum([0, *(part.chain.max(initial=0) + 1 for part in parts[:-1])])
+    shifted = [part._replace(chain=part.chain + offset) for part, offset in zip(parts, before, strict=True)]
     seen = Positions(*(np.concatenate(fields) for fields in zip(*shifted, strict=True)))
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
@@ -74,7 +92,7 @@ def fit_prior(*traces: Trace) -> Prior:
     logit = columns @ before
     with_token = np.stack([np.ones_like(logit), logit, seen.surprise], axis=1)
     surprise = _logistic(with_token, seen.accepted, (0.0, 1.0, LEAST.surprise), (0.0, 1.0, MOST.surprise))[2]
-    follows = (seen.text[1:] == seen.text[:-1]) & seen.accepted[:-1]
+    follows = (seen.chain[1:] == seen.chain[:-1]) & seen.accepted[:-1]
     after = np.stack([np.ones(int(follows.sum())), logit[:-1][follows]], axis=1)
     following = _logistic(after, seen.accepted[1:][follows], LEAST[-2:], MOST[-2:])
     fitted = {name: float(value) for name, value in zip(names, before, strict=True)}

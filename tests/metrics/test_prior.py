@@ -59,16 +59,35 @@ def test_weights_keep_their_signs():
 def test_the_drafted_tokens_are_the_texts_or_the_rejected_ones():
     trace = made_up_trace(0.7, texts=5)
     seen = positions(trace)
-    assert len(seen.text) == trace.num_positions
+    assert len(seen.chain) == trace.num_positions
     number = 0
     for text in range(5):
         for at in range(int(trace.length[text])):
             hit = trace.accepted[text, at]
             features = trace.path[text, at] if hit else trace.tails[trace.tail_of[text, at], 0]
             log_q, entropy = features[FEATURES.index("log_q")], trace.path[text, at, FEATURES.index("entropy")]
-            assert seen.accepted[number] == hit and seen.text[number] == text
+            assert seen.accepted[number] == hit and seen.chain[number] == text
             np.testing.assert_allclose(seen.surprise[number], log_q + entropy, rtol=1e-5, atol=1e-6)
             number += 1
+
+
+def test_chains_are_learnt_from_up_to_the_first_rejection():
+    """Later drafts follow other weights than the text's positions do; what stands beyond a rejection follows none."""
+    trace, rng, most = trace_with(-1.0, 0.0, 0.0), np.random.default_rng(2), 4
+    chains = np.zeros((*trace.accepted.shape, most, len(FEATURES)))
+    entropy, largest = rng.gamma(1.0, 1.0, chains.shape[:3]), rng.uniform(0.1, 0.95, chains.shape[:3])
+    chains[..., FEATURES.index("entropy")], chains[..., FEATURES.index("max_prob")] = entropy, largest
+    z = 1.5 - 1.2 * np.sqrt(entropy) + 0.6 * logit(largest)
+    begin, left = np.arange(chains.shape[1])[None, :], trace.length[:, None]
+    run = np.cumprod(rng.uniform(size=z.shape) < 1 / (1 + np.exp(-z)), axis=2).sum(axis=2)
+    beyond = np.arange(most) > run[:, :, None]
+    chains[beyond] = 0.5
+    chained = trace._replace(chains=chains.astype(np.float32), run=np.minimum(run, np.maximum(left - begin, 0)))
+    np.testing.assert_allclose(fit_prior(chained)[:3], (1.5, -1.2, 0.6), atol=0.1)
+    seen, alone = positions(chained), positions(trace)
+    assert 1.2 * len(alone.accepted) < len(seen.accepted) < most * len(alone.accepted)
+    ends = np.flatnonzero(np.diff(seen.chain))
+    assert seen.accepted[np.setdiff1d(np.arange(len(seen.chain) - 1), ends)].all()
 
 
 def test_nothing_to_learn_from_is_refused():

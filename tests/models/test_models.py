@@ -123,7 +123,8 @@ def with_something_to_read(params):
     """Its projections begin at zero."""
     key = jax.random.key(5)
     return params | {
-        name: jax.tree.map(lambda x: 0.2 * jax.random.normal(key, x.shape), params[name]) for name in ("read", "merge", "own")
+        name: jax.tree.map(lambda x: 0.2 * jax.random.normal(key, x.shape), params[name])
+        for name in ("read", "merge", "own")
     }
 
 
