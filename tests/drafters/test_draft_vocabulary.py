@@ -14,7 +14,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
 from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax, with_draft_vocabulary
-from specdec_jax.loading.builtin import drafter_file
+from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.models.adapters import with_vocabulary
@@ -187,8 +187,16 @@ def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
     assert few.statistics["num_accepted_tokens"] > 4
 
 
-def test_both_built_in_drafters_rank_the_tokens_of_their_target():
-    for name in ("smollm2-drafter", "smollm2-drafter-nano"):
+def test_the_built_in_drafter_that_reads_drafts_for_the_built_in_target(smollm2):
+    """Greedily the target's text, of which it guesses a good part."""
+    request = SamplingParams(max_new_tokens=24)
+    plain = generate("List three fruits.", request, target=smollm2, drafter=None)
+    found = generate("List three fruits.", request, target=smollm2, drafter="smollm2-drafter-reading@2048")
+    assert found.text == plain.text and found.statistics["num_accepted_tokens"] > 4
+
+
+def test_the_built_in_drafters_rank_the_tokens_of_their_target():
+    for name in DRAFTERS:
         ranked = read_tokens("16384", drafter_file(name))
         assert len(set(ranked.tolist())) == 16384 and ranked.max() < 49152
 

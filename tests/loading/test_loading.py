@@ -245,7 +245,12 @@ def test_same_vocabulary_allows_padded_embeddings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "parameters"), [("smollm2-drafter", 13e6, 13.8e6), ("smollm2-drafter-nano", 10e6, 3.9e6)]
+    ("name", "most", "parameters"),
+    [
+        ("smollm2-drafter", 13e6, 13.8e6),
+        ("smollm2-drafter-nano", 10e6, 3.9e6),
+        ("smollm2-drafter-reading", 13e6, 14.8e6),
+    ],
 )
 def test_a_builtin_drafter_is_one_small_file(name, most, parameters):
     assert builtin.drafter_file(name).stat().st_size < most
