@@ -42,7 +42,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads a model by its source: the first of these that it is.
 
-    A built-in name (`smollm2`, `smollm2-drafter`, and this with `-reading` or `-nano` behind it), a .gguf file, a folder
+    A built-in name (`smollm2`, `smollm2-drafter`, this with `-reading` or `-nano` behind it), a .gguf file, a folder
     (Hugging Face's with config.json, or what `save_orbax` wrote), a hub id (`org/name`, of which `revision` and
     `cache_dir` are huggingface_hub's). A drafter's source with `@8192` behind it drafts only the 8,192 most frequent
     tokens and the text's own rare ones, with `@FILE.npy` those of the file (`loading/draft_vocabulary.py`).
