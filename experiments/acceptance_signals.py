@@ -3,7 +3,7 @@
 Question:  What is the log-loss of the best guess at acceptance from the drafter's entropy and confidence, from what the
            target's layers left at the last verified position, and from both?
 Command:   python -m experiments.acceptance_signals --data runs/distill-smollm2-reading/data
-Time:      about 10 minutes on 2 cores
+Time:      more than half an hour on 2 cores; --positions 10000 --steps 200 for a first look
 Expected:  docs/survival.md has the table
 Output:    runs/acceptance_signals-<time>/ with manifest.json, results.jsonl (a line a guess) and table.md
 
