@@ -24,10 +24,10 @@ def made_up(of, positions=4000, seed=0):
 
 
 def test_the_signal_that_tells_is_found_and_others_gain_nothing():
-    by_name = {guess.signal: guess for guess in study.guesses(made_up("hidden"), [4, 9], 4, 0, 300)}
-    assert by_name["the target's layer 9"].gain.low > 0.1 and abs(by_name["the target's layer 4"].gain.estimate) < 0.03
+    by_name = {guess.signal: guess for guess in study.guesses(made_up("hidden", 12_000), [4, 9], 4, 0, 300)}
+    assert by_name["the target's layer 9"].gain.low > 0.1 and abs(by_name["the target's layer 4"].gain.estimate) < 0.02
     assert by_name["the drafter's distribution"].gain is None
-    assert by_name["the drafter and all layers"].gain.low > 0.08
+    assert by_name["the drafter and all layers"].gain.low > 0.1
     by_name = {guess.signal: guess for guess in study.guesses(made_up("own"), [4, 9], 4, 0, 300)}
     assert by_name["the target's layer 9"].gain.high < -0.1
     assert abs(by_name["the drafter and layer 9"].gain.estimate) < 0.02  # what cannot help does not seem to
