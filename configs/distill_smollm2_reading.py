@@ -19,14 +19,14 @@ from specdec_jax.distillation.unrolled import Unroll
 config = dataclasses.replace(
     plain,
     name="distill-smollm2-reading",
-    tokens=900_000,
+    tokens=1_330_000,
     held_out=tuple(f"configs/prompts/{name}.jsonl" for name in ("demo", "math", "code", "mixed")),
     cycle=("short", "long"),  # more documents than the plain drafter saw: summaries are where it agrees least
     temperatures=Temperatures(weights=(0.5, 0.05, 0.4, 0.05)),  # those it will be used at
     hidden_layers=(10, 16, 22, 26, 30),
     start_from="smollm2-drafter",
     shape=dataclasses.replace(plain.shape, reads=(16, 22, 26)),
-    schedule=Schedule(steps=1000, rate=4e-4, warmup=50),
+    schedule=Schedule(steps=1400, rate=4e-4, warmup=50),
     unroll=Unroll(share=0.25),
     intervals=Intervals(save_every=100, log_every=20),
     validation=1,

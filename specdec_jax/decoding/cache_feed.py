@@ -50,6 +50,11 @@ def feed_long(
     return feed(model, params, cache, tokens, known, wanted, chunk)
 
 
+def noted(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
+    """The cache for a pass of tokens [B, T] that the model's `reduced` or `reading` makes; `apply` does so itself."""
+    return cache if model.reduced is None else model.reduced.note(params, tokens, cache)
+
+
 def window(tokens: Array, start: Array, size: int) -> Array:
     """tokens[b, start[b] : start[b] + size] for every row, [B, size]."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]

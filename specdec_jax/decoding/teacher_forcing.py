@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import keep_reads, reads_at
+from specdec_jax.decoding.cache_feed import keep_reads, noted, reads_at
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 
@@ -53,7 +53,8 @@ def feed_both(
     p_logits, hidden, target_cache = target.tap.apply(params[0], tokens, caches.target, reading.layers)
     reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
     here = reads_at(reads, start, tokens.shape[1])
-    q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, caches.drafter)
+    drafter_cache = noted(drafter, params[1], caches.drafter, tokens)
+    q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, drafter_cache)
     if drafter.reduced is not None:
         q_logits = drafter.reduced.spread(params[1], drafter_cache, q_logits)
     return p_logits, q_logits, PairCache(target_cache, drafter_cache, reads)

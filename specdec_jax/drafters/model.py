@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed, window
+from specdec_jax.decoding.cache_feed import feed, noted, window
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
 from specdec_jax.decoding.sampling import distribution, draw
 from specdec_jax.strategy import strategy
@@ -110,8 +110,18 @@ def model_source(
         longer = with_token(memory.last, token, context.length + drafted)
         return memory._replace(last=jnp.where(drawn[:, None], longer, memory.last))
 
-    last = window(tokens, jnp.maximum(context.length - FED, 0), FED)
+    cache, last = begun(language_model, params, cache, tokens, context.length)
     return Source(_Memory(cache, last), following, keep)
+
+
+def begun(
+    language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array
+) -> tuple[Cache, Array]:
+    """The cache before a round's first pass, and the tokens [B, FED] of that pass; a text of one token has it twice."""
+    start = jnp.maximum(length - FED, 0)
+    last = window(tokens, start, FED)
+    last = jnp.where(length[:, None] < FED, last[:, :1], last)
+    return noted(language_model, params, language_model.with_length(cache, start), last), last
 
 
 def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: Array, context: RoundContext) -> Next:

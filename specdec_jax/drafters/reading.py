@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed_long, keep_reads, reads_at, window
+from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.drafters.model import FED, model, next_of, with_token
+from specdec_jax.drafters.model import FED, begun, model, next_of, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -102,7 +102,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         """
         valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
         wanted = jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
-        fed = language_model._replace(apply=_fed_with(reads, state.reads))
+        fed = language_model._replace(apply=_fed_with(language_model, reads, state.reads))
         cache, valid = feed_long(fed, params, state.cache, tokens, valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
 
@@ -120,12 +120,12 @@ def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Draf
     return (model if language_model.reading is None else reading)(language_model, max_draft_length)
 
 
-def _fed_with(reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cache]]:
+def _fed_with(language_model: LanguageModel, reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cache]]:
     """The model's pass over known text, whose reads lie at the tokens' own slots."""
 
     def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         here = reads_at(reads, cache.length, tokens.shape[1])
-        logits, _, cache = reading.apply(params, tokens, here, cache)
+        logits, _, cache = reading.apply(params, tokens, here, noted(language_model, params, cache, tokens))
         return logits, cache
 
     return apply
@@ -159,7 +159,6 @@ def _source(
         last = jnp.where(drawn[:, None], longer[0], memory.last)
         return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
 
-    start = jnp.maximum(context.length - FED, 0)
-    first = reads_at(state.reads, start, FED)
-    memory = _Memory(state.cache, window(tokens, start, FED), first, jnp.zeros_like(first[:, 0]))
-    return Source(memory, following, keep)
+    cache, last = begun(language_model, params, state.cache, tokens, context.length)
+    first = reads_at(state.reads, cache.length, FED)
+    return Source(_Memory(cache, last, first, jnp.zeros_like(first[:, 0])), following, keep)

@@ -72,12 +72,11 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
         raise ValueError(f"most_local must be at least 1, got {most_local}")
 
     def few(params, tokens, cache, positions=None, mask=None):
-        local, at = _noted(params, tokens, cache)
         hidden, inner = head.hidden(params.model, tokens, cache.cache, positions, mask)
-        return _logits(head, params, hidden, local, at, cache.length), ReducedCache(inner, local, at)
+        return _logits(head, params, hidden, cache), cache._replace(cache=inner)
 
     def apply(params, tokens, cache, positions=None, mask=None):
-        logits, cache = few(params, tokens, cache, positions, mask)
+        logits, cache = few(params, tokens, note(params, tokens, cache), positions, mask)
         return spread(params, cache, logits), cache
 
     def init_cache(params, batch, slots, source=None):
@@ -88,7 +87,7 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
     def with_length(cache, length):
         return cache._replace(cache=model.with_length(cache.cache, length))
 
-    reduced, reading = ReducedHead(few, token_of, spread), model.reading
+    reduced, reading = ReducedHead(note, few, token_of, spread), model.reading
     reading = None if reading is None else _reduced_reading(head, reading)
     return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading)
 
@@ -97,9 +96,8 @@ def _reduced_reading(head: Head, whole: Reading) -> Reading:
     """The same reading with `ReducedParams`, and logits of the N + M tokens."""
 
     def apply(params: ReducedParams, tokens: Array, reads: Array, cache: ReducedCache) -> Any:
-        local, at = _noted(params, tokens, cache)
         _, hidden, inner = whole.apply(params.model, tokens, reads, cache.cache)
-        return _logits(head, params, hidden, local, at, cache.length), hidden, ReducedCache(inner, local, at)
+        return _logits(head, params, hidden, cache), hidden, cache._replace(cache=inner)
 
     return whole._replace(
         read=lambda params, hidden: whole.read(params.model, hidden),
@@ -108,8 +106,8 @@ def _reduced_reading(head: Head, whole: Reading) -> Reading:
     )
 
 
-def _noted(params: ReducedParams, tokens: Array, cache: ReducedCache) -> tuple[Array, Array]:
-    """The local tokens and their slots with those that a pass of tokens [B, T] brings, as far as there is room."""
+def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCache:
+    """With the local tokens that the next pass, of tokens [B, T], brings, as far as there is room."""
     slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(cache.at < cache.length[:, None], cache.at, NOWHERE)
     known = jnp.any((tokens[:, :, None] == cache.local[:, None]) & (at < NOWHERE)[:, None], axis=-1)
@@ -120,16 +118,20 @@ def _noted(params: ReducedParams, tokens: Array, cache: ReducedCache) -> tuple[A
     count = jnp.sum(at < NOWHERE, axis=1, keepdims=True)
     place = jnp.where(new, count + jnp.cumsum(new, axis=1) - 1, at.shape[1])
     rows = jnp.arange(tokens.shape[0])[:, None]
-    return cache.local.at[rows, place].set(tokens, mode="drop"), at.at[rows, place].set(slots, mode="drop")
+    local, at = cache.local.at[rows, place].set(tokens, mode="drop"), at.at[rows, place].set(slots, mode="drop")
+    return cache._replace(local=local, at=at)
 
 
-def _logits(head: Head, params: ReducedParams, hidden: Array, local: Array, at: Array, start: Array) -> Array:
-    """[B, T, N + M] of hidden states [B, T, D] at the slots from `start` [B] on; -inf if not yet local there."""
+def _logits(head: Head, params: ReducedParams, hidden: Array, before: ReducedCache) -> Array:
+    """[B, T, N + M] of the hidden states [B, T, D] of a pass that begins where `before` ends.
+
+    A local token's is -inf where the text has not had it.
+    """
     dtype = params.kernel.dtype
-    rows = head.kernel(params.model)[local]
+    rows = head.kernel(params.model)[before.local]
     rare = jnp.einsum("btd,bmd->btm", hidden.astype(dtype), rows, preferred_element_type=jnp.float32)
-    slots = start[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
-    rare = jnp.where(at[:, None] <= slots[:, :, None], rare, -jnp.inf)
+    slots = before.length[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
+    rare = jnp.where(before.at[:, None] <= slots[:, :, None], rare, -jnp.inf)
     return jnp.concatenate([project(hidden, params.kernel, dtype), rare], axis=-1)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import reads_at
+from specdec_jax.decoding.cache_feed import noted, reads_at
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED
@@ -106,6 +106,7 @@ def chains(
         last = jnp.take_along_axis(along.tokens, slots, axis=1, mode="clip")
         none = jnp.zeros((batch,), jnp.int32)
         features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
+        cache = noted(drafter, params, drafter.with_length(cache, start), last)
         begun = _Pass(cache, last, reads_at(reads, start, FED), none, none > 0, features)
         end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), begun)
         put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731

@@ -84,10 +84,12 @@ class Tap(NamedTuple):
 class ReducedHead(NamedTuple):
     """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py).
 
-    Which they are may depend on a row's text. The functions take the cache that the pass left.
+    Which they are may depend on a row's text, which `note` is told; what is drafted brings nothing new. `token` and
+    `spread` take the cache that the pass left.
     """
 
-    apply: Forward  # gives logits [B, T, N]
+    note: Callable[[Params, Array, Cache], Cache]  # tokens [B, T] that the next pass feeds, and its cache
+    apply: Forward  # a pass of tokens that are noted; gives logits [B, T, N]
     token: Callable[[Params, Cache, Array], Array]  # which of the N [B] int32 -> token [B] int32
     spread: Callable[[Params, Cache, Array], Array]  # values [B, ..., N] -> [B, ..., V], -inf for tokens not among them
 
@@ -101,8 +103,8 @@ class Reading(NamedTuple):
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
     own: Callable[[Params, Array], Array]  # its own last hidden states [B, T, D], standing in for them -> [B, T, P]
     apply: Callable[[Params, Array, Array, Cache], tuple[Array, Array, Cache]]
-    # tokens [B, T], and what was read at the position before each [B, T, P] -> (logits [B, T, V], of a reduced head
-    # [B, T, N], last hidden states [B, T, D], cache)
+    # tokens [B, T], and what was read at the position before each [B, T, P] -> (logits [B, T, V], of a reduced head,
+    # which has noted them, [B, T, N], last hidden states [B, T, D], cache)
 
 
 class LanguageModel(NamedTuple):

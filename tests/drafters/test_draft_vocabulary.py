@@ -59,7 +59,8 @@ def test_logits_are_the_models_where_it_has_rows_and_impossible_elsewhere(tied):
             np.testing.assert_allclose(here[jnp.array(may)], whole[row, position, jnp.array(may)], rtol=1e-5, atol=1e-5)
             assert np.all(np.isneginf(np.delete(here, may)))
     head: Any = reduced.reduced
-    small, after = jax.jit(head.apply)(few, tokens, reduced.init_cache(few, 2, 32))
+    noted = head.note(few, tokens, reduced.init_cache(few, 2, 32))
+    small, after = jax.jit(head.apply)(few, tokens, noted)
     np.testing.assert_array_equal(small[..., : len(SOME)], logits[..., np.sort(SOME)])
     np.testing.assert_array_equal(head.spread(few, after, small), logits)
     best = jnp.argmax(small[:, -1], axis=-1)
@@ -100,7 +101,8 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     tokens = random_tokens(1, 4)
     logits, _ = one_pass(resized, few, tokens)
     heads: Any = reduced.reduced, resized.reduced
-    small, cache = jax.jit(heads[0].apply)(few, tokens, reduced.init_cache(few, 1, 32))
+    noted = heads[0].note(few, tokens, reduced.init_cache(few, 1, 32))
+    small, cache = jax.jit(heads[0].apply)(few, tokens, noted)
     assert logits.shape[-1] == other
     np.testing.assert_array_equal(heads[1].spread(few, cache, small), logits)
 
