@@ -34,8 +34,9 @@ config = CompareConfig(
         Method("adaedl-keep", adaedl(threshold=0.3, keep_checked_token=True)),
         Method("survival", survival()),
         Method("survival-8192", survival(), drafter="smollm2-drafter@8192"),
+        Method("survival-reading", survival(), drafter="smollm2-drafter-reading@8192"),
     ),
-    only=("adaedl", "survival", "survival-8192"),
+    only=("adaedl", "survival", "survival-8192", "survival-reading"),
     temperatures=(0.0, 0.8),
     max_new_tokens=64,
 )

@@ -69,7 +69,7 @@ class AcceptanceSignals(Output, Served):
     """Token shards with hidden states."""
     temperatures: tuple[float, ...] = (0.0, 0.7)
     """Of both models."""
-    positions: int = 60_000
+    positions: int = 30_000
     """Positions at most."""
     folds: int = 4
     """Parts that kinds of conversation are divided into."""
@@ -248,7 +248,7 @@ def _moments(columns: np.ndarray, accepted: np.ndarray, units: int, steps: int, 
         first = rng.normal(0, width**-0.5, (width, units)).astype(np.float32)
         params |= {"first": first, "first_bias": np.zeros(units, np.float32), "last": np.zeros(units, np.float32)}
     update, begin = _fitting(steps, decay)
-    state, size = begin(params), min(4096, len(columns))
+    state, size = begin(params), min(1024, len(columns))
     for step in range(1, steps + 1):
         batch = rng.integers(0, len(columns), size)
         params, state = update(params, state, columns[batch], accepted[batch])

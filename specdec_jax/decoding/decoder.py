@@ -26,9 +26,11 @@ from specdec_jax.types import (
     Array,
     DecodeState,
     Drafter,
+    Features,
     LanguageModel,
     Monitor,
     StoppingPolicy,
+    Tap,
     Verifier,
     Warp,
 )
@@ -218,12 +220,8 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
         )
-    features = drafter.observer.features
-    if features is not None and (target.tap is None or max(features.layers) > target.tap.num_layers):
-        has = "gives none" if target.tap is None else f"has {target.tap.num_layers} layers"
-        raise ValueError(
-            f"this drafter reads hidden states of the target's layers {features.layers}, and the target {has}"
-        )
+    if drafter.observer.features is not None:
+        _check_features(target.tap, drafter.observer.features)
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
@@ -231,6 +229,15 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
+
+
+def _check_features(tap: Tap | None, features: Features) -> None:
+    asked = f"this drafter reads hidden states of the target's layers {features.layers}, {features.width} wide"
+    if tap is None:
+        raise ValueError(f"{asked}, and the target gives none; draft with one that reads none")
+    if max(features.layers) > tap.num_layers or features.width != tap.width:
+        has = f"has {tap.num_layers} layers, {tap.width} wide"
+        raise ValueError(f"{asked}, and the target {has}; draft with one trained for it, or that reads none")
 
 
 def _check_monitor(parts: Parts, watched: bool) -> None:

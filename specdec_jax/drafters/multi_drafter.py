@@ -271,6 +271,9 @@ def _features(parts: tuple[Drafter, ...]) -> Features | None:
     readers = {i: part.observer.features for i, part in enumerate(parts) if part.observer.features is not None}
     if not readers:
         return None
+    widths = sorted({reader.width for reader in readers.values()})
+    if len(widths) > 1:
+        raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
     ends = np.cumsum([len(reader.layers) for reader in readers.values()]).tolist()
     begins = [0, *ends[:-1]]
 
@@ -286,7 +289,8 @@ def _features(parts: tuple[Drafter, ...]) -> Features | None:
             states[i] = reader.learn(params[i], states[i], kept[i], start, count)
         return state._replace(states=tuple(states))
 
-    return Features(tuple(layer for reader in readers.values() for layer in reader.layers), keep, learn)
+    layers = tuple(layer for reader in readers.values() for layer in reader.layers)
+    return Features(layers, widths[0], keep, learn)
 
 
 def _watching(parts: tuple[Drafter, ...]) -> tuple[Read | None, Learn | None]:

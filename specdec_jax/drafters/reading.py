@@ -111,7 +111,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         reads = keep_reads(state.reads, kept, start, count)
         return state._replace(reads=reads, known=jnp.where(count > 0, start + count + 1, state.known))
 
-    features = Features(reads.layers, reads.read, learn)
+    features = Features(reads.layers, reads.target_width, reads.read, learn)
     return Drafter(init, propose, commit, max_draft_length, language_model, Observer(features=features))
 
 

@@ -120,6 +120,7 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
 
     reading = Reading(
         layers=(0,),
+        target_width=vocab_size,
         width=vocab_size,
         dtype=jnp.float32,
         read=lambda params, hidden: hidden[:, :, 0],

@@ -112,6 +112,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
 
     reading = Reading(
         layers=config.target_layers,
+        target_width=config.target_width,
         width=2 * config.hidden_size,
         dtype=dtype,
         read=lambda params, hidden: read(params, hidden, config.rms_norm_eps, dtype),

@@ -79,7 +79,7 @@ class Pair(NamedTuple):
 
 def build_pair(
     target: LoadedModel | str = "smollm2",
-    drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter@8192",
+    drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter-reading@8192",
     *,
     drafter_params: Params = None,
     policy: StoppingPolicy = survival(),

@@ -98,6 +98,7 @@ class Reading(NamedTuple):
     """How a drafter reads its target's hidden states (models/llama_reading.py). P is the width of what is kept."""
 
     layers: tuple[int, ...]  # of the target, N of them, as `Tap` counts
+    target_width: int  # D of the target
     width: int  # P
     dtype: Any  # that what is kept has
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
@@ -232,6 +233,7 @@ class Features(NamedTuple):
     """What a drafter takes of the target's hidden states: inside the target's pass, of prompts as of verifications."""
 
     layers: tuple[int, ...]  # N of them, as `Tap` counts
+    width: int  # D
     keep: Callable[[Params, Array], Any]  # the drafter's parameters, hidden [B, T, N, D] -> leaves [B, T, ...]
     learn: LearnFeatures
 

@@ -163,8 +163,14 @@ def test_a_target_that_gives_no_hidden_states_is_refused():
     with pytest.raises(ValueError, match="reads hidden states .* and the target gives none"):
         decoder_of(target._replace(tap=None), drafter)
     shallow = target._replace(tap=target.tap._replace(num_layers=1))
-    with pytest.raises(ValueError, match=r"layers \(0, 1, 2\), and the target has 1 layers"):
+    with pytest.raises(ValueError, match=r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"):
         decoder_of(shallow, drafter)
+    wide = target._replace(tap=target.tap._replace(width=48))
+    with pytest.raises(ValueError, match=r"24 wide, and the target has 2 layers, 48 wide"):
+        decoder_of(wide, drafter)
+    other = drafter._replace(reading=drafter.reading._replace(target_width=48))
+    with pytest.raises(ValueError, match="drafters that read targets 24 and 48 wide cannot read the same one"):
+        multi_drafter([reading(drafter, MOST), reading(other, MOST)])
 
 
 def test_it_decodes_nothing_alone():
