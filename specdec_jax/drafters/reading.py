@@ -84,7 +84,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, ReadingState, PolicyState]:
-        source = _source(language_model, reads, params, state, tokens, context)
+        source = _source(language_model, params, state, tokens, context)
         shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)
         log_q = jnp.full(shape, -jnp.inf, jnp.float32) if keep_log_q else None
         end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
@@ -131,26 +131,31 @@ def _fed_with(language_model: LanguageModel, reading: Reading, reads: Array) -> 
     return apply
 
 
+def last_pass(
+    language_model: LanguageModel, params: Params, cache: Cache, last: Array, reads: Array, end: Array
+) -> tuple[Array, Array, Cache]:
+    """A pass of the last two tokens [B, FED] of texts of `end` [B], and what was read before each [B, FED, P].
+
+    Gives what comes next: logits [B, V], of a reduced head [B, N]; and what it will be fed with, its own state [B, P].
+    """
+    reading = language_model.reading
+    assert reading is not None
+    start = jnp.maximum(end - FED, 0)
+    *found, cache = reading.apply(params, last, reads, language_model.with_length(cache, start))
+    logits, hidden = (jnp.take_along_axis(each, (end - 1 - start)[:, None, None], axis=1) for each in found)
+    return logits[:, 0], reading.own(params, hidden)[:, 0], cache
+
+
 def _source(
-    language_model: LanguageModel,
-    reading: Reading,
-    params: Params,
-    state: ReadingState,
-    tokens: Array,
-    context: RoundContext,
+    language_model: LanguageModel, params: Params, state: ReadingState, tokens: Array, context: RoundContext
 ) -> Source:
     """The next distributions after each row's `tokens` [B, S]: a pass of the last two tokens for each."""
 
     def following(memory: _Memory, drafted: Array) -> tuple[Next, _Memory]:
         end = context.length + drafted
         with jax.named_scope("draft_pass"):
-            start = jnp.maximum(end - FED, 0)
-            cache = language_model.with_length(memory.cache, start)
-            found = reading.apply(params, memory.last, memory.reads, cache)
-            cache, at = found[2], (end - 1 - start)[:, None, None]
-            logits, hidden = (jnp.take_along_axis(each, at, axis=1) for each in found[:2])  # [B, 1, ...]
-            own = reading.own(params, hidden)[:, 0]
-        following = next_of(language_model.reduced, params, cache, logits[:, 0], context)
+            logits, own, cache = last_pass(language_model, params, memory.cache, memory.last, memory.reads, end)
+        following = next_of(language_model.reduced, params, cache, logits, context)
         return following, memory._replace(cache=cache, own=own)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import noted, reads_at
+from specdec_jax.decoding.cache_feed import reads_at
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
-from specdec_jax.drafters.model import FED
+from specdec_jax.drafters.model import FED, begun
+from specdec_jax.drafters.reading import last_pass
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 
@@ -59,8 +60,8 @@ def chains(
 
     `caches` are those of a teacher-forced pass over the texts, of which the drafter's is written over.
     """
-    reading, reads = drafter.reading, caches.reads
-    assert reading is not None and reads is not None
+    reads = caches.reads
+    assert reads is not None
     batch, positions = along.log_p.shape[:2]
     is_sampled = warp.temperature > 0
 
@@ -69,10 +70,7 @@ def chains(
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = along.known + at + step  # tokens of prompt, text and draft
-        start = jnp.maximum(end - FED, 0)
-        said, hidden, cache = reading.apply(params, now.last, now.reads, drafter.with_length(now.cache, start))
-        logits, here = (jnp.take_along_axis(each, (end - 1 - start)[:, None, None], axis=1) for each in (said, hidden))
-        logits = logits[:, 0]
+        logits, own, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
         if drafter.reduced is not None:
             logits = drafter.reduced.spread(params, cache, logits)
         seen = distribution(logits, warp)
@@ -92,7 +90,7 @@ def chains(
         return _Pass(
             cache=cache,
             last=jnp.stack([now.last[:, -1], token], axis=1),
-            reads=jnp.stack([now.reads[:, -1], reading.own(params, here)[:, 0]], axis=1),
+            reads=jnp.stack([now.reads[:, -1], own], axis=1),
             run=now.run + hit.astype(jnp.int32),
             diverged=now.diverged | ~hit,
             features=lax.dynamic_update_slice_in_dim(now.features, line, step, axis=1),
@@ -101,14 +99,11 @@ def chains(
     def one_chain(index: Array, carry: tuple[Cache, Chains]) -> tuple[Cache, Chains]:
         cache, found = carry
         at = positions - 1 - index
-        start = along.known + at - FED
-        slots = start[:, None] + jnp.arange(FED, dtype=jnp.int32)[None, :]
-        last = jnp.take_along_axis(along.tokens, slots, axis=1, mode="clip")
+        cache, last = begun(drafter, params, cache, along.tokens, along.known + at)
         none = jnp.zeros((batch,), jnp.int32)
         features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
-        cache = noted(drafter, params, drafter.with_length(cache, start), last)
-        begun = _Pass(cache, last, reads_at(reads, start, FED), none, none > 0, features)
-        end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), begun)
+        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, features)
+        end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), first)
         put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731
         return end.cache, Chains(put(found.features, end.features), put(found.run, end.run))
 
