@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from experiments.lib.commands import command
-from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
-from experiments.lib.options import Output, Served
+from experiments.lib.judged import as_json, encoded, figures_along, in_spans, report, step_cost, task_of, written
+from experiments.lib.options import Output, Served, check_least
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
@@ -32,10 +32,16 @@ class Judge(Output, Served):
     """Most tokens of an answer."""
     seed: int = 0
     """Prompt i is answered with seed + i."""
+    span: int | None = None
+    """Judge by output position instead of by task, in spans of so many tokens."""
+    past_end: bool = False
+    """Answers go on when the target would end them."""
 
 
 def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
+    if config.span is not None:
+        check_least(config, 1, "span")
     sources = {source: load_prompts(source) for source in config.prompts}
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)
@@ -45,9 +51,11 @@ def judge_drafter(config: Judge, console: Console) -> None:
         asked, tasks = encoded(target, prompts), [task_of(prompt) for prompt in prompts]
         for temperature in config.temperatures:
             name = f"{source.rpartition('/')[2]}, answers at {temperature:g}"
-            found = written(target, asked, temperature, config.max_new_tokens, config.seed, console)
-            title = f"Judging at {temperature:g}"
-            figures[name] = figures_along((target, drafter), asked, found, tasks, title, console)
+            found = written(target, asked, temperature, config.max_new_tokens, config.seed, console, config.past_end)
+            title, texts = f"Judging at {temperature:g}", (asked, found, tasks)
+            if config.span is not None:
+                texts = in_spans(asked, found, config.span)
+            figures[name] = figures_along((target, drafter), *texts, title, console)
             for task, entry in figures[name].items():
                 figure = as_json(entry)
                 row = {"source": name, "task": task, "texts": entry.texts, "agreement": figure["agreement"]}

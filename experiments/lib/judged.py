@@ -27,7 +27,13 @@ def encoded(target: LoadedModel, prompts: Sequence[Prompt]) -> list[list[int]]:
 
 
 def written(
-    target: LoadedModel, prompts: Sequence[list[int]], temperature: float, most: int, seed: int, console: Console
+    target: LoadedModel,
+    prompts: Sequence[list[int]],
+    temperature: float,
+    most: int,
+    seed: int,
+    console: Console,
+    past_end: bool = False,
 ) -> list[list[int]]:
     """The target's own answers of up to `most` tokens; prompt i is answered with seed + i."""
     with bar(console, f"Answers at {temperature:g}", len(prompts), 0, unit="prompts") as update:
@@ -37,6 +43,7 @@ def written(
             max_new_tokens=most,
             warp={"temperature": temperature},
             seed=seed,
+            past_end=past_end,
             progress=lambda done, _: update(done),
         )
 
@@ -53,6 +60,16 @@ def figures_along(
     with bar(console, title, len(asked), 0, unit="prompts") as update:
         texts = list(zip(asked, found, strict=True))
         return by_task(judge(models[0], models[1], texts, progress=lambda done, _: update(done)), tasks)
+
+
+def in_spans(
+    asked: Sequence[list[int]], found: Sequence[list[int]], span: int
+) -> tuple[list[list[int]], list[list[int]], list[str]]:
+    """Prompts and answers cut into spans of output positions: (what came before, the span, its name) of each."""
+    cuts = [(row, start) for row, answer in enumerate(found) for start in range(0, len(answer), span)]
+    cuts.sort(key=lambda cut: cut[1])
+    before = [[*asked[row], *found[row][:start]] for row, start in cuts]
+    return before, [found[row][start : start + span] for row, start in cuts], [f"from {start}" for _, start in cuts]
 
 
 def as_json(figures: TaskFigures) -> dict[str, Any]:

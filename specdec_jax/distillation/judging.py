@@ -52,20 +52,24 @@ def answers(
     warp: Mapping[str, Any] | None = None,
     seed: int | Sequence[int] = 0,
     batch: int = 16,
+    past_end: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The target's own answers to prompts of token ids (`generation.encode`), in their order.
 
-    The token that ends an answer is its last one. `warp`: arguments of `make_warp`; greedy unless given. Prompt i is
-    sampled with seed[i], or seed + i; prompts of similar length share a pass. `progress(done, total)` counts prompts.
-    Raises ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range.
+    The token that ends an answer is its last one, unless answers go on `past_end`. `warp`: arguments of `make_warp`;
+    greedy unless given. Prompt i is sampled with seed[i], or seed + i; prompts of similar length share a pass.
+    `progress(done, total)` counts prompts.
+
+    Raises:
+        ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range.
     """
     if batch < 1 or max_new_tokens < 1:
         raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")
     pair = build_pair(target, None, verification_widths=(1,))
     options = {
         "warp": make_warp(batch, **(warp or {})),
-        "stop_ids": sorted({*target.model.spec.eos_ids, *target.tokenizer.eos_ids}),
+        "stop_ids": () if past_end else sorted({*target.model.spec.eos_ids, *target.tokenizer.eos_ids}),
     }
     seeds = [(seed + index) % 2**32 for index in range(len(prompts))] if isinstance(seed, int) else list(seed)
     found: dict[int, list[int]] = {}

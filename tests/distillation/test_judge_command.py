@@ -31,6 +31,25 @@ def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
     assert "answers at 0" in (tmp_path / "run" / "table.md").read_text()
 
 
+def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tmp_path):
+    names = write_pair(tmp_path)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello", "category": "code"}))
+    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
+    command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
+    assert judge.main([*command, "--out", str(tmp_path / "run")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    target, drafter = (load_model(name, dtype="float32") for name in names)
+    asked = encode(target, "hello", chat=True, system=None)
+    answer = answers(target, [asked], max_new_tokens=20, past_end=True)[0]
+    assert len(answer) == 20
+    texts = [([*asked, *answer[:start]], answer[start : start + 8]) for start in (0, 8, 16)]
+    expected = judge_texts(target, drafter, texts).agreement
+    found = {row["task"]: row["agreement"][0] for row in rows}
+    assert [found[f"from {start}"] for start in (0, 8, 16)] == pytest.approx(expected, abs=1e-6)
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert judge.main(["--prompts", "nowhere.jsonl", "--out", str(tmp_path / "run")]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert judge.main(["--span", "0", "--out", str(tmp_path / "run")]) == 2
+    assert "span must be 1 or more, got 0" in capsys.readouterr().err and not (tmp_path / "run").exists()
