@@ -56,12 +56,19 @@ class Contender(NamedTuple):
     dtype: str
     mode: str
     process: str = ""  # what tells processes of one peer and dtype apart
+    drafter: str = ""  # in place of the exported one
 
 
-def contenders_of(dtype: str) -> tuple[Contender, ...]:
+def contenders_of(
+    dtype: str, drafter: str = "smollm2-drafter", own_drafter: str | None = None
+) -> tuple[Contender, ...]:
     """All that are compared; the first two are what speed-ups are measured against."""
-    own = [("plain", "plain"), ("survival", "survival"), ("survival, 8,192 tokens drafted", "survival@8192")]
-    found = [Contender(f"{OWN} {name}", OWN, dtype, mode, mode) for name, mode in own]
+    found = [Contender(f"{OWN} {mode}", OWN, dtype, mode, mode) for mode in ("plain", "survival")]
+    others = {"8,192 tokens drafted": f"{drafter}@8192"} | ({own_drafter: own_drafter} if own_drafter else {})
+    found += [
+        Contender(f"{OWN} survival, {name}", OWN, dtype, "survival", f"with {i}", other)
+        for i, (name, other) in enumerate(others.items())
+    ]
     assisted = ("plain", "assisted-2", "assisted-3", "assisted-5", "assisted-dynamic", "lookup")
     for kind in dict.fromkeys((dtype, "float32")):
         found += [Contender(f"transformers {mode}", "transformers", kind, mode) for mode in assisted]
@@ -74,6 +81,8 @@ def contenders_of(dtype: str) -> tuple[Contender, ...]:
 class Peers(Output, Models):
     """Decode the same prompts here and with peers, in turns."""
 
+    own_drafter: str | None = None
+    """Another drafter, for this project alone: smollm2-drafter-reading@8192."""
     dtype: str = "bfloat16"
     """Of all sides; transformers also in float32."""
     prompts: str = "configs/prompts/demo.jsonl:2"
@@ -150,9 +159,8 @@ class Sides:
             return LlamaCpp(llama_cpp(place, **options), *files, config.threads, log, config.answer_seconds)
         models = [weights["target"], weights["drafter"]]
         if contender.peer == OWN:
-            words, at, size = contender.mode.partition("@")
-            drafter = config.drafter + at + size if at else models[1]
-            return Process(own_command(models[0], drafter, contender.dtype, words), log, config.answer_seconds)
+            command = own_command(models[0], contender.drafter or models[1], contender.dtype, contender.mode)
+            return Process(command, log, config.answer_seconds)
         packages, without = INSTALLED[contender.peer]
         python = str(python_of(REQUIREMENTS, place, packages=packages, without=without, **options))
         script = str(SIDES / f"{contender.peer}_side.py")
@@ -166,7 +174,8 @@ def peers(config: Peers, console: Console) -> None:
     prompts = load_prompts(config.prompts, config.limit)
     folder = RunFolder.create("peers", config, config.out)
     target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
-    wanted = [one for one in contenders_of(config.dtype) if not config.only or one.peer in (OWN, *config.only)]
+    every = contenders_of(config.dtype, config.drafter, config.own_drafter)
+    wanted = [one for one in every if not config.only or one.peer in (OWN, *config.only)]
     failed: dict[str, str] = {}
     sides = Sides(config, folder, export(folder.path / "weights", target, drafter), console)
     try:

@@ -14,7 +14,7 @@ HEADS = [
     "contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token", "agreement",
     "peak memory, MB", "over weights",
 ]  # fmt: skip
-PLAIN, SPECULATIVE = "plain", "survival"  # modes of this project that contenders are compared with
+PLAIN, SPECULATIVE = "plain", "survival"  # of this project, what contenders are compared with
 
 
 def report(
@@ -71,7 +71,7 @@ def _line(
 
 
 def _ours(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Mapping[str, Any]]:
-    return {row["prompt_id"]: row for row in rows if row["peer"] == "specdec_jax" and row["mode"] == mode}
+    return {row["prompt_id"]: row for row in rows if row["name"] == f"specdec_jax {mode}"}
 
 
 def by_prompt(rows: Sequence[Mapping[str, Any]], name: str, dtype: str) -> dict[str, Mapping[str, Any]]:

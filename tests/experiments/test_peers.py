@@ -119,18 +119,21 @@ def rows_of(name, peer, mode, speed, text="same"):
 
 
 def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed():
-    wanted = [one for one in peers.contenders_of("bfloat16") if one.peer != "vllm" and one.dtype == "bfloat16"]
+    every = peers.contenders_of("bfloat16", "d", "reader@8")
+    wanted = [one for one in every if one.peer != "vllm" and one.dtype == "bfloat16"]
     rows = rows_of("specdec_jax plain", "specdec_jax", "plain", 30) + rows_of(
         "specdec_jax survival", "specdec_jax", "survival", 45
     )
     rows += rows_of("transformers plain", "transformers", "plain", 20)
     rows += rows_of("transformers assisted-3", "transformers", "assisted-3", 15, text="sane")
+    rows += rows_of("specdec_jax survival, reader@8", "specdec_jax", "survival", 60)
     config = SimpleNamespace(target="t", drafter="d", max_new_tokens=64, dtype="bfloat16", temperatures=(0.0,))
     table = report(
         config, rows, wanted, {"llama.cpp plain, bfloat16": "does not compile: no | compiler"}, [10**8, 10**7]
     )
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if line.startswith("| ")}
     assert "| 1.50 | 1.00 | 0.50 | 100% | 500 | 1.8 |" in lines["specdec_jax survival"]
+    assert "| 2.00 | 0.75 | 0.50 |" in lines["specdec_jax survival, reader@8"]
     assert "| 1.00 | 1.50 |" in lines["transformers plain"]
     assert "| 0.75 | 3.00 | 0.50 | 50% |" in lines["transformers assisted-3"]
     assert "does not compile: no / compiler" in lines["llama.cpp plain"] and "not run" in lines["llama.cpp draft-2"]
