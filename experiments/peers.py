@@ -1,7 +1,7 @@
 """Is this faster than what people would use instead, with the same weights on this machine?
 
 Question:  tokens/s plain and speculative against transformers' assisted generation, llama.cpp and vLLM on CPU, all with
-           the same target and drafter, and whether their greedy texts agree
+           the same target and drafter, and whether their greedy texts agree; --own-drafter: one more for us alone
 Command:   python -m experiments.peers [--only transformers llama.cpp] [--python PATH/TO/python3.11]
 Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
 Expected:  docs/performance.md has the table of the machines it was run on
@@ -172,8 +172,12 @@ class Sides:
 def peers(config: Peers, console: Console) -> None:
     """Decodes what is missing, with everyone in turn, and writes the run folder."""
     prompts = load_prompts(config.prompts, config.limit)
-    folder = RunFolder.create("peers", config, config.out)
     target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
+    if drafter.model.reading is not None:
+        raise ValueError(
+            f"no peer can decode with {config.drafter!r}, which reads its target: give it as --own-drafter"
+        )
+    folder = RunFolder.create("peers", config, config.out)
     every = contenders_of(config.dtype, config.drafter, config.own_drafter)
     wanted = [one for one in every if not config.only or one.peer in (OWN, *config.only)]
     failed: dict[str, str] = {}

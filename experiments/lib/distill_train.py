@@ -18,6 +18,7 @@ from experiments.lib.distill_write import bar, layers_of
 from experiments.lib.json_lines import json_lines
 from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment
+from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
@@ -113,6 +114,12 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     else:
         start = load_model(config.start_from, dtype="float32")
         drafter, params = start.config, start.params
+        if isinstance(drafter, LlamaReadingConfig) and drafter.target_layers != config.shape.reads:
+            raise ValueError(
+                f"start_from {config.start_from!r} reads layers {drafter.target_layers}, shape.reads is "
+                f"{config.shape.reads}: they must be the same"
+            )
+        check_reads(target.model, start.model.reading)
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
         drafter = reading_config(drafter, config.shape.reads, target.model.tap.width)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
+from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
@@ -56,6 +57,7 @@ class Served(Models):
         with console.status("Loading the models"):
             target, drafter = (load_model(name, dtype=self.dtype) for name in (self.target, self.drafter))
         check_same_vocabulary(target, drafter)
+        check_reads(target.model, drafter.model.reading)
         return target, drafter
 
 

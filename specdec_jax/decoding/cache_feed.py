@@ -6,7 +6,7 @@ And what drafters read of their target, kept by position beside their caches.
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array, Cache, LanguageModel, Params
+from specdec_jax.types import Array, Cache, Features, LanguageModel, Params, Reading
 
 
 def feed(
@@ -75,3 +75,16 @@ def reads_at(reads: Array, start: Array, size: int) -> Array:
     """reads[b, start[b] : start[b] + size], [B, size, P] float32: what those tokens are fed with."""
     slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
+
+
+def check_reads(target: LanguageModel, reads: Reading | Features | None) -> None:
+    """Raises ValueError for hidden states that the target does not have; None: nothing is read."""
+    if reads is None:
+        return
+    asked = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
+    if target.tap is None:
+        raise ValueError(f"{asked}, and the target gives none; draft with one that reads none")
+    layers, width = target.tap.num_layers, target.tap.width
+    if max(reads.layers) > layers or reads.target_width != width:
+        has = f"has {layers} layers, {width} wide"
+        raise ValueError(f"{asked}, and the target {has}; draft with one trained for it, or that reads none")

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.answers import check_answers
+from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.one_graph import FLAG, explained, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
@@ -26,11 +27,9 @@ from specdec_jax.types import (
     Array,
     DecodeState,
     Drafter,
-    Features,
     LanguageModel,
     Monitor,
     StoppingPolicy,
-    Tap,
     Verifier,
     Warp,
 )
@@ -220,8 +219,7 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
         )
-    if drafter.observer.features is not None:
-        _check_features(target.tap, drafter.observer.features)
+    check_reads(target, drafter.observer.features)
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
@@ -229,15 +227,6 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
-
-
-def _check_features(tap: Tap | None, features: Features) -> None:
-    asked = f"this drafter reads hidden states of the target's layers {features.layers}, {features.width} wide"
-    if tap is None:
-        raise ValueError(f"{asked}, and the target gives none; draft with one that reads none")
-    if max(features.layers) > tap.num_layers or features.width != tap.width:
-        has = f"has {tap.num_layers} layers, {tap.width} wide"
-        raise ValueError(f"{asked}, and the target {has}; draft with one trained for it, or that reads none")
 
 
 def _check_monitor(parts: Parts, watched: bool) -> None:

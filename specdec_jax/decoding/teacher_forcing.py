@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import keep_reads, noted, reads_at
+from specdec_jax.decoding.cache_feed import check_reads, keep_reads, noted, reads_at
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 
@@ -22,7 +22,8 @@ class PairCache(NamedTuple):
 def init_caches(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], batch: int, slots: int
 ) -> PairCache:
-    """Empty caches of (target, drafter)."""
+    """Empty caches of (target, drafter). Raises ValueError for a drafter that reads what the target does not have."""
+    check_reads(models[0], models[1].reading)
     target, drafter = (model.init_cache(weights, batch, slots) for model, weights in zip(models, params, strict=True))
     reading = models[1].reading
     reads = None if reading is None else jnp.zeros((batch, slots, reading.width), reading.dtype)
@@ -47,8 +48,7 @@ def feed_both(
         p_logits, target_cache = target.apply(params[0], tokens, caches.target)
         q_logits, drafter_cache = drafter.apply(params[1], tokens, caches.drafter)
         return p_logits, q_logits, PairCache(target_cache, drafter_cache, None)
-    if target.tap is None:
-        raise ValueError("this drafter reads its target's hidden states, and the target gives none")
+    assert target.tap is not None  # init_caches looked
     start = caches.target.length
     p_logits, hidden, target_cache = target.tap.apply(params[0], tokens, caches.target, reading.layers)
     reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))

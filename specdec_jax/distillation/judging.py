@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position, init_caches
@@ -106,10 +107,11 @@ def judge(
 
     At temperature 0 the distributions are one-hot, and the shared mass is the agreement. `batch` texts of similar
     length share a pass; the logits of batch * chunk positions exist at a time, for either model. `progress(done,
-    total)` counts texts. Raises ValueError: vocabularies that differ, an empty prompt or answer, a text longer than the
-    target's context.
+    total)` counts texts. Raises ValueError: vocabularies that differ, a drafter that reads another target, an empty
+    prompt or answer, a text longer than the target's context.
     """
     check_same_vocabulary(target, drafter)
+    check_reads(target.model, drafter.model.reading)
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be positive, got {batch!r} and {chunk!r}")
     _check(texts, target.model.spec.vocab_size, target.model.spec.context)

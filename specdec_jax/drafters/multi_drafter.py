@@ -271,7 +271,7 @@ def _features(parts: tuple[Drafter, ...]) -> Features | None:
     readers = {i: part.observer.features for i, part in enumerate(parts) if part.observer.features is not None}
     if not readers:
         return None
-    widths = sorted({reader.width for reader in readers.values()})
+    widths = sorted({reader.target_width for reader in readers.values()})
     if len(widths) > 1:
         raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
     ends = np.cumsum([len(reader.layers) for reader in readers.values()]).tolist()

@@ -42,16 +42,19 @@ class LlamaReadingConfig(LlamaConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.target_layers or any(not isinstance(layer, int) or layer < 0 for layer in self.target_layers):
-            raise ValueError(f"target_layers must be layers of the target, 0 or more, got {self.target_layers!r}")
-        if not isinstance(self.target_width, int) or self.target_width < 1:
+        layers = self.target_layers
+        if not layers or any(type(layer) is not int or layer < 0 for layer in layers) or len(set(layers)) < len(layers):
+            raise ValueError(f"target_layers must be layers of the target, 0 or more, each once, got {layers!r}")
+        if type(self.target_width) is not int or self.target_width < 1:
             raise ValueError(f"target_width must be a positive integer, got {self.target_width!r}")
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "LlamaReadingConfig":
         """Reads config.json: llama's, with `target_layers` and `target_width`. Raises ValueError as llama's does."""
-        base = LlamaConfig.from_hf({**config, "model_type": "llama"})
-        return reading_config(base, tuple(config.get("target_layers") or ()), config.get("target_width") or 0)
+        base, layers = LlamaConfig.from_hf({**config, "model_type": "llama"}), config.get("target_layers")
+        if not isinstance(layers, (list, tuple)):
+            raise ValueError(f"target_layers must be a list of layers of the target, got {layers!r}")
+        return reading_config(base, tuple(layers), config.get("target_width", 0))
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that `from_hf` reads back."""

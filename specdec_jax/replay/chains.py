@@ -14,7 +14,7 @@ from jax import lax
 from specdec_jax.decoding.cache_feed import reads_at
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
-from specdec_jax.drafters.model import FED, begun
+from specdec_jax.drafters.model import FED, begun, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
@@ -89,8 +89,8 @@ def chains(
         line = describe(seen, log_q)[:, None]
         return _Pass(
             cache=cache,
-            last=jnp.stack([now.last[:, -1], token], axis=1),
-            reads=jnp.stack([now.reads[:, -1], own], axis=1),
+            last=with_token(now.last, token, end),
+            reads=with_token(now.reads, own, end),
             run=now.run + hit.astype(jnp.int32),
             diverged=now.diverged | ~hit,
             features=lax.dynamic_update_slice_in_dim(now.features, line, step, axis=1),

@@ -13,6 +13,7 @@ from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
 from specdec_jax.costs.choices import ESTIMATED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
+from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
@@ -34,6 +35,7 @@ NEED_MODELS = (
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
+READS_NONE = "smollm2-drafter@8192"
 DRAFTS = 7  # most drafts a round where nothing is known of the machine
 
 OneDrafter = LoadedModel | Drafter | str
@@ -96,9 +98,10 @@ def build_pair(
     drafters: each is judged by phase.
 
     Args:
-        drafter: a model, by source or loaded (`smollm2-drafter@8192` proposes the 8,192 most frequent tokens only); a
-            file of drafters/ that needs none, or a .py file of yours, in words (`prompt_lookup(longest=4)`, `ngram`);
-            a Drafter; or several of these, joined by `drafters.multi_drafter`.
+        drafter: a model, by source or loaded (`NAME@8192` proposes the 8,192 most frequent tokens and the text's own
+            rare ones; `smollm2-drafter-reading` reads hidden states of smollm2 and drafts for no other target); a file
+            of drafters/ that needs none, or a .py file of yours, in words (`prompt_lookup(longest=4)`, `ngram`); a
+            Drafter; or several of these, joined by `drafters.multi_drafter`.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
@@ -200,6 +203,10 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_same_vocabulary(big, small)
     _check_draft_vocabulary(big, small)
+    try:
+        check_reads(big.model, small.model.reading)
+    except ValueError as error:
+        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
     return small
 
 

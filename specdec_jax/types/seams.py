@@ -233,7 +233,7 @@ class Features(NamedTuple):
     """What a drafter takes of the target's hidden states: inside the target's pass, of prompts as of verifications."""
 
     layers: tuple[int, ...]  # N of them, as `Tap` counts
-    width: int  # D
+    target_width: int  # D
     keep: Callable[[Params, Array], Any]  # the drafter's parameters, hidden [B, T, N, D] -> leaves [B, T, ...]
     learn: LearnFeatures
 

@@ -1,6 +1,7 @@
 """experiments.judge: a drafter judged without its training, by the same figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny_pair import write_pair
@@ -34,6 +35,10 @@ def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
 def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tmp_path):
     names = write_pair(tmp_path)
     (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello", "category": "code"}))
+    first = load_model(names[0], dtype="float32")
+    early = answers(first, [encode(first, "hello", chat=True, system=None)], max_new_tokens=4)[0][-1]
+    path = Path(names[0]) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": early}))
     command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
     command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
     assert judge.main([*command, "--out", str(tmp_path / "run")]) == 0
@@ -41,7 +46,7 @@ def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tm
     target, drafter = (load_model(name, dtype="float32") for name in names)
     asked = encode(target, "hello", chat=True, system=None)
     answer = answers(target, [asked], max_new_tokens=20, past_end=True)[0]
-    assert len(answer) == 20
+    assert len(answer) == 20 and len(answers(target, [asked], max_new_tokens=20)[0]) <= 4
     texts = [([*asked, *answer[:start]], answer[start : start + 8]) for start in (0, 8, 16)]
     expected = judge_texts(target, drafter, texts).agreement
     found = {row["task"]: row["agreement"][0] for row in rows}

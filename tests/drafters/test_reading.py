@@ -41,7 +41,7 @@ def played(pair, temperature, prompts=PROMPTS, new=24, **options):
     return decoder, decoder.run(ModelParams(params, own), state)
 
 
-def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None):
+def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None, slots=64):
     """Every recorded pass of that drafter against `unrolled`; gives how many drafts were accepted.
 
     `tokens`: those of its draft vocabulary, where it has one; it drafts from them and from those of the text.
@@ -53,7 +53,7 @@ def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None):
             passes, proposed = int(record.drafter_passes[row, now]), record.proposed[row, now]
             if passes and record.drafter_id[row, now] == drafter:
                 text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: passes - 1]])
-                logits = logits_of_drafts(*pair, text, begun, passes, shift)
+                logits = logits_of_drafts(*pair, text, begun, passes, shift, slots=slots)
                 logits = logits if tokens is None else logits[:, sorted({*tokens, *text[:begun].tolist()})]
                 np.testing.assert_allclose(record.entropy[row, now, :passes], entropies(logits), atol=atol)
                 accepted += int(record.accepted[row, now])
@@ -156,6 +156,18 @@ def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
     pair = reading_pair()
     _, state = played(pair, 1.0, catch_up=catch_up)
     check_passes(pair, state)
+
+
+def test_long_prompts_are_fed_in_wide_passes():
+    """With 192 slots most of the first and third go in 64 tokens a pass, the rest four."""
+    target, params, drafter, own = reading_pair()
+    longer = [model._replace(spec=model.spec._replace(context=512)) for model in (target, drafter)]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 60, size).tolist() for size in (150, 1, 70, 49)]
+    decoder, both = decoder_of(*longer), ModelParams(params, own)
+    options = {"max_new_tokens": 12, "warp": make_warp(4, 1.0), "record_rounds": 12, "stop_ids": [], "slots": 192}
+    state = decoder.run(both, decoder.prefill(both, prompts, **options))
+    assert check_passes((longer[0], params, longer[1], own), state, slots=192) > 4
 
 
 def test_a_target_that_gives_no_hidden_states_is_refused():

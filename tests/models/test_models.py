@@ -164,7 +164,15 @@ def test_what_is_read_of_the_target_changes_what_comes_next():
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"target_layers": []}, r"\(\)"), ({"target_layers": [-1]}, "-1"), ({"target_width": 0}, "target_width .* 0")],
+    [
+        ({"target_layers": []}, r"\(\)"),
+        ({"target_layers": [-1]}, "-1"),
+        ({"target_layers": [2, 2]}, "each once"),
+        ({"target_layers": [True]}, "True"),
+        ({"target_layers": 5}, "list of layers .* 5"),
+        ({"target_width": 0}, "target_width .* 0"),
+        ({"target_width": True}, "True"),
+    ],
 )
 def test_a_reading_config_refuses(change, named):
     with pytest.raises(ValueError, match=named):

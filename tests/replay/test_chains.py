@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from replayed import gap, recorded
+from tiny_reading import reading_pair
 
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.decoding import build_decoder
@@ -15,7 +16,7 @@ from specdec_jax.lossless import toys
 from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.oracle_acceptance import oracle_acceptance
 from specdec_jax.replay.replay import oracle, replay
-from specdec_jax.replay.trace import join, load_trace, save_trace, select
+from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.verification import rejection
@@ -63,6 +64,25 @@ def trace_of(prompts, limit=LIMIT, stop_ids=(), seed=7, **warp):
 @pytest.fixture(scope="module")
 def greedy_trace():
     return trace_of(PROMPTS, stop_ids=STOPS)
+
+
+def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_first_token_on():
+    """Prompts of one token: both places of the first pass's window are not known yet."""
+    target, params, model, own = reading_pair()
+    both, prompts, limit = ModelParams(params, own), [[5], [7, 3], [9]], 16
+    decoder = build_decoder(target, reading(model, MOST), static(), rejection(), prefill_chunk=4)
+    options = {"max_new_tokens": limit, "stop_ids": (), "record_rounds": limit}
+    state = decoder.run(both, decoder.prefill(both, prompts, policy_hyperparameters={"draft_length": MOST}, **options))
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    texts = [(prompt, tokens[row, begin[row] : end[row]].tolist()) for row, prompt in enumerate(prompts)]
+    options = {"warp": {"temperature": 0.0}, "seed": [0] * 3, "max_draft_length": MOST, "chunk": 8}
+    trace = trace_texts((target, model), (params, own), texts, limit=limit, **options)
+    found = replay(trace, static(), {"draft_length": MOST}, record=True)
+    for row in range(len(prompts)):
+        its = recorded(state, row)
+        np.testing.assert_array_equal(found.record[0, row, : len(its)], its)
+        seen = np.asarray(state.record.entropy)[row, 0, :MOST]
+        np.testing.assert_allclose(trace.chains[row, 0, :, FEATURES.index("entropy")], seen, atol=1e-4)
 
 
 @pytest.mark.parametrize("rule", RULES)
