@@ -18,6 +18,7 @@ from experiments.lib.options import Output, Served, check_least
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
+from specdec_jax.metrics.acceptance import MACRO
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ def judge_drafter(config: Judge, console: Console) -> None:
     for source, prompts in sources.items():
         asked, tasks = encoded(target, prompts), [task_of(prompt) for prompt in prompts]
         for temperature in config.temperatures:
-            name = f"{source.rpartition('/')[2]}, answers at {temperature:g}"
+            past = " past their end" if config.past_end else ""
+            name = f"{source.rpartition('/')[2]}, answers at {temperature:g}{past}"
             found = written(target, asked, temperature, config.max_new_tokens, config.seed, console, config.past_end)
             title, texts = f"Judging at {temperature:g}", (asked, found, tasks)
             if config.span is not None:
                 texts = in_spans(asked, found, config.span)
             figures[name] = figures_along((target, drafter), *texts, title, console)
+            if config.span is not None:
+                del figures[name][MACRO]  # spans of one answer are no tasks
             for task, entry in figures[name].items():
                 figure = as_json(entry)
                 row = {"source": name, "task": task, "texts": entry.texts, "agreement": figure["agreement"]}

@@ -110,11 +110,11 @@ def model_source(
         longer = with_token(memory.last, token, context.length + drafted)
         return memory._replace(last=jnp.where(drawn[:, None], longer, memory.last))
 
-    cache, last = begun(language_model, params, cache, tokens, context.length)
+    cache, last = first_pass(language_model, params, cache, tokens, context.length)
     return Source(_Memory(cache, last), following, keep)
 
 
-def begun(
+def first_pass(
     language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array
 ) -> tuple[Cache, Array]:
     """The cache before a round's first pass, and the tokens [B, FED] of that pass; a text of one token has it twice."""

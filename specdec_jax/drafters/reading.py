@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.drafters.model import FED, begun, model, next_of, with_token
+from specdec_jax.drafters.model import FED, first_pass, model, next_of, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -155,8 +155,8 @@ def _source(
         end = context.length + drafted
         with jax.named_scope("draft_pass"):
             logits, own, cache = last_pass(language_model, params, memory.cache, memory.last, memory.reads, end)
-        following = next_of(language_model.reduced, params, cache, logits, context)
-        return following, memory._replace(cache=cache, own=own)
+        found = next_of(language_model.reduced, params, cache, logits, context)
+        return found, memory._replace(cache=cache, own=own)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         length = context.length + drafted
@@ -164,6 +164,6 @@ def _source(
         last = jnp.where(drawn[:, None], longer[0], memory.last)
         return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
 
-    cache, last = begun(language_model, params, state.cache, tokens, context.length)
+    cache, last = first_pass(language_model, params, state.cache, tokens, context.length)
     first = reads_at(state.reads, cache.length, FED)
     return Source(_Memory(cache, last, first, jnp.zeros_like(first[:, 0])), following, keep)

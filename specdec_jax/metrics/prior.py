@@ -72,8 +72,8 @@ def fit_prior(*traces: Trace) -> Prior:
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")
     parts = [positions(trace) for trace in traces]
-    before = np.cumsum([0, *(part.chain.max(initial=0) + 1 for part in parts[:-1])])
-    shifted = [part._replace(chain=part.chain + offset) for part, offset in zip(parts, before, strict=True)]
+    offsets = np.cumsum([0, *(part.chain.max(initial=0) + 1 for part in parts[:-1])])
+    shifted = [part._replace(chain=part.chain + offset) for part, offset in zip(parts, offsets, strict=True)]
     seen = Positions(*(np.concatenate(fields) for fields in zip(*shifted, strict=True)))
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")

@@ -14,7 +14,7 @@ from jax import lax
 from specdec_jax.decoding.cache_feed import reads_at
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
-from specdec_jax.drafters.model import FED, begun, with_token
+from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
@@ -99,7 +99,7 @@ def chains(
     def one_chain(index: Array, carry: tuple[Cache, Chains]) -> tuple[Cache, Chains]:
         cache, found = carry
         at = positions - 1 - index
-        cache, last = begun(drafter, params, cache, along.tokens, along.known + at)
+        cache, last = first_pass(drafter, params, cache, along.tokens, along.known + at)
         none = jnp.zeros((batch,), jnp.int32)
         features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
         first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, features)

@@ -49,7 +49,7 @@ class Prior(NamedTuple):
     next_slope: float  # how much of the last distribution's logit they inherit
 
 
-# Of the built-in pair on configs/prompts, greedy and at 0.7 and 1: `metrics.prior.fit_prior` of its traces.
+# Of smollm2 and smollm2-drafter on configs/prompts, greedy and at 0.7 and 1: `metrics.prior.fit_prior` of its traces.
 GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 

@@ -1,5 +1,6 @@
 """`python -m experiments.distill` from target to drafter; killed at any moment, it goes on to the same weights."""
 
+import dataclasses
 import json
 import os
 import random
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 import tiny_weights
 
+from configs import distill_smollm2_reading as reading_config_file
 from configs.base_distillation import VariantsConfig
 from experiments import compare_distillation, distill
-from experiments.lib import distill_judge
+from experiments.lib import distill_judge, distill_train
 from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
 
@@ -222,3 +224,13 @@ def test_every_nth_prompt(path, expected):
     assert distill_judge.every_nth(path) == expected
     with pytest.raises(ValueError, match="'a.jsonl:0'"):
         distill_judge.every_nth("a.jsonl:0")
+
+
+def test_what_a_drafter_reads_is_not_changed_by_training_on():
+    base = reading_config_file.config
+    shape = dataclasses.replace(base.shape, reads=(16, 22))
+    config = dataclasses.replace(base, start_from="smollm2-drafter-reading", shape=shape)
+    with pytest.raises(
+        ValueError, match=r"'smollm2-drafter-reading' reads layers \(16, 22, 26\), shape.reads is \(16, 22\)"
+    ):
+        distill_train.initial_state(config, None, None)

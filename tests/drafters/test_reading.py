@@ -16,6 +16,7 @@ from specdec_jax import verification
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.teacher_forcing import init_caches
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
@@ -171,7 +172,7 @@ def test_long_prompts_are_fed_in_wide_passes():
 
 
 def test_a_target_that_gives_no_hidden_states_is_refused():
-    target, _, drafter, _ = reading_pair()
+    target, params, drafter, own = reading_pair()
     with pytest.raises(ValueError, match="reads hidden states .* and the target gives none"):
         decoder_of(target._replace(tap=None), drafter)
     shallow = target._replace(tap=target.tap._replace(num_layers=1))
@@ -180,6 +181,8 @@ def test_a_target_that_gives_no_hidden_states_is_refused():
     wide = target._replace(tap=target.tap._replace(width=48))
     with pytest.raises(ValueError, match=r"24 wide, and the target has 2 layers, 48 wide"):
         decoder_of(wide, drafter)
+    with pytest.raises(ValueError, match="48 wide"):
+        init_caches((wide, drafter), (params, own), 1, 8)
     other = drafter._replace(reading=drafter.reading._replace(target_width=48))
     with pytest.raises(ValueError, match="drafters that read targets 24 and 48 wide cannot read the same one"):
         multi_drafter([reading(drafter, MOST), reading(other, MOST)])
