@@ -6,16 +6,17 @@ Time:      6:46 with the install on 2 cores without AMX, nothing compiled or mea
 Expected:  there, total speed-up greedy 1.18, 1.59, 1.52 (the rows in order), at 0.8 1.06, 1.35, 1.43; greedy outputs
            equal but for near ties. With AMX, all twelve prompts: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44
 
-Six of the twelve frozen prompts and four methods, which the README's table shows. The rest is one option away:
+Six of the twelve frozen prompts and five methods, which the README's table shows. The rest is one option away:
 
-  make demo ARGS="--only"                                         all seven methods
+  make demo ARGS="--only"                                         all eight methods
   make demo ARGS="--only static-3 adaedl adaedl-keep"             some of them, plain decoding always
   make demo ARGS="--only --prompts configs/prompts/demo.jsonl"    and all twelve prompts
   make demo ARGS="--temperatures 0 --repeats 3 --live"            what else can be changed: ARGS=--help
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
 grid. `adaedl-keep` is our variant, in which the distribution that fails the check still gives its token; `survival` is
-our rule, at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens only.
+our rule, at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens and the
+text's own rare ones; `survival-reading` with one that also reads the target's hidden states.
 The prompts are frozen: change a copy. The spread is taken over prompts, from one timed pass each; for a benchmark
 raise --repeats.
 """
