@@ -58,7 +58,8 @@ def test_every_committed_config_loads_and_opens_with_its_question(path):
 
 def test_the_demo_is_what_it_says():
     config = load_config("configs/demo.py")
-    assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl", "survival", "survival-8192"]
+    chosen = ["plain", "adaedl", "survival", "survival-8192", "survival-reading"]
+    assert [method.name for method in config.chosen_methods()] == chosen
     categories = [prompt.category for prompt in load_prompts(config.prompts)]
     assert len(categories) == 6 and len(set(categories)) == 4
     assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
@@ -75,6 +76,7 @@ def test_the_rest_of_the_demo_is_one_option_away():
         "adaedl-keep",
         "survival",
         "survival-8192",
+        "survival-reading",
     ]
     assert len(load_prompts(config.prompts)) == 12
 
@@ -96,7 +98,7 @@ def test_overrides():
     config = load_config("configs/demo.py", arguments)
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
-    assert len(config.methods) == 7 and load_config("configs/demo.py").max_new_tokens == 64
+    assert len(config.methods) == 8 and load_config("configs/demo.py").max_new_tokens == 64
 
 
 @pytest.mark.parametrize("argument", ["--max-new-token", "--max_new_token=32", "--max-new-tokns"])
