@@ -4,8 +4,8 @@ Command:   make demo        (python -m experiments.compare configs/demo.py)
 Hardware:  2 x86 cores, 4 GB of memory; no accelerator needed
 Time:      6:46 with the install on 2 cores without AMX, nothing compiled or measured before, without the last method
 Expected:  there, total speed-up greedy 1.18, 1.59, 1.52 (the first rows in order), at 0.8 1.06, 1.35, 1.43; greedy
-           outputs equal but for near ties. With AMX, all twelve prompts: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44. The last
-           method beside the one before: docs/drafters.md
+           outputs equal but for near ties. With AMX, all twelve prompts: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44. The
+           last method beside the one before: docs/drafters.md
 
 Six of the twelve frozen prompts and five methods, which the README's table shows. The rest is one option away:
 
