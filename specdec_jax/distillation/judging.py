@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position, init_caches
@@ -111,7 +110,6 @@ def judge(
     prompt or answer, a text longer than the target's context.
     """
     check_same_vocabulary(target, drafter)
-    check_reads(target.model, drafter.model.reading)
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be positive, got {batch!r} and {chunk!r}")
     _check(texts, target.model.spec.vocab_size, target.model.spec.context)
