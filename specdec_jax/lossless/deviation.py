@@ -87,8 +87,8 @@ class Deviations(NamedTuple):
     Entry t is about token t + 1 given tokens 0..t.
     """
 
-    total_variation: Array  # [B, T-1] float32
-    divergence: Array  # [B, T-1] float32, nats, KL(emitted || target)
+    total_variation: Array  # [B, T-1] float32; [N, B, T-1] of N settings
+    divergence: Array  # [B, T-1] float32, nats, KL(emitted || target); [N, B, T-1] of N settings
     log_likelihood: Array  # [B, T-1] float32, nats, of the token under the target at temperature 1 without truncation
     first_choice: Array  # [B, T-1] bool, the token is the target's most probable one
 
@@ -113,8 +113,8 @@ def deviations(
 
     Args:
         verifier: a name among `DISTRIBUTIONS`.
-        hyperparameters: keyword arguments of its distribution; hyperparameters are traced, so that a sweep compiles
-            once.
+        hyperparameters: keyword arguments of its distribution; those that are numbers are traced, so that a sweep
+            compiles once. With [N] numbers each, N settings share the passes.
         warp: how both distributions are sampled; temperature 1 unless given.
 
     Raises:
@@ -133,7 +133,7 @@ def deviations(
     warp = warp or make_warp(len(text), temperature=1.0)
     models = decoder.parts.target, decoder.parts.drafter.model
     found = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, given)
-    return jax.tree.map(lambda leaf: leaf[:, : text.shape[1] - 1], found)
+    return jax.tree.map(lambda leaf: leaf[..., : text.shape[1] - 1], found)
 
 
 def _passes(
@@ -157,16 +157,21 @@ def _passes(
         token = lax.dynamic_slice_in_dim(following, index * chunk, chunk, axis=1)
         p_logits, q_logits, caches = feed_both((target, drafter), (params.target, params.drafter), fed, caches)
         big, small = distributions(p_logits, warp), distributions(q_logits, warp)
-        emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **hyperparameters, **dict(static_options))
-        distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
+
+        def moved(given: Mapping[str, Any]) -> tuple[Array, Array]:
+            emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **given, **dict(static_options))
+            distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
+            return distance, kl_divergence(emitted, big.log_prob)
+
+        swept = any(jnp.ndim(value) for value in hyperparameters.values())
+        distance, divergence = lax.map(moved, hyperparameters) if swept else moved(hyperparameters)
         assert big.raw_log_prob is not None
         likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]
-        divergence = kl_divergence(emitted, big.log_prob)
         return caches, Deviations(distance, divergence, likelihood, token == big.top_token)
 
     caches = init_caches((target, drafter), (params.target, params.drafter), batch, length)
     _, found = lax.scan(one, caches, jnp.arange(length // chunk, dtype=jnp.int32))
-    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(batch, -1), found)
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], -1), found)
 
 
 _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))

@@ -95,6 +95,26 @@ def test_deviations_along_a_text(temperature):
                 np.testing.assert_allclose(found.divergence[row, at], expected, atol=2e-5)
 
 
+def test_settings_share_the_passes():
+    """N settings at once give what each gives alone, and what does not depend on them once."""
+    toy, small = toy_pair(3, 1), table_model(3)
+    decoder = build_decoder(small, model(small, 2, catch_up=4), static(), rejection(), prefill_chunk=4)
+    text = np.random.default_rng(0).integers(0, 3, (2, 10)).astype(np.int32)
+    lenience = np.array([0.3, 0.9, 0.6], np.float32)
+
+    def found(value):
+        given = {"verifier": "lenience", "hyperparameters": {"lenience": value}, "chunk": 4}
+        return deviation.deviations(decoder, ModelParams(*toy[:2]), text, **given)
+
+    together = found(lenience)
+    for index, value in enumerate(lenience):
+        alone = found(value)
+        np.testing.assert_allclose(together.total_variation[index], alone.total_variation, atol=1e-6)
+        np.testing.assert_allclose(together.divergence[index], alone.divergence, atol=1e-6)
+        np.testing.assert_array_equal(together.log_likelihood, alone.log_likelihood)
+    assert np.ptp(together.total_variation, axis=0).max() > 0.01
+
+
 def test_deviations_refuse_what_they_do_not_know():
     small = table_model(3)
     decoder, params = build_decoder(small, model(small, 2), static(), rejection()), ModelParams(*toy_pair(3, 0)[:2])
