@@ -31,7 +31,7 @@ def exported():
     decoder = build_decoder(tiny, model(tiny, 3), adaedl(), block())
     weights = ModelParams(params, params)
     state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, warp=make_warp(1, 0.8, 5, 0.9, 0.01))
-    arguments = {"run": (weights, state, np.int32(4)), "step": (weights, state)}
+    arguments = {"run": (weights, state, np.int32(4), np.int32(1)), "step": (weights, state)}
     lowered = {
         name: export.export(decoder.jitted[name], platforms=PLATFORMS)(*given) for name, given in arguments.items()
     }

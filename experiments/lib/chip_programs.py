@@ -112,7 +112,7 @@ def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {
         "prefill": (params.target, None, request.tokens, request.length),
-        "run": (params, state, jax.ShapeDtypeStruct((), jnp.int32)),
+        "run": (params, state, *2 * [jax.ShapeDtypeStruct((), jnp.int32)]),
         "step": (params, state),
         "extend": (params, state, request),
         "score": (params, tokens, make_warp(batch, temperature=1.0), 32),

@@ -1,8 +1,9 @@
-"""build_decoder: prefill, extend, step, run and score. The only file that donates.
+"""build_decoder: prefill, extend, refill, step, run and score. The only file that donates.
 
 One dispatch takes a prompt from prefill to its last token (`run`), or a given number of rounds (`run(..., rounds=n)`,
-`step`). States are donated, so a state that was passed in must not be used again; parameters are arguments, never
-donated and never closed over.
+`step`), or ends when some rows are done and others can take their places (`run(..., leave=k)`, `refill`). States are
+donated, so a state that was passed in must not be used again; parameters are arguments, never donated and never closed
+over.
 """
 
 import functools
@@ -20,9 +21,9 @@ from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.one_graph import FLAG, explained, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
-from specdec_jax.decoding.sampling import distributions, make_warp
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.scoring import Scores, padded_text, score_text
 from specdec_jax.decoding.state import fresh_state
-from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import (
     Array,
     DecodeState,
@@ -50,20 +51,13 @@ class Decoder(NamedTuple):
     prefill: Callable[..., DecodeState]
     compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
     extend: Callable[..., DecodeState]
+    idle: Callable[..., DecodeState]  # (params, rows, slots, **options): a state of rows that are done
+    refill: Callable[..., DecodeState]  # (params, state, rows, prompts, **options): prompts in place of what rows held
     step: Callable[[ModelParams, DecodeState], DecodeState]
-    run: Callable[..., DecodeState]
-    score: Callable[..., "Scores"]
+    run: Callable[..., DecodeState]  # rounds=n: n at most; leave=k: until k rows are done
+    score: Callable[..., Scores]
     parts: Parts
     jitted: Mapping[str, Any]
-
-
-class Scores(NamedTuple):
-    """Both models' view of a given text; entry t is about token t + 1 given tokens 0..t."""
-
-    log_p: Array  # [B, T-1] float32, the target's, warped
-    log_q: Array  # [B, T-1] float32, the drafter's (NaN without a drafter model)
-    target_entropy: Array  # [B, T-1] float32, nats, as sampled
-    drafter_entropy: Array  # [B, T-1] float32
 
 
 def no_monitor() -> Monitor:
@@ -115,10 +109,10 @@ def build_decoder(
     _check_monitor(parts, watched=monitor is not None)
     _warn_if_lossy(verifier)
 
-    def run_rounds(params: ModelParams, state: DecodeState, rounds: Array) -> DecodeState:
+    def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, DecodeState]) -> Array:
             played, state = carry
-            return (played < rounds) & jnp.any(~state.done)
+            return (played < rounds) & (jnp.sum(state.done.astype(jnp.int32)) < leave)
 
         def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
             return carry[0] + 1, decode_round(parts, params, carry[1])
@@ -136,6 +130,9 @@ def build_decoder(
         drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
         return fresh._replace(target_cache=cache, drafter=drafter_state)
 
+    def init_both(params: ModelParams, batch: int, slots: int) -> tuple[Any, Any]:
+        return target.init_cache(params.target, batch, slots), drafter.init(params.drafter, batch, slots)
+
     told = options_here() if compiler_options is None else dict(compiler_options)
     jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
@@ -144,13 +141,15 @@ def build_decoder(
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
-        "score": jit(lambda *arguments: _score(parts, *arguments), static_argnums=3),
+        "caches": jit(init_both, static_argnums=(1, 2)),
+        "place": jit(_place, donate_argnums=0),
+        "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
     return _wrap(parts, jitted, captured=FLAG in told)
 
 
-def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
-    """The Python side: arguments are checked here, before anything compiles."""
+def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
+    """(begin: a checked state without caches, prefill, compile_prefill)."""
     checked = set()  # shapes that the policy has answered for, before anything compiled
 
     def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> DecodeState:
@@ -176,6 +175,13 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, filled.out_info[1]).compile()
         filled.compile()
 
+    return begin, prefill, compile_prefill
+
+
+def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
+    """The Python side: arguments are checked here, before anything compiles."""
+    begin, prefill, compile_prefill = _prefilling(parts, jitted)
+
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
     ) -> DecodeState:
@@ -187,24 +193,40 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
             )
         return jitted["extend"](params, state, fresh)
 
-    def run(params: ModelParams, state: DecodeState, rounds: int | None = None) -> DecodeState:
+    def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
+        state = begin([[0]] * rows, {**options, "max_new_tokens": 0, "slots": slots})
+        cache, drafter = jitted["caches"](params, rows, slots)
+        return state._replace(target_cache=cache, drafter=drafter)
+
+    def refill(
+        params: ModelParams, state: DecodeState, rows: Sequence[int], prompts: Sequence[Sequence[int]], **options: Any
+    ) -> DecodeState:
+        batch, slots = state.tokens.shape
+        if len(rows) != len(prompts) or any(not 0 <= row < batch for row in rows):
+            raise ValueError(f"refill needs one row in [0, {batch}) for each of {len(prompts)} prompts, got {rows}")
+        fresh = prefill(params, prompts, **{**options, "slots": slots})
+        return jitted["place"](state, fresh, np.asarray(rows, np.int32))
+
+    def run(
+        params: ModelParams, state: DecodeState, rounds: int | None = None, leave: int | None = None
+    ) -> DecodeState:
+        batch = state.tokens.shape[0]
+        if leave is not None and leave < 1:
+            raise ValueError(f"run leaves when 1 or more rows are done, got {leave}")
+        most = ALL_ROUNDS if rounds is None else rounds
         try:
-            return jitted["run"](params, state, np.int32(ALL_ROUNDS if rounds is None else rounds))
+            return jitted["run"](params, state, np.int32(most), np.int32(min(leave or batch, batch)))
         except jax.errors.JaxRuntimeError as error:
             if not captured or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             raise explained(error) from error
 
     def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
-        text = np.asarray(tokens, np.int32)
-        if text.ndim != 2 or text.shape[1] < 2:
-            raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
-        batch, length = text.shape
-        padded = np.pad(text, ((0, 0), (0, -length % chunk + 1)))
-        scores = jitted["score"](params, padded, warp or make_warp(batch, temperature=1.0), chunk)
+        padded, length = padded_text(tokens, chunk)
+        scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
-    return Decoder(prefill, compile_prefill, extend, jitted["step"], run, score, parts, jitted)
+    return Decoder(prefill, compile_prefill, extend, idle, refill, jitted["step"], run, score, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:
@@ -258,30 +280,6 @@ def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
     return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
 
 
-def _score(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:
-    """Teacher-forced passes of both models over [B, T] in chunks; only statistics are kept, never [B, T, V]."""
-    batch, length = tokens.shape
-    steps = (length - 1) // chunk
-
-    def scored(logits: Array, following: Array) -> tuple[Array, Array]:
-        seen = distributions(logits, warp)
-        return jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0], seen.entropy
-
-    def one(caches: Any, index: Array) -> tuple[Any, Scores]:
-        fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
-        following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
-        if drafter is None:
-            logits, caches = parts.target.apply(params.target, fed, caches)
-            log_p, entropy = scored(logits, following)
-            unknown = jnp.full_like(log_p, jnp.nan)
-            return caches, Scores(log_p, unknown, entropy, unknown)
-        p_logits, q_logits, caches = feed_both((parts.target, drafter), both, fed, caches)
-        (log_p, entropy), (log_q, drafter_entropy) = scored(p_logits, following), scored(q_logits, following)
-        return caches, Scores(log_p, log_q, entropy, drafter_entropy)
-
-    drafter, both = parts.drafter.model, (params.target, params.drafter)
-    caches = parts.target.init_cache(params.target, batch, length)
-    if drafter is not None:
-        caches = init_caches((parts.target, drafter), both, batch, length)
-    _, found = lax.scan(one, caches, jnp.arange(steps, dtype=jnp.int32))
-    return jax.tree.map(lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1), found)
+def _place(state: DecodeState, fresh: DecodeState, rows: Array) -> DecodeState:
+    """The state with the rows of `fresh` in its rows [G]; what stands twice in them must be the same."""
+    return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new), state, fresh)

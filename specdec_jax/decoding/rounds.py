@@ -227,7 +227,7 @@ def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) 
     """Tokens emitted [B] after the end-of-sequence cut and the limit, and whether a stop token was among them."""
     size = result.tokens.shape[1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
-    stops = jnp.any(result.tokens[:, :, None] == state.stop_ids[None, None, :], axis=-1)
+    stops = jnp.any(result.tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)
     stops = stops & (index < result.length[:, None])
     first = jnp.min(jnp.where(stops, index, size), axis=1)
     emitted = jnp.minimum(jnp.minimum(result.length, first + 1), state.limit - state.length)

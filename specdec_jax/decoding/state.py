@@ -69,7 +69,7 @@ def fresh_state(
         limit=host(limits),
         done=host(limits <= lengths),
         seed=_seeds(seed, batch),
-        stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids),
+        stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids, batch),
         warp=warp,
         target_cache=(),
         drafter=(),
@@ -125,6 +125,6 @@ def _seeds(seed: Any, batch: int) -> Array:
     return host(numbers.astype(np.uint32))
 
 
-def _padded(stop_ids: Sequence[int]) -> Array:
+def _padded(stop_ids: Sequence[int], batch: int) -> Array:
     missing = -len(stop_ids) % STOP_IDS or (STOP_IDS if not stop_ids else 0)
-    return host(np.array([*stop_ids, *[-1] * missing], np.int32))
+    return host(np.tile(np.array([*stop_ids, *[-1] * missing], np.int32), (batch, 1)))

@@ -45,7 +45,7 @@ HOPE = 1.1  # who sits out is believed, in the end, to bring a tenth more than w
 
 class MultiDrafterState(NamedTuple):
     states: tuple[DrafterState, ...]
-    known: Array  # [N, B] int32, tokens each drafter was last told of
+    known: Array  # [B, N] int32, tokens each drafter was last told of
     tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
     time: Array  # [B, 2, N] float32, and of time, in target passes
     drafter: Array  # [B] int32, who drafted in this round; N: no round yet, all are told; N + 1: nobody
@@ -109,7 +109,7 @@ def multi_drafter(
         row, nobody = jnp.zeros((batch,), jnp.int32), jnp.full((batch,), len(parts), jnp.int32)
         sums = jnp.ones((batch, PHASES, len(parts)), jnp.float32)
         states = tuple(part.init(own, batch, slots) for part, own in zip(parts, params, strict=True))
-        known = jnp.zeros((len(parts), batch), jnp.int32)
+        known = jnp.zeros((batch, len(parts)), jnp.int32)
         return MultiDrafterState(states, known, prior * sums, sums, nobody, row, row, row)
 
     def propose(
@@ -147,9 +147,9 @@ def multi_drafter(
         for index, part in enumerate(parts):
             # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
             told = (state.drafter == index) | (state.drafter == len(parts))
-            upto = jnp.where(told, length, jnp.minimum(known[index], length))
-            states[index] = _told(part, params[index], states[index], tokens, upto, known[index])
-            known = known.at[index].set(upto)
+            upto = jnp.where(told, length, jnp.minimum(known[:, index], length))
+            states[index] = _told(part, params[index], states[index], tokens, upto, known[:, index])
+            known = known.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), known=known, drafter=nobody)
 
@@ -183,7 +183,7 @@ def _ask(
     own, context, params = choice == index, asked.context, asked.params[index]
 
     def drafts() -> tuple[DrafterState, Array, _Proposal]:
-        length = jnp.where(own, context.length, state.known[index])
+        length = jnp.where(own, context.length, state.known[:, index])
         caught_up = part.commit(params, state.states[index], asked.tokens, length)
         masked = context._replace(
             alive=own,
@@ -195,9 +195,9 @@ def _ask(
         )
         return after, length, _merged(own, _Proposal(draft, info, learnt), made)
 
-    after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[index], made))
+    after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[:, index], made))
     states = (*state.states[:index], after, *state.states[index + 1 :])
-    return state._replace(states=states, known=state.known.at[index].set(known)), made
+    return state._replace(states=states, known=state.known.at[:, index].set(known)), made
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:

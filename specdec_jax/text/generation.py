@@ -213,7 +213,7 @@ def finish(
     length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
     prompt_length = int(np.asarray(state.prompt_length)[row])
     tokens = [int(token) for token in np.asarray(state.tokens)[row, prompt_length:length]]
-    ends = set(np.asarray(state.stop_ids).tolist())
+    ends = set(np.asarray(state.stop_ids)[row].tolist())
     text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
     cut = find_stop(text, request.stop)
     reason = "interrupted"

@@ -82,7 +82,7 @@ class Stream(Iterator[Chunk]):
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
-        ends = set(np.asarray(self._state.stop_ids).tolist())
+        ends = set(np.asarray(self._state.stop_ids)[0].tolist())
         while not bool(np.asarray(self._state.done)[0]):
             self._run()
             for chunk in _chunks(self._state, played):

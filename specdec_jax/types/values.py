@@ -144,7 +144,10 @@ class RoundInfo(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """Everything a generation carries from round to round. Donated by every call that takes it."""
+    """Everything a generation carries from round to round; row b's part of it is entry b of every array.
+
+    Donated by every call that takes it.
+    """
 
     tokens: Array  # [B, S] int32
     length: Array  # [B] int32, prompt and emitted tokens
@@ -152,7 +155,7 @@ class DecodeState(NamedTuple):
     limit: Array  # [B] int32, the length at which a row is done
     done: Array  # [B] bool
     seed: Array  # [B] uint32
-    stop_ids: Array  # [E] int32, tokens that end a row; -1 pads
+    stop_ids: Array  # [B, E] int32, tokens that end a row; -1 pads
     warp: Warp
     target_cache: Cache  # holds every token of a row but the last
     drafter: DrafterState

@@ -128,7 +128,7 @@ def test_a_generation_copies_no_cache(dtype):
     decoder, params = tiny_pair(adaedl(), rejection(), dtype=dtype, head_dim=128)
     state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8, slots=8192)
     cache = sum(leaf.nbytes for leaf in (*state.target_cache.keys, *state.target_cache.values))
-    memory = decoder.jitted["run"].lower(params, state, np.int32(1)).compile().memory_analysis()
+    memory = decoder.jitted["run"].lower(params, state, np.int32(1), np.int32(1)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 0.4 * cache
     assert memory.alias_size_in_bytes > 0.95 * memory.output_size_in_bytes
 
@@ -136,8 +136,8 @@ def test_a_generation_copies_no_cache(dtype):
 def test_nothing_is_transferred_inside_a_generation():
     decoder, params = tiny_pair(adaedl(), rejection())
     state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8)
-    rounds = jax.device_put(np.int32(100))
-    decoder.jitted["run"](params, decoder.prefill(params, [[1, 2]], max_new_tokens=8), rounds)  # compiled before
+    rounds, leave = jax.device_put((np.int32(100), np.int32(1)))
+    decoder.jitted["run"](params, decoder.prefill(params, [[1, 2]], max_new_tokens=8), rounds, leave)  # compiled before
     with jax.transfer_guard("disallow"):
-        state = jax.block_until_ready(decoder.jitted["run"](params, state, rounds))
+        state = jax.block_until_ready(decoder.jitted["run"](params, state, rounds, leave))
     assert int(state.statistics.num_emitted_tokens[0]) == 8

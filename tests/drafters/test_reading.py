@@ -207,5 +207,5 @@ def test_nobody_asks_nothing_is_kept():
     texts = []
     for one in (decoder, bare):
         state = one.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=4)
-        texts.append(one.jitted["run"].lower(ModelParams(params, params), state, np.int32(9)).as_text())
+        texts.append(one.jitted["run"].lower(ModelParams(params, params), state, np.int32(9), np.int32(1)).as_text())
     assert texts[0] == texts[1]

@@ -1,0 +1,147 @@
+"""Rows that are done give their place to other prompts: each decodes as it would alone, and the rest goes on."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from tiny_reading import reading_pair
+
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model, multi_drafter, ngram, prompt_lookup
+from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.monitors import phases
+from specdec_jax.stopping import static, survival
+from specdec_jax.verification import rejection
+
+pytestmark = pytest.mark.slow
+
+MOST, SLOTS, ROWS = 3, 96, 3
+TABLES = toy_pair(5, 0, distance=0.9)
+NEW = (5, 23, 9, 14, 4, 17)  # most tokens of each prompt
+TEMPERATURES = (0.0, 1.0, 0.7, 1.0, 0.0, 1.0)
+
+
+def toy(drafter, params, policy, monitor=None):
+    decoder = build_decoder(
+        table_model(5), drafter, policy, rejection(), monitor=monitor, prefill_chunk=4, verification_widths=(MOST + 1,)
+    )
+    return decoder, ModelParams(TABLES.target, params), 5
+
+
+def reading():
+    target, params, drafter, own = reading_pair()
+    decoder = build_decoder(target, drafter_of(drafter, MOST), static(), rejection(), verification_widths=(MOST + 1,))
+    return decoder, ModelParams(params, own), target.spec.vocab_size
+
+
+def several():
+    small = model(table_model(5), MOST, catch_up=4)
+    joined = multi_drafter([small, ngram(MOST, slots=64), prompt_lookup(MOST)])
+    return toy(joined, (TABLES.drafter, None, None), static(), phases())
+
+
+CASES = {
+    "survival": lambda: toy(model(table_model(5), MOST, catch_up=4), TABLES.drafter, survival()),
+    "several_drafters": several,
+    "reading": reading,
+}
+
+
+@functools.cache
+def case(name):
+    return CASES[name]()
+
+
+def prompts_of(vocab):
+    rng = np.random.default_rng(4)
+    return [rng.integers(0, vocab, rng.integers(1, 12)).tolist() for _ in NEW]
+
+
+def options_of(which):
+    """Prefill's options for the prompts of these numbers."""
+    return {
+        "max_new_tokens": [NEW[i] for i in which],
+        "seed": [10 + i for i in which],
+        "warp": make_warp(len(which), temperature=np.array([TEMPERATURES[i] for i in which])),
+        "stop_ids": (),
+    }
+
+
+def tokens_of(state, row):
+    state = jax.tree.map(np.asarray, state)
+    return state.tokens[row, : state.length[row]].tolist()
+
+
+@functools.cache
+def alone(name, number):
+    decoder, params, vocab = case(name)
+    state = decoder.prefill(params, [prompts_of(vocab)[number]], slots=SLOTS, **options_of([number]))
+    state = jax.tree.map(np.asarray, decoder.run(params, state))
+    return tokens_of(state, 0), jax.tree.map(lambda leaf: leaf[0], state.statistics)
+
+
+def decoded(name, together):
+    """{number of a prompt: (tokens, counts)}, refilled when `together` rows are done."""
+    decoder, params, vocab = case(name)
+    prompts, waiting, found = prompts_of(vocab), list(range(len(NEW))), {}
+    state = decoder.idle(params, ROWS, SLOTS, stop_ids=())
+    holds = [None] * ROWS
+    while waiting or any(number is not None for number in holds):
+        free = [row for row, number in enumerate(holds) if number is None]
+        while waiting and len(free) >= together:
+            rows, free = free[:together], free[together:]
+            which = waiting[:together]
+            waiting = waiting[together:]
+            for row, number in zip(rows, which, strict=True):
+                holds[row] = number
+            state = decoder.refill(params, state, rows, [prompts[i] for i in which], **options_of(which))
+        idle = sum(number is None for number in holds)
+        state = decoder.run(params, state, leave=idle + together)
+        for row in np.flatnonzero(np.asarray(state.done)):
+            if holds[row] is not None:
+                counts = jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], state.statistics)
+                found[holds[row]], holds[row] = (tokens_of(state, row), counts), None
+    return found
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_decodes_as_it_does_alone(name, together):
+    """Tokens and every count: nothing is left of who had the row before, and nothing of the neighbours."""
+    found = decoded(name, together)
+    for number in range(len(NEW)):
+        tokens, counts = alone(name, number)
+        assert found[number][0] == tokens
+        jax.tree.map(np.testing.assert_array_equal, found[number][1], counts)
+    assert len({len(tokens) for tokens, _ in found.values()}) > 3, "rows end at different times"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_array_of_a_state_has_a_row_for_each_row(name):
+    """Refilling puts rows in place of rows: an array without that axis would be overwritten for all."""
+    decoder, params, _ = case(name)
+    for leaf in jax.tree.leaves(decoder.idle(params, 5, SLOTS)):
+        assert leaf.shape[0] == 5
+
+
+def test_a_run_leaves_when_so_many_rows_are_done():
+    decoder, params, vocab = case("survival")
+    for leave in (1, 2, 3, 9):
+        state = decoder.prefill(params, prompts_of(vocab)[:3], slots=SLOTS, **options_of([0, 1, 2]))
+        done = np.asarray(decoder.run(params, state, leave=leave).done)
+        assert done.sum() == min(leave, 3), "their ends are rounds apart"
+        assert done[0]
+
+
+def test_rows_that_are_not_there_are_refused():
+    decoder, params, _ = case("survival")
+    state = decoder.idle(params, ROWS, SLOTS)
+    for rows, prompts in (([3], [[1]]), ([-1], [[1]]), ([0, 1], [[1]])):
+        with pytest.raises(ValueError, match="refill needs one row"):
+            decoder.refill(params, state, rows, prompts)
+    with pytest.raises(ValueError, match="leaves when 1 or more"):
+        decoder.run(params, state, leave=0)
