@@ -2,7 +2,7 @@
 
 Question:  Which hyperparameters suit this pair of models, and do those learnt on one task serve the others?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
-Time:      ten minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
+Time:      twelve minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
 Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
 Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
            goes on where it was with the same --out

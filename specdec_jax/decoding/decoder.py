@@ -52,7 +52,7 @@ class Decoder(NamedTuple):
     compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
     extend: Callable[..., DecodeState]
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options): a state of rows that are done
-    refill: Callable[..., DecodeState]  # (params, state, rows, prompts, **options): prompts in place of what rows held
+    refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): the prompt in place of what it held
     step: Callable[[ModelParams, DecodeState], DecodeState]
     run: Callable[..., DecodeState]  # rounds=n: n at most; leave=k: until k rows are done
     score: Callable[..., Scores]
@@ -198,14 +198,12 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         cache, drafter = jitted["caches"](params, rows, slots)
         return state._replace(target_cache=cache, drafter=drafter)
 
-    def refill(
-        params: ModelParams, state: DecodeState, rows: Sequence[int], prompts: Sequence[Sequence[int]], **options: Any
-    ) -> DecodeState:
+    def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
         batch, slots = state.tokens.shape
-        if len(rows) != len(prompts) or any(not 0 <= row < batch for row in rows):
-            raise ValueError(f"refill needs one row in [0, {batch}) for each of {len(prompts)} prompts, got {rows}")
-        fresh = prefill(params, prompts, **{**options, "slots": slots})
-        return jitted["place"](state, fresh, np.asarray(rows, np.int32))
+        if not 0 <= row < batch:
+            raise ValueError(f"refill needs a row in [0, {batch}), got {row}")
+        fresh = prefill(params, [prompt], **{**options, "slots": slots})
+        return jitted["place"](state, fresh, np.int32(row))
 
     def run(
         params: ModelParams, state: DecodeState, rounds: int | None = None, leave: int | None = None
@@ -280,6 +278,6 @@ def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
     return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
 
 
-def _place(state: DecodeState, fresh: DecodeState, rows: Array) -> DecodeState:
-    """The state with the rows of `fresh` in its rows [G]; what stands twice in them must be the same."""
-    return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new), state, fresh)
+def _place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:
+    """The state with the one row of `fresh` as its row `row` []."""
+    return jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh)

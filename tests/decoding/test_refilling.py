@@ -85,20 +85,17 @@ def alone(name, number):
 
 
 def decoded(name, together):
-    """{number of a prompt: (tokens, counts)}, refilled when `together` rows are done."""
+    """{number of a prompt: (tokens, counts)}, refilled whenever `together` rows are done."""
     decoder, params, vocab = case(name)
     prompts, waiting, found = prompts_of(vocab), list(range(len(NEW))), {}
     state = decoder.idle(params, ROWS, SLOTS, stop_ids=())
     holds = [None] * ROWS
     while waiting or any(number is not None for number in holds):
-        free = [row for row, number in enumerate(holds) if number is None]
-        while waiting and len(free) >= together:
-            rows, free = free[:together], free[together:]
-            which = waiting[:together]
-            waiting = waiting[together:]
-            for row, number in zip(rows, which, strict=True):
-                holds[row] = number
-            state = decoder.refill(params, state, rows, [prompts[i] for i in which], **options_of(which))
+        for row in range(ROWS):
+            if waiting and holds[row] is None:
+                holds[row] = waiting.pop(0)
+                options = options_of([holds[row]])
+                state = decoder.refill(params, state, row, prompts[holds[row]], **options)
         idle = sum(number is None for number in holds)
         state = decoder.run(params, state, leave=idle + together)
         for row in np.flatnonzero(np.asarray(state.done)):
@@ -140,8 +137,8 @@ def test_a_run_leaves_when_so_many_rows_are_done():
 def test_rows_that_are_not_there_are_refused():
     decoder, params, _ = case("survival")
     state = decoder.idle(params, ROWS, SLOTS)
-    for rows, prompts in (([3], [[1]]), ([-1], [[1]]), ([0, 1], [[1]])):
-        with pytest.raises(ValueError, match="refill needs one row"):
-            decoder.refill(params, state, rows, prompts)
+    for row in (3, -1):
+        with pytest.raises(ValueError, match=rf"row in \[0, 3\), got {row}"):
+            decoder.refill(params, state, row, [1])
     with pytest.raises(ValueError, match="leaves when 1 or more"):
         decoder.run(params, state, leave=0)

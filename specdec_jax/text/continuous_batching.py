@@ -1,0 +1,171 @@
+"""Many requests through a batch whose rows take the next request as soon as theirs ends (continuous batching).
+
+One compiled generation a shape: the rows of a state share their cache slots, a power of two that holds the request, and
+requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
+from specdec_jax.text.pair import Pair
+from specdec_jax.types import DecodeState
+
+FEWEST_SLOTS = 128
+LOOK_AHEAD = 16  # times the batch: how far requests may overtake the oldest that is not done
+
+
+class Completed(NamedTuple):
+    """A request that came to its end."""
+
+    index: int  # which of the requests
+    result: Generation  # `seconds` are those between its prefill and its end, beside others
+
+
+class _Held(NamedTuple):
+    """What waits for a row, or has one."""
+
+    index: int
+    slots: int  # that its request needs
+    request: Request
+    since: float = 0.0
+
+
+def complete(
+    pair: Pair, requests: Iterable[Request], batch: int = 8, *, together: int = 1, look_ahead: int | None = None
+) -> Iterator[Completed]:
+    """Decode requests of one prompt each (`prepare`), `batch` at a time, in the order in which they end.
+
+    A row's tokens depend on its own request alone, as long as its policy looks at nothing else (`costs` that are told
+    to it are the pair's, not the batch's).
+
+    Args:
+        requests: taken as rows fall free, never more than `look_ahead` beyond the oldest that is not done.
+        together: rows that have to be done before any is refilled; each time costs a dispatch.
+        look_ahead: 16 times the batch unless given.
+
+    Raises:
+        ValueError: a number below 1, or a request that `fresh_state` refuses.
+    """
+    for name, value in (("batch", batch), ("together", together), ("look_ahead", look_ahead or 1)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    waiting = _Waiting(pair, requests, look_ahead or LOOK_AHEAD * batch)
+    while (slots := waiting.next_slots()) is not None:
+        yield from _one_shape(pair, waiting, batch, slots, together)
+
+
+def slots_of(pair: Pair, request: Request) -> int:
+    """Cache slots a row that decodes it has: a power of two."""
+    longest = max(map(len, request.prompts)) + request.options["max_new_tokens"] + max(pair.decoder.parts.widths)
+    return max(FEWEST_SLOTS, 1 << (longest - 1).bit_length())
+
+
+class _Waiting:
+    """Requests that no row has taken yet, as many as may be looked at."""
+
+    def __init__(self, pair: Pair, requests: Iterable[Request], look_ahead: int):
+        self._pair, self._look_ahead = pair, look_ahead
+        self._source = enumerate(requests)
+        self._queue: list[_Held] = []  # oldest first
+        self._running: set[int] = set()
+        self._next: int = 0  # the index that comes from the source next
+
+    def next_slots(self) -> int | None:
+        """The size of the oldest request; None: there is none left."""
+        self._look()
+        return self._queue[0].slots if self._queue else None
+
+    def take(self, slots: int, smaller: bool) -> _Held | None:
+        """The oldest request of this size, else perhaps of a smaller one."""
+        self._look()
+        fitting = [one for one in self._queue if one.slots == slots]
+        if smaller and not fitting:
+            fitting = [one for one in self._queue if one.slots < slots]
+        if not fitting:
+            return None
+        self._queue.remove(fitting[0])
+        self._running.add(fitting[0].index)
+        return fitting[0]
+
+    def done(self, index: int) -> None:
+        self._running.discard(index)
+
+    def _look(self) -> None:
+        """Requests as far ahead as is allowed."""
+        while self._next < self._oldest() + self._look_ahead:
+            found = next(self._source, None)
+            if found is None:
+                return
+            index, request = found
+            self._next = index + 1
+            self._queue.append(_Held(index, slots_of(self._pair, request), request))
+
+    def _oldest(self) -> int:
+        return min([*self._running, *(one.index for one in self._queue[:1]), self._next])
+
+
+def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: int) -> Iterator[Completed]:
+    """Until no request fits and all rows are done."""
+    decoder = pair.decoder
+    held: list[_Held | None] = [None] * batch
+    state: DecodeState | None = None
+    while True:
+        for row in range(batch):
+            own = any(one is not None and one.slots == slots for one in held)
+            taken = waiting.take(slots, smaller=own) if held[row] is None else None
+            if taken is None:
+                continue
+            options = taken.request.options
+            if state is None:
+                state = decoder.idle(pair.params, batch, slots, **_shared(options))
+            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **options)
+            held[row] = taken._replace(since=time.perf_counter())
+        busy = [row for row in range(batch) if held[row] is not None]
+        if not busy or state is None:
+            return
+        stops = any(one is not None and one.request.stop for one in held)
+        leave = batch - len(busy) + min(together, len(busy))
+        state = decoder.run(pair.params, state, rounds=1 if stops else None, leave=leave)
+        state = _stopped(pair, state, held) if stops else state
+        done = np.asarray(state.done)
+        ended = [row for row in busy if done[row]]
+        for row, result in zip(ended, _results(pair, state, ended, held), strict=True):
+            one, held[row] = held[row], None
+            assert one is not None
+            waiting.done(one.index)
+            yield Completed(one.index, result)
+
+
+def _shared(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request's options those that give a state its shapes."""
+    return {name: options[name] for name in ("policy", "verifier", "monitor", "stop_ids") if name in options}
+
+
+def _stopped(pair: Pair, state: DecodeState, held: list[_Held | None]) -> DecodeState:
+    """The state with the rows done whose text has a stop string."""
+    tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
+    done = np.array(state.done)
+    for row, one in enumerate(held):
+        if one is not None and one.request.stop and not done[row]:
+            text = pair.target.tokenizer.decode(tokens[row, begin[row] : end[row]].tolist())
+            done[row] = find_stop(text, one.request.stop) is not None
+    return state._replace(done=jax.numpy.asarray(done))
+
+
+def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held | None]) -> list[Generation]:
+    """Of rows that are done, without looking at caches."""
+    empty = dict.fromkeys(("target_cache", "drafter", "policy", "verifier", "monitor", "warp"), ())
+    told = jax.tree.map(np.asarray, state._replace(**empty)) if rows else state  # type: ignore[arg-type]
+    found = []
+    for row in rows:
+        one = held[row]
+        assert one is not None
+        alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], told)
+        seconds = time.perf_counter() - one.since
+        found.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, 0.0)))
+    return found

@@ -1,0 +1,113 @@
+"""Rows take the next request as theirs ends; what a request gets is what it gets alone."""
+
+import numpy as np
+import pytest
+from tiny_pair import write_pair
+
+from specdec_jax.stopping import static, survival
+from specdec_jax.text.continuous_batching import FEWEST_SLOTS, complete, slots_of
+from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+NEW = (5, 40, 1, 17, 9, 23, 12, 60, 3)
+EVERY = range(len(NEW))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
+    return build_pair(target, drafter, policy=survival(), max_draft_length=3, verification_widths=(4,), dtype="float32")
+
+
+def prompt_of(number):
+    return "".join("abcdefgh"[i] for i in np.random.default_rng(number).integers(0, 8, 3 + 5 * number))
+
+
+def sampling_of(number, stop=()):
+    temperature, top_k = (0.0, 1.0, 0.7)[number % 3], 5 * (number % 2)
+    return SamplingParams(max_new_tokens=NEW[number], temperature=temperature, top_k=top_k, seed=number, stop=stop)
+
+
+def decoded(pair, number, stop=()):
+    return generate(prompt_of(number), sampling_of(number, stop), pair=pair, chat=False, slots=FEWEST_SLOTS)
+
+
+@pytest.fixture(scope="module")
+def stops(tiny):
+    """A stop string for two of the requests, from the middle of their texts."""
+    return {number: decoded(tiny, number).text[NEW[number] // 3] for number in (3, 7)}
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, stops):
+    return [decoded(tiny, number, stops.get(number, ())) for number in range(len(NEW))]
+
+
+def requests(pair, stops=None, numbers=EVERY):
+    samplings = [(number, sampling_of(number, (stops or {}).get(number, ()))) for number in numbers]
+    return [prepare(pair, [prompt_of(number)], sampling, chat=False) for number, sampling in samplings]
+
+
+@pytest.mark.parametrize(("batch", "together"), [(1, 1), (3, 1), (4, 2), (16, 1)])
+def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch, together):
+    found = dict(complete(tiny, requests(tiny, stops), batch, together=together))
+    assert sorted(found) == list(range(len(NEW)))
+    for number, result in found.items():
+        expected = alone[number]
+        assert (result.text, result.finish_reason) == (expected.text, expected.finish_reason)
+        assert result.prompt_tokens == expected.prompt_tokens
+        if number not in stops:
+            assert result.tokens == expected.tokens and result.statistics == expected.statistics
+    assert {result.finish_reason for result in found.values()} >= {"length", "stop_string"}
+
+
+def test_statistics_of_a_stopped_text_do_not_depend_on_the_batch(tiny, stops):
+    """A row with a stop string is looked at every round, so no neighbour lets it run on."""
+    by_batch = [dict(complete(tiny, requests(tiny, stops), batch)) for batch in (1, 4)]
+    for number in stops:
+        one, other = (found[number] for found in by_batch)
+        assert one.tokens == other.tokens and one.statistics == other.statistics
+
+
+def test_short_requests_overtake_a_long_one_by_so_many_at_most(tiny):
+    numbers = [7, *[2, 8, 0] * 6]
+    order = [index for index, _ in complete(tiny, requests(tiny, numbers=numbers), 2, look_ahead=5)]
+    assert sorted(order) == list(range(len(numbers)))
+    assert 3 <= order.index(0) <= 5, "they pass it, but five requests are all that may be begun before it is done"
+
+
+def test_requests_of_one_size_share_a_program(tmp_path):
+    """Two sizes of cache slots are two compiled generations, however many requests there are; small ones fill up."""
+    target, drafter = write_pair(tmp_path)
+    pair = build_pair(target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32")
+    long = [prepare(pair, ["a" * 118], SamplingParams(max_new_tokens=new), chat=False) for new in (8, 10, 9)]
+    mixed = [long[0], *requests(pair, numbers=(0, 1, 2)), *long[1:], *requests(pair, numbers=(4, 5))]
+    assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 2 * FEWEST_SLOTS}
+    found = dict(complete(pair, mixed, 2))
+    assert sorted(found) == list(range(len(mixed)))
+    assert pair.decoder.jitted["run"]._cache_size() == 2
+
+
+def test_requests_are_taken_as_rows_fall_free(tiny):
+    taken = []
+
+    def source():
+        for number, one in enumerate(requests(tiny)):
+            taken.append(number)
+            yield one
+
+    results = complete(tiny, source(), 2, look_ahead=3)
+    next(results)
+    assert max(taken) <= 3
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"together": 0}, {"look_ahead": -1}])
+def test_numbers_below_one_are_refused(tiny, options):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} must be at least 1"):
+        list(complete(tiny, [], **options))
+
+
+def test_no_requests_are_none(tiny):
+    assert list(complete(tiny, [])) == []
