@@ -32,14 +32,15 @@ def per_row(
         return jnp.broadcast_to(value.astype(dtype), (batch,))
     try:
         numbers = np.asarray(value).astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
     if np.issubdtype(dtype, np.integer):
         if np.any(numbers != np.round(numbers)):
             raise ValueError(f"{name} must be a whole number, got {value!r}")
         high = min(high, np.iinfo(dtype).max)
     else:
-        numbers = numbers.astype(dtype)  # compared as it is used: float32(0.99) lies in [0, 0.99]
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+            numbers = numbers.astype(dtype)  # compared as it is used: float32(0.99) lies in [0, 0.99]
     if numbers.shape not in ((), (batch,)):
         raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
     above = numbers > low if open_low else numbers >= low
@@ -78,7 +79,7 @@ def vector_per_row(
         return jnp.broadcast_to(stacked.astype(np.float32), (batch, size))
     try:
         numbers = np.asarray(value).astype(np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be {size} numbers, got {value!r}") from None
     if numbers.shape not in ((size,), (batch, size)):
         raise ValueError(f"{name} must be {size} numbers, or that for each of {batch} rows, got shape {numbers.shape}")

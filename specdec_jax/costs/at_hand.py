@@ -36,18 +36,21 @@ LARGEST = 2e9  # bytes of float32 weights that are loaded to see whether they ar
 T = TypeVar("T")
 
 
-def measured(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
+def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -> CostModel:
     """c and V(k) of this pair on this machine, from disk or measured now: seconds, after compiling for as many.
 
     Args:
         drafter: None for one without a model: its step costs nothing.
+        batch: rows that share the passes.
     """
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
+    shapes += [batch] if batch > 1 else []  # files of one row are named as they always were
     names = [target.name] + ([] if drafter is None else [drafter.name])
 
     def measure() -> CostModel:
-        _say(f"measuring what passes of {' and '.join(names)} cost on this machine, once")
-        found = _measure(target, drafter)
+        rows = f" for {batch} rows" if batch > 1 else ""
+        _say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
+        found = _measure(target, drafter, batch)
         _say(sentence(found) + kept)
         return found
 
@@ -93,20 +96,26 @@ def sentence(costs: CostModel) -> str:
     return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}"
 
 
-def _measure(target: LoadedModel, drafter: LoadedModel | None) -> CostModel:
+def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> CostModel:
     programs: dict[str, Callable[[], Any]] = {
-        str(width): target_pass(target.model, target.params, width, 1, SLOTS, passes=PASSES) for width in WIDTHS
+        str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=PASSES) for width in WIDTHS
     }
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
         one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
-        options: dict[str, Any] = {"batch": 1, "slots": SLOTS, "temperature": 0.0, "keep_log_q": True, "measure": False}
+        options: dict[str, Any] = {
+            "batch": batch,
+            "slots": SLOTS,
+            "temperature": 0.0,
+            "keep_log_q": True,
+            "measure": False,
+        }
         programs["drafter"] = draft_round(one, drafter.params, static(draft_length=DRAFTS), **options)
         per["drafter"] = DRAFTS
     found = alternate(programs, REPEATS, per, seconds=SECONDS)
     step = found.pop("drafter").median if drafter is not None else 0.0
     where = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
-    return cost_model(step, {int(width): cost.median for width, cost in found.items()}, device=where)
+    return cost_model(step, {int(width): cost.median for width, cost in found.items()}, device=where, batch=batch)
 
 
 def _once(

@@ -9,6 +9,7 @@ from specdec_jax.decoding.rounds import Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import no_counts, no_record
 from specdec_jax.hyperparameters import host
+from specdec_jax.strategy import nearest
 from specdec_jax.types import Array, DecodeState, Monitor, StoppingPolicy, Verifier, Warp
 
 STOP_IDS = 8  # the stop tokens are padded to a multiple of this, so that one more compiles nothing
@@ -85,7 +86,10 @@ def _begun(built: Any, asked: Any, batch: int, hyperparameters: Mapping[str, Any
     """The state of the strategy asked for, which is the decoder's own but for hyperparameters."""
     if asked is not None and asked.bare != built.bare:
         raise ValueError(f"this decoder was built for {built!r}, not for {asked!r}")
-    return (built if asked is None else asked).init(batch, **(hyperparameters or {}))
+    strategy, given = built if asked is None else asked, hyperparameters or {}
+    for name in given.keys() - strategy.hyperparameters.keys():
+        raise ValueError(f"{strategy.name} has no hyperparameter {name!r}{nearest(name, strategy.hyperparameters)}")
+    return strategy.init(batch, **given)
 
 
 def _lengths(

@@ -5,8 +5,8 @@ requests are taken by that size. Where none is left, smaller ones fill the rows 
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
 
 FEWEST_SLOTS = 128
+SHAPING = ("policy", "verifier", "monitor", "stop_ids")  # options that give a state its shapes
 LOOK_AHEAD = 16  # times the batch: how far requests may overtake the oldest that is not done
 
 
@@ -23,7 +24,7 @@ class Completed(NamedTuple):
     """A request that came to its end."""
 
     index: int  # which of the requests
-    result: Generation  # `seconds` are those between its prefill and its end, beside others
+    result: Generation  # `seconds` from its prefill to its end, beside others; the first of a shape has compiled it
 
 
 class _Held(NamedTuple):
@@ -33,6 +34,7 @@ class _Held(NamedTuple):
     slots: int  # that its request needs
     request: Request
     since: float = 0.0
+    compile_seconds: float = 0.0  # of the shape, for the first request that needed it
 
 
 def complete(
@@ -120,11 +122,11 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: 
             taken = waiting.take(slots, smaller=own) if held[row] is None else None
             if taken is None:
                 continue
-            options = taken.request.options
+            compiling = 0.0
             if state is None:
-                state = decoder.idle(pair.params, batch, slots, **_shared(options))
-            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **options)
-            held[row] = taken._replace(since=time.perf_counter())
+                state, compiling = _begun(pair, taken.request, batch, slots)
+            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **taken.request.options)
+            held[row] = taken._replace(since=time.perf_counter(), compile_seconds=compiling)
         busy = [row for row in range(batch) if held[row] is not None]
         if not busy or state is None:
             return
@@ -141,9 +143,15 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: 
             yield Completed(one.index, result)
 
 
-def _shared(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a request's options those that give a state its shapes."""
-    return {name: options[name] for name in ("policy", "verifier", "monitor", "stop_ids") if name in options}
+def _begun(pair: Pair, request: Request, batch: int, slots: int) -> tuple[DecodeState, float]:
+    """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
+    decoder, watch = pair.decoder, time.perf_counter()
+    known = decoder.jitted["run"]._cache_size()
+    shared = {name: request.options[name] for name in SHAPING if name in request.options}
+    state = decoder.idle(pair.params, batch, slots, **shared)
+    state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0})
+    state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
+    return state, time.perf_counter() - watch if decoder.jitted["run"]._cache_size() > known else 0.0
 
 
 def _stopped(pair: Pair, state: DecodeState, held: list[_Held | None]) -> DecodeState:
@@ -167,5 +175,5 @@ def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held |
         assert one is not None
         alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], told)
         seconds = time.perf_counter() - one.since
-        found.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, 0.0)))
+        found.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, one.compile_seconds)))
     return found

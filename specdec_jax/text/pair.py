@@ -91,6 +91,7 @@ def build_pair(
     dtype: str = "auto",
     verification_widths: tuple[int, ...] | None = None,
     costs: CostModel | str | Path | None = None,
+    batch: int = 1,
 ) -> Pair:
     """Load (where a name is given) and join. `drafter=None` is plain decoding.
 
@@ -113,6 +114,7 @@ def build_pair(
             `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that
             `experiments.step_cost` wrote. None: what SPECDEC_JAX_COSTS in the environment says, else measured. Of
             several drafters the first with a model is measured for rules; they are chosen among by their bytes.
+        batch: rows that costs are measured for: a wide pass of many rows is no longer nearly free.
 
     Raises:
         ValueError: the vocabularies differ, a number is out of range, or options or parameters that no drafter takes.
@@ -126,7 +128,7 @@ def build_pair(
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
     found = [_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each]
-    known = _known_costs(asked, big, found)
+    known = _known_costs(asked, big, found, batch)
     most = _longest(known, verification_widths, policy) if max_draft_length is None else max_draft_length
     own = _params_of_each(each, drafter_params) if together else [drafter_params]
     pairs = [_drafter(big, one, weights, most) for one, weights in zip(found, own, strict=False)]
@@ -210,13 +212,13 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     return small
 
 
-def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter]) -> CostModel | None:
+def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter], batch: int) -> CostModel | None:
     """The costs asked for, measured if need be; None: estimated, or nobody drafts."""
     if asked == ESTIMATED or not found:
         return None
     if isinstance(asked, CostModel):
         return asked
-    return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None))
+    return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None), batch)
 
 
 def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:

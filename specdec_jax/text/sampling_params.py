@@ -58,7 +58,7 @@ def _at_least(name: str, value: Any, least: int) -> None:
 def _within(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
     inside = (low < number if open_low else low <= number) and number <= high and number < float("inf")
     if not inside:

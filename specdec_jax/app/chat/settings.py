@@ -50,22 +50,21 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     return policy, verifier
 
 
-def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier) -> Pair:
+def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:
     """Loads what is not loaded yet and joins it. Equal static options give one decoder; hyperparameters compile none.
+
+    `more` are other arguments of `build_pair`, or others than the settings'.
 
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
     """
-    return build_pair(
-        settings.target,
-        _drafters(settings),
-        policy=policy,
-        verifier=verifier,
-        monitor=PHASES if settings.phases else None,
-        max_draft_length=settings.max_draft_length,
-        dtype=settings.dtype,
-        costs=settings.costs,
-    )
+    options: dict[str, Any] = {
+        "monitor": PHASES if settings.phases else None,
+        "max_draft_length": settings.max_draft_length,
+        "dtype": settings.dtype,
+        "costs": settings.costs,
+    }
+    return build_pair(settings.target, _drafters(settings), policy=policy, verifier=verifier, **{**options, **more})
 
 
 def _drafters(settings: Settings) -> Any:

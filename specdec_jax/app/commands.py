@@ -1,0 +1,143 @@
+"""The commands of the command line as dataclasses: their fields are the options. Nothing heavy is imported."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from specdec_jax.app.options import Decoding, Drafting, Maybe, Models, Rules, Switch
+
+
+@dataclass(frozen=True)
+class Beams:
+    beams: Annotated[int | None, tyro.conf.arg(aliases=["--num-beams"], metavar="INT", help_behavior_hint="")] = None
+    """Beam search with this many beams instead of drafting; a table of all beams follows the text."""
+    length_penalty: float = 1.0
+    """With --beams: the score is the log-probability over length to this power; above 0 favours long texts."""
+    min_new_tokens: int = 0
+    """With --beams: no end of sequence before this many tokens."""
+
+
+@dataclass(frozen=True)
+class Output:
+    json: Switch = False
+    """Print text, tokens, statistics and times as one line of JSON instead of streaming."""
+    compare: Switch = False
+    """Also decode the prompt plainly, alternating with speculative decoding, and print the measured speed-up."""
+    record: Switch = False
+    """Add every round to the JSON: drafted, accepted, lambda, entropies."""
+    rejected: Switch = True
+    """Hide rejected drafts on a terminal."""
+    phases: Switch = False
+    """Run the phase monitor even if no rule reads it; page and picture shade reasoning phases."""
+    statistics: Switch = True
+    """Print no statistics to standard error at the end."""
+    profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Write a JAX profile of the decoding (scopes draft, verify, commit) to this folder."""
+    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
+    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write the entropies and thresholds as a picture: .png, .svg or .pdf."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Drafting):
+    """Decode a prompt with adaptive speculative decoding and stream the text.
+
+    A small drafter proposes tokens and the target verifies them in one pass; the output distribution is the target's.
+    On a terminal accepted drafts are green, rejected ones struck out in red with the target's token in yellow after
+    them; bonus tokens, after drafts that were all accepted, are cyan. Piped, the text is plain.
+
+      python -m specdec_jax generate "Why is the sky blue?"
+      python -m specdec_jax generate "Why is the sky blue?" --policy "adaedl(threshold=0.3)" --compare
+      python -m specdec_jax generate "Name three rivers." --temperature 0.8 --seed 7 --stop "2." --json
+      python -m specdec_jax generate "Name three rivers." --beams 4 --length-penalty 1.0
+      echo "Once upon a time" | python -m specdec_jax generate - --no-chat --drafter none
+    """
+
+    prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PROMPT")]
+    """- reads standard input."""
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
+    decoding: Decoding = field(default_factory=Decoding)
+    beams: Beams = field(default_factory=Beams)
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class Chat(Drafting):
+    """Chat with a model under speculative decoding; slash commands change every setting.
+
+    Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer and keeps the session; /help lists the commands.
+    If standard input is not a terminal, each of its lines is a message or a command.
+
+      python -m specdec_jax chat
+      python -m specdec_jax chat --policy "static(draft_length=3)" --temperature 0.8
+      printf 'Name three rivers.\\n/stats\\n' | python -m specdec_jax chat
+    """
+
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
+    decoding: Decoding = field(default_factory=Decoding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFile(Drafting):
+    """Decode the prompts of a JSONL file as one batch.
+
+    Rows whose text has ended take the next prompt, and every result is appended to the output, in the input's order. A
+    line of the input is an object with `prompt` (text, or messages with role and content) and, where they differ from
+    the options: system, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, and policy and verifier (objects
+    of hyperparameters); `id` is passed on. Line i has seed + i. A run that was killed goes on with the same command. A
+    bad line becomes a line with its error, and the exit code is 1.
+
+      python -m specdec_jax generate-file prompts.jsonl results.jsonl
+      python -m specdec_jax generate-file prompts.jsonl results.jsonl --batch 32 --temperature 0.7 --tokens
+    """
+
+    input: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INPUT")]
+    """A JSONL file."""
+    output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUTPUT")]
+    """Results are appended to it; what they depend on stands beside it, in OUTPUT.settings.json."""
+    batch: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
+    """Rows decoded at once. Sampled texts depend on it only by the costs that are measured for it (--costs)."""
+    tokens: Switch = False
+    """Write every result's token ids too."""
+    overwrite: Switch = False
+    """Begin anew where the output exists."""
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
+    decoding: Decoding = field(default_factory=Decoding)
+
+
+@dataclass(frozen=True)
+class VerifyLossless:
+    """Prove that a policy and a verifier leave the target's distribution unchanged.
+
+    Exact enumeration on toy models, all rounds of short drafts and every round of long ones, then chi-square tests of
+    samples from the whole decoder, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless;
+    3: not shown, because the rule was never seen to stop at some draft, or some draft never occurred.
+
+      python -m specdec_jax verify-lossless --policy "adaedl(keep_checked_token=True)" --verifier block
+      python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
+    """
+
+    rules: Rules = field(default_factory=Rules)
+    max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """The longest draft tested, at most 10; by default 5 on toys and 7 on a pair."""
+    sequences: int = 40960
+    """Sequences of the sampled test on a toy."""
+    target: Annotated[str | None, Maybe] = None
+    """A real target for the sampled test."""
+    drafter: Annotated[str | None, Maybe] = None
+    """A real drafter for the sampled test."""
+    prompt: str = "Once upon a time"
+    """The prompt of the sampled test on a real pair."""
+    temperature: float = 1.0
+    """The temperature of the sampled test on a real pair."""
+    pair_sequences: int = 512
+    """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
+    results so far."""
+    json: Switch = False
+    """Print the report as one line of JSON."""

@@ -1,0 +1,198 @@
+"""`generate-file`: requests from a JSONL file through one batch, results appended line by line."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from specdec_jax import __version__
+from specdec_jax.app.chat.settings import Settings, build
+from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.writable import check_file
+from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.at_hand import dtype_of
+from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.text.continuous_batching import Completed, complete
+from specdec_jax.text.generation import Request
+from specdec_jax.text.pair import Pair
+from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
+from specdec_jax.text.result_file import ResultFile, known_settings, opened, write_settings
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import StoppingPolicy, Verifier
+
+DECIDED = "decided"  # what this machine chose when the run began, and a run that goes on takes over
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+
+
+@dataclass
+class _Lines:
+    """What is known of the input's lines; results wait here until all lines before theirs are written."""
+
+    numbers: list[int]  # of each request in the file, from 1
+    lines: list[bytes]
+    fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of requests that are being decoded
+    ready: dict[int, bytes] = field(default_factory=dict)
+    refused: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    compiling: float = 0.0  # seconds
+
+
+def generate_file(
+    source: Path,
+    output: Path,
+    settings: Settings,
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    *,
+    batch: int,
+    with_tokens: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Decode what `output` does not have yet; returns how many lines of the input were refused.
+
+    Raises:
+        ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    if source.resolve() == output.resolve():
+        raise ValueError(f"the output would overwrite the input {str(source)!r}")
+    content = source.read_bytes()
+    check_file(output)
+    wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with opened(output, wanted, content, overwrite) as results:
+        lines = _lines(content)
+        if results.lines >= len(lines.lines):
+            console.print(f"{output} is complete: {results.lines} lines")
+            return 0
+        enable()
+        with interrupts_end_here():  # every line is written in one piece: nothing is lost
+            pair = _pair(settings, policy, verifier, output, batch, console)
+            _decode(pair, lines, results, settings, batch, with_tokens, console)
+    return lines.refused
+
+
+def _wanted(settings: Settings) -> dict[str, Any]:
+    """What the content of the output depends on."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+
+
+def _lines(content: bytes) -> _Lines:
+    """Every line that is not blank, with its number."""
+    numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    return _Lines([number for number, _ in numbered], [line for _, line in numbered])
+
+
+def _pair(
+    settings: Settings, policy: StoppingPolicy, verifier: Verifier, output: Path, batch: int, console: Console
+) -> Pair:
+    """The pair; what the machine decides of it is written beside the output, and read from there by a later run."""
+    known = known_settings(output)
+    decided = known.get(DECIDED)
+    more: dict[str, Any] = {"batch": batch}
+    if decided is not None:
+        costs = decided["costs"]
+        costs = costs and CostModel(**{**costs, **{name: tuple(costs[name]) for name in ("widths", "target_pass")}})
+        more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
+        more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
+    with console.status(f"Loading {settings.target} and {settings.drafter}"):
+        pair = build(settings, policy, verifier, **more)
+    if decided is None:
+        parts = pair.decoder.parts
+        own = {
+            "dtype": dtype_of(pair.target),
+            "max_draft_length": parts.drafter.max_draft_length,
+            "verification_widths": parts.widths,
+            "costs": None if pair.costs is None else pair.costs._asdict(),
+        }
+        write_settings(output, {**known, DECIDED: own})
+    return pair
+
+
+def _decode(
+    pair: Pair,
+    lines: _Lines,
+    results: ResultFile,
+    settings: Settings,
+    batch: int,
+    with_tokens: bool,
+    console: Console,
+) -> None:
+    sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
+    defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
+    first, began = results.lines, time.perf_counter()
+    indices: list[int] = []  # of the requests handed out, which line each is
+
+    def requests() -> Iterator[Request]:
+        for index in range(first, len(lines.lines)):
+            fields: Mapping[str, Any] = {}
+            try:
+                fields = read_line(lines.lines[index])
+                request = request_of(pair, fields, defaults, index)
+            except ValueError as error:
+                lines.refused += 1
+                lines.ready[index] = error_line(lines.numbers[index], fields, error)
+                continue
+            lines.fields[index] = fields
+            indices.append(index)
+            yield request
+
+    with _progress(console, len(lines.lines), first) as (bar, task):
+        for done in complete(pair, requests(), batch):
+            index = indices[done.index]
+            _count(lines, done)
+            fields = lines.fields.pop(index)
+            lines.ready[index] = result_line(lines.numbers[index], fields, done.result, with_tokens)
+            _write(lines, results)
+            bar.update(task, completed=results.lines, said=_said(lines, time.perf_counter() - began))
+        _write(lines, results)
+    seconds = time.perf_counter() - began
+    refused = f", {lines.refused} refused" if lines.refused else ""
+    shapes = pair.decoder.jitted["run"]._cache_size()
+    programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
+    console.print(f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}; {programs}")
+
+
+def _write(lines: _Lines, results: ResultFile) -> None:
+    """What is ready, as far as no line before it is missing."""
+    while results.lines in lines.ready:
+        results.append(lines.ready.pop(results.lines))
+
+
+def _count(lines: _Lines, done: Completed) -> None:
+    counts = done.result.statistics
+    lines.tokens += counts["num_emitted_tokens"]
+    lines.drafted += counts["num_draft_tokens"]
+    lines.accepted += counts["num_accepted_tokens"]
+    lines.compiling += done.result.compile_seconds
+
+
+def _said(lines: _Lines, seconds: float) -> str:
+    """Tokens/s are without compiling."""
+    accepted = f", {lines.accepted / lines.drafted:.0%} of drafts accepted" if lines.drafted else ""
+    return f"{lines.tokens:,} tokens, {lines.tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{accepted}"
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int, done: int) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    said = TextColumn("{task.fields[said]}", markup=False)
+    with Progress(*columns, said, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("lines", total=total, completed=done, said="")
+        yield bar, task

@@ -1,0 +1,169 @@
+"""A file of requests: one JSON object a line, each checked by itself, so that a bad one stops no other."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_jax.decoding.state import fresh_state
+from specdec_jax.strategy import nearest
+from specdec_jax.text.generation import Generation, Request, prepare
+from specdec_jax.text.pair import Pair
+from specdec_jax.text.sampling_params import SamplingParams
+
+WHOLE = ("max_new_tokens", "top_k", "seed")
+NUMBERS = ("temperature", "top_p", "min_p")
+HYPERPARAMETERS = ("policy", "verifier")
+FIELDS = ("prompt", "system", "id", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
+LARGEST = 2**53  # of whole numbers: beyond, floating point skips some
+COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What lines have that do not say otherwise; line i of the requests then has seed + i."""
+
+    sampling: SamplingParams = SamplingParams()
+    chat: bool = True
+    system: str | None = None
+    calibration: str | None = None
+
+
+def read_line(line: bytes) -> dict[str, Any]:
+    """A line's fields, types checked: `prompt` (text, or messages with role and content) and what else is given.
+
+    `policy` and `verifier` are objects of hyperparameters, `id` is passed on to the result.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object is wanted, this is a {type(found).__name__}")
+    for name in found:
+        if name not in FIELDS:
+            raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
+    if "prompt" not in found:
+        raise ValueError("there is no prompt")
+    for name, value in found.items():
+        _CHECKS[name](name, value)
+    return found
+
+
+def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
+    """The checked request of a line's fields; `number` counts the requests of the file from 0.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    own = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
+    own.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
+    sampling = dataclasses.replace(defaults.sampling, **own)
+    system = fields.get("system", defaults.system)
+    request = prepare(
+        pair, [fields["prompt"]], sampling, chat=defaults.chat, system=system, calibration=defaults.calibration
+    )
+    for kind in HYPERPARAMETERS:
+        name = f"{kind}_hyperparameters"
+        if kind in fields:
+            request.options[name] = {**request.options.get(name, {}), **fields[kind]}
+    fresh_state(pair.decoder.parts, request.prompts, **request.options)
+    return request
+
+
+def result_line(number: int, fields: Mapping[str, Any], result: Generation, with_tokens: bool) -> bytes:
+    """A line of the output: line number, id, text, why it ended, and counts; never a time."""
+    counts = {name: result.statistics[name] for name in COUNTS}
+    told = {"text": result.text, "finish_reason": result.finish_reason}
+    tokens = {"tokens": result.tokens} if with_tokens else {}
+    sizes = {"num_prompt_tokens": len(result.prompt_tokens), "num_tokens": len(result.tokens)}
+    return _line({"line": number, **_id(fields), **told, **tokens, **sizes, **counts})
+
+
+def error_line(number: int, fields: Mapping[str, Any], error: Exception) -> bytes:
+    """A line of the output for one of the input that was refused."""
+    return _line({"line": number, **_id(fields), "error": " ".join(str(error).split())})
+
+
+def _id(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": fields["id"]} if "id" in fields else {}
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    # half a surrogate pair has no UTF-8: it is written as JSON writes it
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {_short(value)}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{name} is not valid Unicode: {_short(value)} has half a surrogate pair")
+
+
+def _check_prompt(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError("the prompt is empty")
+        return _check_text(name, value)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"prompt must be text or a list of messages, got {_short(value)}")
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise ValueError(f"message {index} of the prompt must have role and content, got {_short(message)}")
+        for key, text in message.items():
+            _check_text(f"{key} of message {index}", text)
+
+
+def _check_stop(name: str, value: Any) -> None:
+    for text in value if isinstance(value, list) else [value]:
+        _check_text(name, text)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {_short(value)}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"{name} is out of range: {_short(value)}")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, got {_short(value)}")
+    if abs(value) > LARGEST:
+        raise ValueError(f"{name} is out of range: {_short(value)}")
+
+
+def _check_hyperparameters(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object of hyperparameters, got {_short(value)}")
+    for key, number in value.items():
+        for one in number if isinstance(number, list) and number else [number]:
+            _check_number(f"{_short(key)} of {name}", one)
+
+
+def _check_id(name: str, value: Any) -> None:
+    if isinstance(value, (dict, list)):
+        raise ValueError(f"{name} must be text or a number, got {_short(value)}")
+
+
+_CHECKS = {
+    "prompt": _check_prompt,
+    "system": _check_text,
+    "id": _check_id,
+    "stop": _check_stop,
+    **dict.fromkeys(WHOLE, _check_whole),
+    **dict.fromkeys(NUMBERS, _check_number),
+    **dict.fromkeys(HYPERPARAMETERS, _check_hyperparameters),
+}

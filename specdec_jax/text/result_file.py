@@ -1,0 +1,123 @@
+"""A file of results that only ever grows by whole lines, and what must be the same for a run to go on with it."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from specdec_jax.loading.new_folder import replacing
+
+SETTINGS = ".settings.json"
+
+
+class ResultFile:
+    """Appends whole lines: one that could not be written whole is taken back, one half-written by a killed run too."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self.lines, self._size = _whole_lines(path)
+        os.ftruncate(self._descriptor, self._size)
+
+    def append(self, line: bytes) -> None:
+        """One line, its end included. Raises OSError naming the file; the lines before it stand."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size)
+            raise OSError(f"cannot write {self.path}: {error.strerror or error}") from None
+        self._size += len(line)
+        self.lines += 1
+
+    def close(self) -> None:
+        """What was written is on the disk afterwards."""
+        with contextlib.suppress(OSError):  # a pipe or a device has nothing to be flushed
+            os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
+    """The file of results of these settings and this input, alone: with the whole lines it has, or empty.
+
+    What must be the same stands beside it, in `NAME.settings.json`. An input may have grown since.
+
+    Raises:
+        ValueError: the file has results of other settings, of another input, or of something else.
+        BlockingIOError: another process writes it.
+        OSError: it cannot be written.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(f"{path} is being written by another process") from None
+    try:
+        beside = path.with_name(path.name + SETTINGS)
+        if overwrite:
+            path.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
+        if path.exists() and path.stat().st_size:
+            _check_same(path, beside, settings, source)
+        else:
+            beside.unlink(missing_ok=True)
+        results = ResultFile(path)
+        try:
+            write_settings(path, {**known_settings(path), "settings": settings, "input": _digest(source)})
+            yield results
+        finally:
+            results.close()
+    finally:
+        lock.release()
+
+
+def known_settings(path: Path) -> dict[str, Any]:
+    """What stands beside a file of results; {} where nothing can be read."""
+    try:
+        found = json.loads(path.with_name(path.name + SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Beside a file of results, complete or not at all."""
+    with replacing(path.with_name(path.name + SETTINGS)) as temporary:
+        temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_same(path: Path, beside: Path, settings: Mapping[str, Any], source: bytes) -> None:
+    known = known_settings(path)
+    advice = "give another name, or --overwrite"
+    if not beside.is_file() or not {"settings", "input"} <= known.keys():
+        raise ValueError(f"{path} exists and is no unfinished output ({beside.name} does not say what it is): {advice}")
+    wanted = json.loads(json.dumps(settings))
+    for name in wanted.keys() | known["settings"].keys():
+        before, now = known["settings"].get(name), wanted.get(name)
+        if before != now:
+            raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {advice}")
+    if _digest(source[: known["input"]["bytes"]]) != known["input"]:
+        raise ValueError(f"{path} was written from another input: {advice}")
+
+
+def _digest(source: bytes) -> dict[str, Any]:
+    return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
+
+
+def _whole_lines(path: Path) -> tuple[int, int]:
+    """How many lines a file has that end, and their bytes."""
+    lines, size, seen = 0, 0, 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            lines += block.count(b"\n")
+            last = block.rfind(b"\n")
+            size = seen + last + 1 if last >= 0 else size
+            seen += len(block)
+    return lines, size

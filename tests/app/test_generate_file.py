@@ -1,0 +1,236 @@
+"""generate-file: lines in, lines out; whatever the batch, wherever it was stopped, whatever else is in the file."""
+
+import errno
+import json
+import os
+import random
+
+import pytest
+from filelock import FileLock
+from tiny_pair import write_pair
+
+from specdec_jax.app.cli import main
+from specdec_jax.stopping import survival
+from specdec_jax.text import result_file
+from specdec_jax.text.pair import build_pair
+from specdec_jax.text.request_file import Defaults, read_line, request_of
+from specdec_jax.text.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+GOOD = [
+    {"prompt": "hello", "max_new_tokens": 20, "id": "first"},
+    {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},
+    {"prompt": [{"role": "user", "content": "third"}], "seed": 4, "temperature": 1.0, "top_k": 9},
+    {"prompt": "4", "policy": {"prior_precision": 2.0}, "max_new_tokens": 1, "id": 4},
+    {"prompt": "fünf", "temperature": 0.5, "top_p": 0.8},
+    {"prompt": "six", "max_new_tokens": 25},
+]
+BAD = [b"nonsense", b'{"prompt": "a", "temprature": 1}', b'{"prompt": "\xff"}', b'{"prompt": 3}', b"[]"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
+    options = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--costs", "estimated"]
+    return [*options, "--no-chat", "--max-draft-length", "3", "--max-new-tokens", "12", "--tokens"]
+
+
+@pytest.fixture
+def source(tmp_path):
+    lines = [json.dumps(line).encode() for line in GOOD if not isinstance(line["prompt"], list)]
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\n".join([lines[0], b"", *BAD[:2], *lines[1:3], *BAD[2:], *lines[3:]]))  # the last has no end
+    return path
+
+
+def run(models, source, output, *more):
+    return main(["generate-file", str(source), str(output), *models, *more])
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def whole(models, source, tmp_path):
+    """What an undisturbed run writes."""
+    output = tmp_path / "whole.jsonl"
+    assert run(models, source, output, "--batch", "2") == 1
+    return output.read_bytes()
+
+
+def test_lines_come_in_order_with_what_was_asked_of_each(whole, source):
+    found = [json.loads(line) for line in whole.splitlines()]
+    numbers = [i for i, line in enumerate(source.read_bytes().split(b"\n"), 1) if line]
+    assert [line["line"] for line in found] == numbers
+    good = [line for line in found if "error" not in line]
+    assert [line.get("id") for line in good] == ["first", None, 4, None, None]
+    assert [line["num_tokens"] for line in good if line["finish_reason"] == "length"][:1] == [20]
+    assert all(len(line["tokens"]) == line["num_tokens"] <= 33 for line in good)
+    errors = " / ".join(line["error"] for line in found if "error" in line)
+    for word in ("not JSON", "did you mean 'temperature'", "not UTF-8", "prompt must be text", "JSON object"):
+        assert word in errors
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_the_output_does_not_depend_on_the_batch(models, source, whole, tmp_path, batch):
+    output = tmp_path / "again.jsonl"
+    assert run(models, source, output, "--batch", str(batch)) == 1
+    assert output.read_bytes() == whole
+
+
+def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tmp_path):
+    """The same bytes, also after a line that was half-written and with another batch."""
+    output = tmp_path / "cut.jsonl"
+    run(models, source, output, "--batch", "2")
+    for cut in (0, 1, len(whole) // 3, whole.index(b"\n") + 1, len(whole) - 1):
+        output.write_bytes(whole[:cut])
+        run(models, source, output, "--batch", "3")
+        assert output.read_bytes() == whole, cut
+
+
+def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):
+    output = tmp_path / "grown.jsonl"
+    run(models, source, output)
+    assert run(models, source, output) == 0
+    assert "is complete: 10 lines" in capsys.readouterr().err
+    with source.open("ab") as file:
+        file.write(b'\n{"prompt": "more"}\n')
+    assert run(models, source, output) == 0
+    assert output.read_bytes().startswith(whole) and read(output)[-1]["num_tokens"] == 12
+
+
+def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    run(models, source, output)
+    before = output.read_bytes()
+    assert run(models, source, output, "--temperature", "0.5") == 2
+    assert "written with temperature 0.0, not 0.5" in capsys.readouterr().err
+    source.write_bytes(source.read_bytes().replace(b"hello", b"jello"))
+    assert run(models, source, output) == 2
+    assert "written from another input" in capsys.readouterr().err
+    (tmp_path / "out.jsonl.settings.json").unlink()
+    assert run(models, source, output) == 2
+    assert "does not say what it is" in capsys.readouterr().err
+    assert output.read_bytes() == before
+    assert run(models, source, output, "--overwrite") == 1
+    assert output.read_bytes() != before
+
+
+def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
+    """The third line fails after some of its bytes: they are taken back, and the run goes on when there is room."""
+    output, written, real = tmp_path / "full.jsonl", [], os.write
+
+    def write(descriptor, data):
+        if not bytes(data).startswith(b'{"line"') and not written:
+            return real(descriptor, data)
+        written.append(1)
+        if len(written) == 3:
+            return real(descriptor, data[:5])
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(result_file.os, "write", write)
+    assert run(models, source, output) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert output.read_bytes() == b"".join(line + b"\n" for line in whole.splitlines()[:2])
+    monkeypatch.undo()
+    run(models, source, output)
+    assert output.read_bytes() == whole
+
+
+def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path, capsys):
+    cases = [
+        (source, source, [], "would overwrite the input"),
+        (tmp_path / "none.jsonl", tmp_path / "out.jsonl", [], "No such file"),
+        (source, tmp_path, [], "it is a folder"),
+        (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
+        (source, tmp_path / "out.jsonl", ["--batch", "0"], "batch must be at least 1, got 0"),
+    ]
+    for given, output, more, why in cases:
+        assert run(models, given, output, *more) == 2
+        assert why in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_one_process_writes_a_file(models, source, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    with FileLock(tmp_path / ".out.jsonl.lock"):
+        assert run(models, source, output) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("fuzzed"))
+    return build_pair(target, drafter, policy=survival(), max_draft_length=3, dtype="float32", costs="estimated")
+
+
+def malformed(rng):
+    """A line that no request may be made of: one field is wrong in one way."""
+    wrong = {
+        "prompt": [None, 3, True, [], {}, "", "  \n", [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], "\ud800"]
+        + ["x" * 200_000, [{"role": "user", "content": "\udfff"}], [["user", "a"]], [{"role": "a", "content": None}]],
+        "max_new_tokens": [0, -1, 1.5, "8", None, True, 10**30, 1e308, [], float("nan"), 127],
+        "temperature": [-0.1, "1", None, True, float("nan"), float("inf"), -float("inf"), 10**400, [1.0], 1e300],
+        "top_k": [-1, 0.5, "3", None, 10**18, True],
+        "top_p": [0, -0.5, 1.0001, "0.9", None, float("nan")],
+        "min_p": [-1e-9, 1.5, "x", None, {}],
+        "seed": [-1, 2**32, 1.0, "7", None, 10**40],
+        "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
+        "system": [3, [], {}, "\udc00", None],
+        "id": [[], {}, [1]],
+        "policy": [1, "survival", None, [], {"threshold": 1}, {"decay": "x"}, {"decay": 2.0}, {"decay": [0.1, 0.2]}]
+        + [
+            {"decay": 10**400},
+            {"greedy": 8 * [10**400]},
+            {"decay": None},
+            {"decay": float("nan")},
+            {"decay": {}},
+            {"greedy": [1.0]},
+            {"greedy": [[1.0]]},
+            {"": 1},
+        ],
+        "verifier": [{"lenience": 0.5}, 3, None],
+        rng.choice(["promt", "Prompt", "n", "stream", "", "\ud800", "max_tokens"]): [1, None, "x"],
+    }
+    field = rng.choice(sorted(wrong))
+    line = {"prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(wrong[field])}
+    return json.dumps(line).encode()
+
+
+def truncated(rng):
+    line = json.dumps({"prompt": "fine", "max_new_tokens": 4, "stop": ["a", "b"]}).encode()
+    return line[: rng.randrange(1, len(line))]
+
+
+def scrambled(rng):
+    line = bytearray(json.dumps({"prompt": "fine", "temperature": 0.5}).encode())
+    line[rng.randrange(len(line))] = rng.choice(b'\xff\xc0\x00{[,:"')
+    return bytes(line)
+
+
+KINDS = {"malformed": malformed, "truncated": truncated, "scrambled": scrambled}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thousand_bad_lines_are_refused_by_name(pair, kind):
+    """Each is a request or a ValueError in one line, never anything else; what must be wrong is wrong."""
+    rng, defaults = random.Random(kind), Defaults(SamplingParams(max_new_tokens=4), chat=False)
+    refused = 0
+    for _ in range(1000):
+        line = KINDS[kind](rng)
+        try:
+            request_of(pair, read_line(line), defaults, 0)
+            assert kind == "scrambled", line
+        except ValueError as error:
+            refused += 1
+            assert str(error).strip() and len(str(error)) < 2000, line
+    assert refused > (500 if kind == "scrambled" else 999)
+
+
+def test_deeply_nested_lines_are_refused():
+    with pytest.raises(ValueError, match="not JSON"):
+        read_line(b"[" * 100_000)
