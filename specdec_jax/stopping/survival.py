@@ -16,6 +16,10 @@ prior, learnt once per pair of models (metrics/prior.py) for greedy and for samp
 an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
 positions that are rarely evaluated need no estimate of their own.
 
+In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
+weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
+every row drafts. Rows are as independent as ever in distribution, but no longer in their draws.
+
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
 
@@ -83,12 +87,14 @@ class SurvivalState(NamedTuple):
 
 
 @strategy
-def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
+def survival(look_ahead: bool = True, positions: int = 32, together: bool = False) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
+        together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
+            (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or
@@ -141,13 +147,12 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
             settings=settings,
         )
 
-    horizon = positions if look_ahead else 1
+    horizon, gain = positions if look_ahead else 1, _gain_together if together else _gain
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
         state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
         mean = _chance(state, _prior(state, context).next_bias)
-        gain = _gain(state, mean, mean, jnp.zeros_like(context.budget), context, 0.0, horizon)
-        return gain > 0, state
+        return gain(state, mean, mean, jnp.zeros_like(context.budget), context, 0.0, horizon) > 0, state
 
     def check(
         state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
@@ -172,7 +177,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
             passes=state.passes + relative_drafter_cost(context),
         )
         later = _chance(state, prior.next_bias)
-        return _gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
+        return gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
 
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
@@ -184,7 +189,7 @@ def survival(look_ahead: bool = True, positions: int = 32) -> StoppingPolicy:
         state = state._replace(survival=state.survival * _chance(state, state.logit + surprise))
         first = _chance(state, prior.next_bias + prior.next_slope * state.logit)
         later = _chance(state, prior.next_bias)
-        return _gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
+        return gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return _learn_rate(_learn_offset(state, draft, result, positions), draft, result)
@@ -249,6 +254,34 @@ def _gain(
     time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
+
+
+def _gain_together(
+    state: SurvivalState,
+    first: Array,
+    later: Array,
+    drafted: Array,
+    context: RoundContext,
+    paid: float,
+    horizon: int,
+) -> Array:
+    """As `_gain` for the batch: what all rows with room may win by 1 to `horizon` further passes, less their time.
+
+    One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together or at their budget, so
+    a row's own passes and drafts are the batch's, and its rate needs no others.
+    """
+    room = jnp.where(context.alive, jnp.maximum(context.budget - drafted, 0), 0)
+    count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
+    share = jnp.minimum(later, 0.999)[:, None]
+    terms = jnp.minimum(count, room[:, None]).astype(jnp.float32)
+    won = jnp.sum((state.survival * first)[:, None] * (1.0 - share**terms) / (1.0 - share), axis=0, keepdims=True)
+    longest = jnp.max(jnp.where(context.alive, drafted, 0))
+    wider = _time_of(state, longest + count) - _time_of(state, longest[None, None])
+    cost = state.settings.drafter_cost * relative_drafter_cost(context)
+    time = jnp.max((count.astype(jnp.float32) - paid) * cost[:, None] + wider, axis=0, keepdims=True)
+    rate = jnp.sum(jnp.where(context.alive, _rate(state), 0.0))
+    best = jnp.max(jnp.where(count <= jnp.max(room), won - rate * time, -jnp.inf))
+    return jnp.where(room > 0, best, -jnp.inf)
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:

@@ -23,6 +23,7 @@ from specdec_jax.stopping import (
     hf_heuristic,
     policy_bandit,
     static,
+    survival,
 )
 from specdec_jax.text.strategies import choose
 from specdec_jax.verification import block, greedy, rejection
@@ -158,6 +159,7 @@ def test_q_of_another_temperature_fails(verifier):
 SAMPLED = {
     "adaedl-rejection": (adaedl(), rejection(), FAST, {"temperature": 1.0}),
     "adaedl_keep-block": (adaedl(keep_checked_token=True), block(), FAST, {"temperature": 0.8}),
+    "survival_together-rejection": (survival(together=True), rejection(), {"drafter_cost": 0.3}, {"temperature": 1.0}),
     "restless-rejection": (restless(3), rejection(), {}, {"temperature": 1.0}),
     "restless-block": (restless(3), block(), {}, {"temperature": 1.5, "top_p": 0.97}),
 }

@@ -271,6 +271,75 @@ def test_a_row_that_gave_up_drafting_tries_again():
     assert bool(begins[0])
 
 
+def drafting_state(policy, rows, seed, **hyperparameters):
+    """A state in the middle of a draft: other offsets, survivals and rates in every row."""
+    rng = np.random.default_rng(seed)
+    state = policy.init(rows, verification_times=TIMES, **hyperparameters)
+    drawn = {
+        "survival": rng.uniform(0.1, 1, rows),
+        "offset": rng.normal(0, 1, rows),
+        "tokens": rng.uniform(5, 30, rows),
+    }
+    return state._replace(**{name: jnp.asarray(values, jnp.float32) for name, values in drawn.items()})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_together_is_what_all_rows_win_less_their_time(seed):
+    """Summed in loops over rows: each brings what it has room for, and the time is worth something to all who live."""
+    rng, rows = np.random.default_rng(seed), 4
+    policy, cost = survival(together=True), float(rng.uniform(0.02, 0.9))
+    state = drafting_state(policy, rows, seed, drafter_cost=cost)
+    room, alive, drafted = (
+        rng.integers(0, K, rows),
+        np.array([True, True, seed % 2 == 0, True]),
+        int(rng.integers(1, 3)),
+    )
+    now = context(rows)._replace(alive=jnp.asarray(alive), budget=jnp.asarray(room + drafted, jnp.int32))
+    seen, token = distributions(rows, seed), jnp.zeros(rows, jnp.int32)
+    _, state = policy.check(state, seen, jnp.full(rows, drafted - 1, jnp.int32), now)
+    says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted, jnp.int32), now)
+    twins = []
+    for row in range(rows):
+        twin = Twin(GREEDY, cost, TIMES)
+        twin.offset, twin.survival = float(state.offset[row]), float(state.survival[row])
+        twin.tokens, twin.logit = float(state.tokens[row]), float(state.logit[row])
+        twins.append(twin)
+    rate = sum(max(t.tokens / t.time, 1.0) for t, lives in zip(twins, alive, strict=True) if lives)
+    best = -math.inf
+    for count in range(1, max(room[alive], default=0) + 1):
+        won = 0.0
+        for twin, own, lives in zip(twins, room, alive, strict=True):
+            first = twin.chance(GREEDY.next_bias + GREEDY.next_slope * twin.logit)
+            later = twin.chance(GREEDY.next_bias)
+            won += sum(twin.survival * first * later**n for n in range(min(count, own))) if lives else 0.0
+        time = count * cost + twins[0].verify(drafted + count) - twins[0].verify(drafted)
+        best = max(best, won - rate * time)
+    expected = (best > 0) & (room > 0) & alive
+    if abs(best) > 1e-4:
+        np.testing.assert_array_equal(np.asarray(says) & alive, expected)
+
+
+def test_together_one_row_decides_as_it_does_alone():
+    for seed in range(20):
+        decisions = []
+        for policy in (survival(), survival(together=True)):
+            state = drafting_state(policy, 1, seed, drafter_cost=0.2)
+            decisions.append(drafted_by(policy, state, distributions(1, seed), budget=K).tolist())
+        assert decisions[0] == decisions[1]
+
+
+def test_together_a_hopeless_row_drafts_with_the_rest_and_stops_with_it():
+    """Its passes cost nothing while the others pay for them; alone it would not draft."""
+    policy, alone = survival(together=True), survival()
+    offset = jnp.asarray([3.0, 3.0, 3.0, -4.0])
+    lengths = []
+    for rule in (policy, alone):
+        state = rule.init(4, drafter_cost=0.3)._replace(offset=offset)
+        lengths.append(drafted_by(rule, state, constant_distribution(4, 1.0, 0.6), budget=K))
+    assert len(set(lengths[0].tolist())) == 1 and lengths[0][0] > 0
+    assert lengths[1][3] == 0 < lengths[1][0]
+
+
 @pytest.mark.parametrize(
     "hyperparameters, words",
     [

@@ -1,0 +1,192 @@
+"""How do rules fare as the batch grows, when rows wait for each other and wide passes are no longer nearly free?
+
+Question:  What is drafting worth at each batch, with draft lengths by row or by what the whole batch gains?
+Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
+Time:      about 3 minutes a batch on 2 cores, half of it compiling
+Expected:  docs/batches.md
+Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
+           table.md and speedup.png; a stopped run goes on with the same --out
+
+All rows decode as many tokens, so that none stands idle. Methods alternate within a repeat; a speed-up is over
+plain decoding of the same repeat, by the median over repeats. Costs are measured for each batch and given to rules that
+weigh them; verification widths are those that the costs choose.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.lib.cells import at_temperature, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.options import Models, Output, check_least
+from experiments.lib.plots import legend_below, panels, plain_axes, rule_colours
+from experiments.lib.prompts import load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import publish
+from specdec_jax import stopping
+from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.at_hand import sentence
+from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.text.generation import Pair, build_pair, decode, prepare
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import StoppingPolicy
+
+PLAIN = "plain"
+METHODS: Mapping[str, StoppingPolicy] = {
+    "static-3": stopping.static(draft_length=3),
+    "adaedl": stopping.adaedl(),
+    "goodput": stopping.goodput(),
+    "survival": stopping.survival(),
+    "survival-together": stopping.survival(together=True),
+}
+Key = tuple[int, float, str, int]  # batch, temperature, method, repeat
+
+
+@dataclass(frozen=True)
+class Batches(Output, Models):
+    """Throughput by batch."""
+
+    drafter: str = "smollm2-drafter-reading@8192"
+    """As target."""
+    prompts: str = "configs/prompts/demo.jsonl"
+    """A JSONL file; rows take its prompts in turn."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Rows decoded at once."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Of all rows."""
+    max_new_tokens: int = 64
+    """Tokens of every row."""
+    repeats: int = 5
+    """Of every figure."""
+    only: tuple[str, ...] = ()
+    """Names of methods besides plain decoding; none: all."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    costs: str | None = None
+    """As everywhere; none: measured, for each batch."""
+
+
+def batches(config: Batches, console: Console) -> None:
+    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    check_least(config, 1, "max_new_tokens", "repeats")
+    unknown = set(config.only) - set(METHODS)
+    if unknown or min(config.batches, default=0) < 1:
+        raise ValueError(f"no method {min(unknown)!r}" if unknown else f"batches must be 1 or more: {config.batches}")
+    prompts = [prompt.turns[0] for prompt in load_prompts(config.prompts)]
+    enable()
+    folder = RunFolder.create("batches", config, config.out)
+    with console.status("Loading the models"):
+        target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
+    known: dict[Key, dict[str, Any]] = {_key(row): row for row in folder.rows()}
+    for batch in config.batches:
+        asked = [key for key in _keys(config) if key[0] == batch and key not in known]
+        if not asked:
+            continue
+        pairs = _pairs(config, target, drafter, batch)
+        costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
+        console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
+        compiled: set[str] = set()
+        for key in asked:
+            _, temperature, method, _ = key
+            with console.status(f"batch {batch}, {method}, {at_temperature(temperature)}"):
+                if method not in compiled:
+                    _measured(config, pairs[method], prompts, key)
+                    compiled.add(method)
+                known[key] = _measured(config, pairs[method], prompts, key)
+            folder.append(known[key])
+    rows = [known[key] for key in _keys(config)]
+    publish(folder, _table(config, rows), console, speedup=_figure(config, rows))
+
+
+def _keys(config: Batches) -> Iterator[Key]:
+    for batch in config.batches:
+        for repeat in range(config.repeats):
+            for temperature in config.temperatures:
+                yield from ((batch, temperature, method, repeat) for method in _methods(config))
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return row["batch"], row["temperature"], row["method"], row["repeat"]
+
+
+def _methods(config: Batches) -> list[str]:
+    return [PLAIN, *(name for name in METHODS if not config.only or name in config.only)]
+
+
+def _pairs(config: Batches, target: LoadedModel, drafter: LoadedModel, batch: int) -> dict[str, Pair]:
+    pairs = {PLAIN: build_pair(target, None, costs=config.costs, batch=batch)}
+    for name in _methods(config)[1:]:
+        pairs[name] = build_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
+    return pairs
+
+
+def _measured(config: Batches, pair: Pair, prompts: list[str], key: Key) -> dict[str, Any]:
+    """A row of the results: one batch decoded to its end, prefill and compilation left out."""
+    batch, temperature, method, repeat = key
+    sampling = SamplingParams(
+        max_new_tokens=config.max_new_tokens, temperature=temperature, seed=1000 * repeat, stop_ids=()
+    )
+    rows = [prompts[(repeat * batch + row) % len(prompts)] for row in range(batch)]
+    results = decode(pair, prepare(pair, rows, sampling)).results
+    names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
+    counts = {name: sum(result.statistics[name] for result in results) for name in names}
+    where = {"batch": batch, "temperature": temperature, "method": method, "repeat": repeat}
+    return {**where, "seconds": results[0].seconds, **counts}
+
+
+def _speedups(rows: list[dict[str, Any]], batch: int, temperature: float, method: str) -> np.ndarray:
+    """Over plain decoding of the same repeat, one a repeat."""
+
+    def rates(name: str) -> np.ndarray:
+        where = (batch, temperature, name)
+        chosen = [row for row in rows if (row["batch"], row["temperature"], row["method"]) == where]
+        return np.array([row["num_emitted_tokens"] / row["seconds"] for row in chosen])
+
+    return rates(method) / rates(PLAIN)
+
+
+def _spread(values: np.ndarray) -> tuple[float, float, float]:
+    return float(np.median(values)), float(values.min()), float(values.max())
+
+
+def _table(config: Batches, rows: list[dict[str, Any]]) -> str:
+    parts = []
+    for temperature in config.temperatures:
+        lines = []
+        for batch in config.batches:
+            here = [row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)]
+            plain = [row["num_emitted_tokens"] / row["seconds"] for row in here if row["method"] == PLAIN]
+            cells = [interval(_spread(_speedups(rows, batch, temperature, method))) for method in _methods(config)[1:]]
+            lines.append([str(batch), f"{np.median(plain):.0f}", *cells])
+        heads = ["batch", "plain, tokens/s", *_methods(config)[1:]]
+        parts.append(f"**{at_temperature(temperature).capitalize()}**\n\n{markdown(heads, lines)}")
+    note = "Speed-up over plain decoding of the same batch: median of the repeats, and least to most.\n\n"
+    return note + "\n\n".join(parts) + "\n"
+
+
+def _figure(config: Batches, rows: list[dict[str, Any]]) -> Figure:
+    figure, grid = panels([at_temperature(one) for one in config.temperatures], sharey=True)
+    colours = rule_colours(_methods(config))
+    for axes, temperature in zip(grid[0], config.temperatures, strict=True):
+        plain_axes(axes, at_temperature(temperature))
+        for method in _methods(config)[1:]:
+            found = [_spread(_speedups(rows, batch, temperature, method))[0] for batch in config.batches]
+            axes.plot(config.batches, found, marker="o", ms=4, color=colours.get(method), label=method)
+        axes.axhline(1.0, color="#888888", lw=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(config.batches, [str(batch) for batch in config.batches])
+        axes.set_xlabel("batch")
+    grid[0][0].set_ylabel("speed-up over plain decoding")
+    legend_below(figure, grid[0][0], columns=3)
+    return figure
+
+
+main = command(Batches, batches, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())
