@@ -25,7 +25,7 @@ from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.text.continuous_batching import Completed, complete
+from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
@@ -156,6 +156,8 @@ def _decode(
     with _progress(console, len(lines.lines), first) as (bar, task):
         for done in complete(pair, requests(), batch):
             index = indices[done.index]
+            if done.result.compile_seconds:
+                console.print(_shape(pair, done, batch), style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, with_tokens)
@@ -167,6 +169,12 @@ def _decode(
     shapes = pair.decoder.jitted["run"]._cache_size()
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
     console.print(f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}; {programs}")
+
+
+def _shape(pair: Pair, done: Completed, batch: int) -> str:
+    size = cache_bytes(pair, batch, done.slots) / 1e6
+    took = f"compiled in {done.result.compile_seconds:.1f} s"
+    return f"{batch} rows of {done.slots} cache slots: {size:,.0f} MB of caches, {took}"
 
 
 def _write(lines: _Lines, results: ResultFile) -> None:

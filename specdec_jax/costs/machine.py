@@ -8,6 +8,8 @@ from pathlib import Path
 
 import jax
 
+GROUP = Path("/sys/fs/cgroup")  # of a container's processes
+
 
 def processor() -> str:
     """The CPU's model name."""
@@ -36,3 +38,20 @@ def device() -> str:
     """jax's first device; of a CPU its cores and processor."""
     first = jax.devices()[0]
     return f"{cores()} cores of {processor()}" if first.platform == "cpu" else first.device_kind
+
+
+def free_memory() -> int | None:
+    """Bytes that jax's first device, or on a CPU this machine or its control group, has left; None: it does not say."""
+    counts = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in counts:
+        return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        told = re.findall(
+            r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        found.append(1024 * int(told[0]))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
+        limit, used = (int((GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        found.append(limit - used)
+    return min(found, default=None)

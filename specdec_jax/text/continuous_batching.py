@@ -4,6 +4,7 @@ One compiled generation a shape: the rows of a state share their cache slots, a 
 requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.costs.machine import free_memory
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -24,6 +26,7 @@ class Completed(NamedTuple):
     """A request that came to its end."""
 
     index: int  # which of the requests
+    slots: int  # cache slots of the rows it was decoded among
     result: Generation  # `seconds` from its prefill to its end, beside others; the first of a shape has compiled it
 
 
@@ -65,6 +68,27 @@ def slots_of(pair: Pair, request: Request) -> int:
     """Cache slots a row that decodes it has: a power of two."""
     longest = max(map(len, request.prompts)) + request.options["max_new_tokens"] + max(pair.decoder.parts.widths)
     return max(FEWEST_SLOTS, 1 << (longest - 1).bit_length())
+
+
+def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
+    """What the caches of both models take, by their shapes."""
+    shapes = pair.decoder.jitted["caches"].eval_shape(pair.params, batch, slots)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def check_memory(pair: Pair, batch: int, slots: int) -> None:
+    """Refuses caches that do not fit beside what is there, a row more among them: the one that is prefilled next.
+
+    Raises:
+        ValueError: with the largest batch that would fit.
+    """
+    free, one = free_memory(), cache_bytes(pair, 1, slots)
+    if free is not None and (batch + 1) * one > free:
+        most = max(free // one - 1, 0)
+        raise ValueError(
+            f"{batch} rows of {slots} cache slots need {(batch + 1) * one / 1e9:.2f} GB, {free / 1e9:.2f} GB are free and "
+            + (f"{most} rows would fit" if most else "not one row fits")
+        )
 
 
 class _Waiting:
@@ -140,11 +164,12 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: 
             one, held[row] = held[row], None
             assert one is not None
             waiting.done(one.index)
-            yield Completed(one.index, result)
+            yield Completed(one.index, slots, result)
 
 
 def _begun(pair: Pair, request: Request, batch: int, slots: int) -> tuple[DecodeState, float]:
     """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
+    check_memory(pair, batch, slots)
     decoder, watch = pair.decoder, time.perf_counter()
     known = decoder.jitted["run"]._cache_size()
     shared = {name: request.options[name] for name in SHAPING if name in request.options}

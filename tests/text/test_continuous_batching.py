@@ -1,11 +1,13 @@
 """Rows take the next request as theirs ends; what a request gets is what it gets alone."""
 
+import jax
 import numpy as np
 import pytest
 from tiny_pair import write_pair
 
 from specdec_jax.stopping import static, survival
-from specdec_jax.text.continuous_batching import FEWEST_SLOTS, complete, slots_of
+from specdec_jax.text import continuous_batching
+from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, complete, slots_of
 from specdec_jax.text.generation import build_pair, generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -50,9 +52,13 @@ def requests(pair, stops=None, numbers=EVERY):
     return [prepare(pair, [prompt_of(number)], sampling, chat=False) for number, sampling in samplings]
 
 
+def by_index(results):
+    return {done.index: done.result for done in results}
+
+
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (3, 1), (4, 2), (16, 1)])
 def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch, together):
-    found = dict(complete(tiny, requests(tiny, stops), batch, together=together))
+    found = by_index(complete(tiny, requests(tiny, stops), batch, together=together))
     assert sorted(found) == list(range(len(NEW)))
     for number, result in found.items():
         expected = alone[number]
@@ -65,7 +71,7 @@ def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch, togeth
 
 def test_statistics_of_a_stopped_text_do_not_depend_on_the_batch(tiny, stops):
     """A row with a stop string is looked at every round, so no neighbour lets it run on."""
-    by_batch = [dict(complete(tiny, requests(tiny, stops), batch)) for batch in (1, 4)]
+    by_batch = [by_index(complete(tiny, requests(tiny, stops), batch)) for batch in (1, 4)]
     for number in stops:
         one, other = (found[number] for found in by_batch)
         assert one.tokens == other.tokens and one.statistics == other.statistics
@@ -73,7 +79,7 @@ def test_statistics_of_a_stopped_text_do_not_depend_on_the_batch(tiny, stops):
 
 def test_short_requests_overtake_a_long_one_by_so_many_at_most(tiny):
     numbers = [7, *[2, 8, 0] * 6]
-    order = [index for index, _ in complete(tiny, requests(tiny, numbers=numbers), 2, look_ahead=5)]
+    order = [done.index for done in complete(tiny, requests(tiny, numbers=numbers), 2, look_ahead=5)]
     assert sorted(order) == list(range(len(numbers)))
     assert 3 <= order.index(0) <= 5, "they pass it, but five requests are all that may be begun before it is done"
 
@@ -85,7 +91,7 @@ def test_requests_of_one_size_share_a_program(tmp_path):
     long = [prepare(pair, ["a" * 118], SamplingParams(max_new_tokens=new), chat=False) for new in (8, 10, 9)]
     mixed = [long[0], *requests(pair, numbers=(0, 1, 2)), *long[1:], *requests(pair, numbers=(4, 5))]
     assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 2 * FEWEST_SLOTS}
-    found = dict(complete(pair, mixed, 2))
+    found = by_index(complete(pair, mixed, 2))
     assert sorted(found) == list(range(len(mixed)))
     assert pair.decoder.jitted["run"]._cache_size() == 2
 
@@ -111,3 +117,17 @@ def test_numbers_below_one_are_refused(tiny, options):
 
 def test_no_requests_are_none(tiny):
     assert list(complete(tiny, [])) == []
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_compiling(tiny, monkeypatch):
+    one = cache_bytes(tiny, 1, FEWEST_SLOTS)
+    state = tiny.decoder.idle(tiny.params, 3, FEWEST_SLOTS)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves((state.target_cache, state.drafter)))
+    assert held == cache_bytes(tiny, 3, FEWEST_SLOTS) == pytest.approx(3 * one, rel=0.01)
+    monkeypatch.setattr(continuous_batching, "free_memory", lambda: 4 * one)
+    with pytest.raises(ValueError, match=rf"64 rows of {FEWEST_SLOTS} cache slots need .* GB .* 3 rows would fit"):
+        list(complete(tiny, requests(tiny), 64))
+    assert len(list(complete(tiny, requests(tiny), 3))) == len(NEW)
+    monkeypatch.setattr(continuous_batching, "free_memory", lambda: one)
+    with pytest.raises(ValueError, match="not one row fits"):
+        list(complete(tiny, requests(tiny), 1))
