@@ -10,7 +10,8 @@ Output:    runs/acceptance_signals-<time>/ with manifest.json, results.jsonl (a 
 `--data` is what experiments.distill wrote with `hidden_layers`. Positions are those before the tokens of answers, as
 the first drafts of rounds are. What the drafter sees there is computed here; acceptance is sum min(p, q) at the
 temperature, or agreement at 0. Guesses are logistic regressions and small networks, fitted on some kinds of
-conversation and judged on the others, in turns; intervals are over conversations.
+conversation and judged on the others, in turns; intervals are over conversations. What the target left is fitted on top
+of the guess from the drafter, from zero: where it tells nothing, nothing is lost.
 """
 
 import functools
@@ -40,7 +41,7 @@ from specdec_jax.metrics.intervals import Interval, mean_interval
 OWN = ("entropy", "max_prob", "margin")  # what rules see of the drafter's distribution
 ROW = 512  # positions of a conversation in one pass; longer ones are cut
 FLOOR = 1e-4
-DECAYS = (1e-3, 1e-1)  # of weights, tried in turn
+DECAYS = (1e-2, 1.0, 30.0)  # of weights, tried in turn
 
 
 class Positions(NamedTuple):
@@ -193,13 +194,12 @@ def _logit(share: Any) -> Any:
 def guesses(seen: Positions, layers: list[int], folds: int, units: int, steps: int) -> list[Guess]:
     """Guesses from the drafter, from each layer of the target, from all layers, and from both."""
     every = seen.hidden.reshape(len(seen.own), -1)
-    signals: dict[str, np.ndarray] = {"the drafter's distribution": seen.own}
-    signals |= {f"the target's layer {layer}": seen.hidden[:, i] for i, layer in enumerate(layers)}
-    signals |= {
-        f"the drafter and layer {layer}": np.hstack([seen.own, seen.hidden[:, i]]) for i, layer in enumerate(layers)
-    }
-    signals["the drafter and all layers"] = np.hstack([seen.own, every])
-    losses = {name: _held_out(columns, seen, folds, units, steps) for name, columns in signals.items()}
+    left = {f"layer {layer}": seen.hidden[:, i] for i, layer in enumerate(layers)} | {"all layers": every}
+    nothing = every[:, :0]
+    signals = {"the drafter's distribution": (seen.own, nothing)}
+    signals |= {f"the target's {name}": (nothing, hidden) for name, hidden in left.items()}
+    signals |= {f"the drafter and {name}": (seen.own, hidden) for name, hidden in left.items()}
+    losses = {name: _held_out(*columns, seen, folds, units, steps) for name, columns in signals.items()}
     own, found = losses["the drafter's distribution"], []
     for name, loss in losses.items():
         gain = None if loss is own else mean_interval(own - loss)
@@ -207,40 +207,46 @@ def guesses(seen: Positions, layers: list[int], folds: int, units: int, steps: i
     return found
 
 
-def _held_out(columns: np.ndarray, seen: Positions, folds: int, units: int, steps: int) -> np.ndarray:
-    """Mean log-loss of each conversation, guessed by who was fitted without its kind."""
+def _held_out(own: np.ndarray, hidden: np.ndarray, seen: Positions, folds: int, units: int, steps: int) -> np.ndarray:
+    """Mean log-loss of each conversation, guessed by who was fitted without its kind: from `own`, then both on top."""
     kinds = np.unique(seen.kind)
     if len(kinds) < folds:
         raise ValueError(f"{folds} folds need as many kinds of conversation, the data has {len(kinds)}")
     part = np.random.default_rng(0).permutation(len(kinds)) % folds
     fold = part[np.searchsorted(kinds, seen.kind)]
-    loss = np.zeros(len(columns))
+    loss = np.zeros(len(own))
     for index in range(folds):
         out = fold == index
-        mean, spread = columns[~out].mean(axis=0), columns[~out].std(axis=0) + 1e-6
-        scaled = ((columns - mean) / spread).astype(np.float32)
-        logit = fitted(scaled[~out], seen.accepted[~out], scaled[out], units, steps)
-        loss[out] = _log_loss(logit, seen.accepted[out])
+        logit = np.zeros(len(own), np.float32)
+        for columns in (own if own.shape[1] else hidden, np.hstack([own, hidden])):  # all are fitted twice
+            mean, spread = columns[~out].mean(axis=0), columns[~out].std(axis=0) + 1e-6
+            logit = fitted(((columns - mean) / spread).astype(np.float32), seen.accepted, logit, ~out, units, steps)
+        loss[out] = _log_loss(logit[out], seen.accepted[out])
     return _by_conversation(loss, seen)
 
 
-def fitted(columns: np.ndarray, accepted: np.ndarray, asked: np.ndarray, units: int, steps: int) -> np.ndarray:
-    """Logits [N] at `asked` of a guesser fitted to `columns` [M, C].
+def fitted(
+    columns: np.ndarray, accepted: np.ndarray, base: np.ndarray, chosen: np.ndarray, units: int, steps: int
+) -> np.ndarray:
+    """Logits [M]: `base` and what a guesser adds from `columns` [M, C], fitted at the positions `chosen` [M] bool.
 
-    A logistic regression, and beside it a network of `units`. A tenth of the positions, the last ones, chooses among
-    strengths of decay and moments to stop.
+    A logistic regression, and beside it a network of `units`. A tenth of the chosen, the last ones, chooses among
+    strengths of decay and moments to stop, the beginning among them: nothing is then added.
     """
-    cut = len(columns) - max(1, len(columns) // 10)
-    least, best = np.inf, np.zeros(len(asked))
+    where = np.flatnonzero(chosen)
+    fit, check = np.split(where, [len(where) - max(1, len(where) // 10)])
+    least, best = float(np.mean(_log_loss(base[check], accepted[check]))), base
     for decay in DECAYS:
-        for params in _moments(columns[:cut], accepted[:cut], units, steps, decay):
-            loss = float(np.mean(_log_loss(_logits(params, columns[cut:]), accepted[cut:])))
+        for params in _moments(columns[fit], accepted[fit], base[fit], units, steps, decay):
+            loss = float(np.mean(_log_loss(_logits(params, columns[check], base[check]), accepted[check])))
             if loss < least:
-                least, best = loss, np.asarray(_logits(params, asked), np.float64)
+                least, best = loss, np.asarray(_logits(params, columns, base))
     return best
 
 
-def _moments(columns: np.ndarray, accepted: np.ndarray, units: int, steps: int, decay: float) -> Iterator[Any]:
+def _moments(
+    columns: np.ndarray, accepted: np.ndarray, base: np.ndarray, units: int, steps: int, decay: float
+) -> Iterator[Any]:
     """The guesser's parameters at some moments of fitting."""
     rng, width = np.random.default_rng(0), columns.shape[1]
     params: dict[str, Any] = {"weight": np.zeros(width, np.float32), "bias": np.zeros((), np.float32)}
@@ -251,7 +257,7 @@ def _moments(columns: np.ndarray, accepted: np.ndarray, units: int, steps: int, 
     state, size = begin(params), min(1024, len(columns))
     for step in range(1, steps + 1):
         batch = rng.integers(0, len(columns), size)
-        params, state = update(params, state, columns[batch], accepted[batch])
+        params, state = update(params, state, columns[batch], accepted[batch], base[batch])
         if step % 50 == 0 or step == steps:
             yield params
 
@@ -263,23 +269,23 @@ def _log_loss(logit: Any, accepted: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _fitting(steps: int, decay: float) -> tuple[Any, Any]:
-    chain = optax.adamw(optax.cosine_decay_schedule(3e-3, steps), weight_decay=decay)
+    chain = optax.adamw(optax.cosine_decay_schedule(1e-2, steps), weight_decay=decay)
 
-    def loss(params: Any, columns: Any, accepted: Any) -> Any:
-        logit = _logits(params, columns)
+    def loss(params: Any, columns: Any, accepted: Any, base: Any) -> Any:
+        logit = _logits(params, columns, base)
         return jnp.mean(jnp.logaddexp(0.0, logit) - accepted * logit)
 
-    def update(params: Any, state: Any, columns: Any, accepted: Any) -> tuple[Any, Any]:
+    def update(params: Any, state: Any, *given: Any) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = chain.update(jax.grad(loss)(params, columns, accepted), state, params)
+            updates, state = chain.update(jax.grad(loss)(params, *given), state, params)
         return optax.apply_updates(params, updates), state
 
     return jax.jit(update), chain.init
 
 
 @jax.jit
-def _logits(params: Any, columns: Any) -> Any:
-    logit = columns @ params["weight"] + params["bias"]
+def _logits(params: Any, columns: Any, base: Any) -> Any:
+    logit = base + columns @ params["weight"] + params["bias"]
     if "first" in params:
         logit += jax.nn.relu(columns @ params["first"] + params["first_bias"][None, :]) @ params["last"]
     return logit

@@ -86,7 +86,7 @@ def check_memory(pair: Pair, batch: int, slots: int) -> None:
     if free is not None and (batch + 1) * one > free:
         most = max(free // one - 1, 0)
         raise ValueError(
-            f"{batch} rows of {slots} cache slots need {(batch + 1) * one / 1e9:.2f} GB, {free / 1e9:.2f} GB are free and "
+            f"{batch} rows of {slots} cache slots need {(batch + 1) * one / 1e9:.2f} GB, {free / 1e9:.2f} are free and "
             + (f"{most} rows would fit" if most else "not one row fits")
         )
 

@@ -125,7 +125,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_compiling(tiny, monkeypatch
     held = sum(leaf.nbytes for leaf in jax.tree.leaves((state.target_cache, state.drafter)))
     assert held == cache_bytes(tiny, 3, FEWEST_SLOTS) == pytest.approx(3 * one, rel=0.01)
     monkeypatch.setattr(continuous_batching, "free_memory", lambda: 4 * one)
-    with pytest.raises(ValueError, match=rf"64 rows of {FEWEST_SLOTS} cache slots need .* GB .* 3 rows would fit"):
+    with pytest.raises(ValueError, match=rf"64 rows of {FEWEST_SLOTS} cache slots need .* GB, .* 3 rows would fit"):
         list(complete(tiny, requests(tiny), 64))
     assert len(list(complete(tiny, requests(tiny), 3))) == len(NEW)
     monkeypatch.setattr(continuous_batching, "free_memory", lambda: one)
