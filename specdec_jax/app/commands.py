@@ -101,11 +101,11 @@ class GenerateFile(Drafting):
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUTPUT")]
     """Results are appended to it; what they depend on stands beside it, in OUTPUT.settings.json."""
     batch: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
-    """Rows decoded at once. Sampled texts depend on it only by the costs that are measured for it (--costs)."""
+    """Rows decoded at once, or as many as fit. Costs are measured for it, and draft lengths go by them (--costs)."""
     tokens: Switch = False
     """Write every result's token ids too."""
     overwrite: Switch = False
-    """Begin anew where the output exists."""
+    """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)

@@ -1,6 +1,8 @@
 """`generate-file`: requests from a JSONL file through one batch, results appended line by line."""
 
 import contextlib
+import functools
+import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.chat.settings import Settings, build
@@ -25,12 +28,15 @@ from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete
+from specdec_jax.costs.machine import free_memory
+from specdec_jax.text.calibration import fingerprint
+from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import ResultFile, known_settings, opened, write_settings
+from specdec_jax.text.result_file import SETTINGS, ResultFile, known_settings, opened, write_settings
 from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
 
 DECIDED = "decided"  # what this machine chose when the run began, and a run that goes on takes over
@@ -70,27 +76,33 @@ def generate_file(
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
-    if source.resolve() == output.resolve():
+    output = output.resolve()  # by whatever name: it has one lock
+    if source.resolve() in (output, output.with_name(output.name + SETTINGS)):
         raise ValueError(f"the output would overwrite the input {str(source)!r}")
     content = source.read_bytes()
     check_file(output)
     wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     with opened(output, wanted, content, overwrite) as results:
         lines = _lines(content)
         if results.lines >= len(lines.lines):
             console.print(f"{output} is complete: {results.lines} lines")
-            return 0
+            return results.refused
         enable()
         with interrupts_end_here():  # every line is written in one piece: nothing is lost
             pair = _pair(settings, policy, verifier, output, batch, console)
             _decode(pair, lines, results, settings, batch, with_tokens, console)
-    return lines.refused
+    return results.refused + lines.refused
 
 
 def _wanted(settings: Settings) -> dict[str, Any]:
-    """What the content of the output depends on."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    """What the content of the output depends on; of files of rules and settings what they hold, too."""
+    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    for name in ("policy", "verifier", "drafter", "calibration", "costs"):
+        path = Path(name_in(getattr(settings, name) or ""))
+        if path.suffix in (".py", ".json") and path.is_file():
+            wanted[f"{name} holds"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return wanted
 
 
 def _lines(content: bytes) -> _Lines:
@@ -111,11 +123,16 @@ def _pair(
         costs = costs and CostModel(**{**costs, **{name: tuple(costs[name]) for name in ("widths", "target_pass")}})
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
-    with console.status(f"Loading {settings.target} and {settings.drafter}"):
+    names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])
+    with console.status(Text(f"Loading {' and '.join(names)}")):
         pair = build(settings, policy, verifier, **more)
+    weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
+    if decided is not None and decided.get("weights") != weights:
+        raise ValueError(f"{output} was written with other weights: give another name, or --overwrite")
     if decided is None:
         parts = pair.decoder.parts
         own = {
+            "weights": weights,
             "dtype": dtype_of(pair.target),
             "max_draft_length": parts.drafter.max_draft_length,
             "verification_widths": parts.widths,
@@ -136,8 +153,14 @@ def _decode(
 ) -> None:
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
+    request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # what no line could be decoded with
     first, began = results.lines, time.perf_counter()
     indices: list[int] = []  # of the requests handed out, which line each is
+    free = free_memory()
+
+    @functools.cache
+    def fits(slots: int) -> None:
+        rows_that_fit(pair, slots, free)
 
     def requests() -> Iterator[Request]:
         for index in range(first, len(lines.lines)):
@@ -145,6 +168,7 @@ def _decode(
             try:
                 fields = read_line(lines.lines[index])
                 request = request_of(pair, fields, defaults, index)
+                fits(slots_of(pair, request))
             except ValueError as error:
                 lines.refused += 1
                 lines.ready[index] = error_line(lines.numbers[index], fields, error)
@@ -157,7 +181,7 @@ def _decode(
         for done in complete(pair, requests(), batch):
             index = indices[done.index]
             if done.result.compile_seconds:
-                console.print(_shape(pair, done, batch), style="dim")
+                console.print(_shape(pair, done), style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, with_tokens)
@@ -171,10 +195,10 @@ def _decode(
     console.print(f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}; {programs}")
 
 
-def _shape(pair: Pair, done: Completed, batch: int) -> str:
-    size = cache_bytes(pair, batch, done.slots) / 1e6
+def _shape(pair: Pair, done: Completed) -> str:
+    size = cache_bytes(pair, done.rows, done.slots) / 1e6
     took = f"compiled in {done.result.compile_seconds:.1f} s"
-    return f"{batch} rows of {done.slots} cache slots: {size:,.0f} MB of caches, {took}"
+    return f"{done.rows} rows of {done.slots} cache slots: {size:,.0f} MB of caches, {took}"
 
 
 def _write(lines: _Lines, results: ResultFile) -> None:

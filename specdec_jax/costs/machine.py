@@ -8,7 +8,10 @@ from pathlib import Path
 
 import jax
 
-GROUP = Path("/sys/fs/cgroup")  # of a container's processes
+GROUPS = {  # of a container's processes, versions 2 and 1
+    Path("/sys/fs/cgroup"): ("memory.max", "memory.current"),
+    Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 
 
 def processor() -> str:
@@ -51,7 +54,9 @@ def free_memory() -> int | None:
             r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
         )
         found.append(1024 * int(told[0]))
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
-        limit, used = (int((GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
-        found.append(limit - used)
+    for place, names in GROUPS.items():
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
+            limit, used = (int((place / name).read_text(encoding="utf-8")) for name in names)
+            files = re.findall(r"^(?:in)?active_file (\d+)$", (place / "memory.stat").read_text("utf-8"), re.MULTILINE)
+            found.append(limit - used + sum(map(int, files)))  # files that were read are given up when memory is needed
     return min(found, default=None)

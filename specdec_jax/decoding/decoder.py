@@ -202,7 +202,12 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         batch, slots = state.tokens.shape
         if not 0 <= row < batch:
             raise ValueError(f"refill needs a row in [0, {batch}), got {row}")
-        fresh = prefill(params, [prompt], **{**options, "slots": slots})
+        if state.record is not None:
+            raise ValueError("a state that is refilled keeps no record of rounds: begin it with record_rounds=0")
+        fresh = prefill(params, [prompt], **{**options, "slots": slots, "record_rounds": 0})
+        ends, own = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
+        if ends != own:
+            raise ValueError(f"this state has room for {own} stop_ids a row, the prompt's take {ends}")
         return jitted["place"](state, fresh, np.int32(row))
 
     def run(

@@ -129,7 +129,7 @@ def _play(setting: Setting, rounds: int) -> tuple[float, int, bool]:
         worst = max(worst, round_error(setting, nodes, branches, outcomes))
         chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
         following = enumeration.after(setting, nodes, branches, outcomes, chosen)
-        if index in COMPARED:
+        if index in COMPARED and not setting.policy.joins_rows:
             alone = alone and _stands_alone(rng, setting, nodes, branches, outcomes, chosen, following)
         nodes = following._replace(chance=np.ones(len(following.emitted)))
         if len(nodes.emitted) == 0:

@@ -19,6 +19,7 @@ from specdec_jax.replay.rounds import (
     Rows,
     Texts,
     as_settings,
+    check_alone,
     first_rows,
     most_drafts,
     replay_pass,
@@ -64,6 +65,7 @@ def long_replay(
     Raises:
         ValueError: as `replay`; a policy that reads phases; or no texts.
     """
+    check_alone(policy)
     if policy.needs_phases:
         raise ValueError("a long run knows no phases, which this policy reads; replay takes them")
     most = most_drafts(trace, max_draft_length)

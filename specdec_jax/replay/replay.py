@@ -18,7 +18,16 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.replay.rounds import Counts, Texts, as_settings, first_rows, most_drafts, replay_pass, texts_of
+from specdec_jax.replay.rounds import (
+    Counts,
+    Texts,
+    as_settings,
+    check_alone,
+    first_rows,
+    most_drafts,
+    replay_pass,
+    texts_of,
+)
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy
 
@@ -88,6 +97,7 @@ def replay(
         ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
             arrays of different lengths, or hyperparameters `init` refuses.
     """
+    check_alone(policy)
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:

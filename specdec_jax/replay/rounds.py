@@ -73,6 +73,12 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
     return most
 
 
+def check_alone(policy: StoppingPolicy) -> None:
+    """Raises ValueError for a policy that looks at the rows beside it: a replay has no batch."""
+    if policy.joins_rows:
+        raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
+
+
 def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     """Every number as [S, ...], and S."""
     arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}

@@ -77,6 +77,7 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         update,
         threshold,
         needs_phases=True,
+        joins_rows=inner.joins_rows,
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )
 

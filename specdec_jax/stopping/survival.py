@@ -194,7 +194,7 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return _learn_rate(_learn_offset(state, draft, result, positions), draft, result)
 
-    return StoppingPolicy(init, begin, check, proceed, update, _rate)
+    return StoppingPolicy(init, begin, check, proceed, update, _rate, joins_rows=together)
 
 
 def _verification(batch: int, times: Any, positions: int) -> Array:
@@ -267,18 +267,20 @@ def _gain_together(
 ) -> Array:
     """As `_gain` for the batch: what all rows with room may win by 1 to `horizon` further passes, less their time.
 
-    One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together or at their budget, so
-    a row's own passes and drafts are the batch's, and its rate needs no others.
+    One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together, at their budget or
+    where a lookup finds nothing, so a row's own passes and drafts are nearly the batch's.
     """
-    room = jnp.where(context.alive, jnp.maximum(context.budget - drafted, 0), 0)
+    longest = jnp.max(jnp.where(context.alive, drafted, 0))
+    going = context.alive & (drafted == longest)
+    room = jnp.where(going, jnp.maximum(context.budget - drafted, 0), 0)
     count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
     share = jnp.minimum(later, 0.999)[:, None]
     terms = jnp.minimum(count, room[:, None]).astype(jnp.float32)
     won = jnp.sum((state.survival * first)[:, None] * (1.0 - share**terms) / (1.0 - share), axis=0, keepdims=True)
-    longest = jnp.max(jnp.where(context.alive, drafted, 0))
     wider = _time_of(state, longest + count) - _time_of(state, longest[None, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
-    time = jnp.max((count.astype(jnp.float32) - paid) * cost[:, None] + wider, axis=0, keepdims=True)
+    each = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
+    time = jnp.max(jnp.where(context.alive[:, None], each, 0.0), axis=0, keepdims=True)
     rate = jnp.sum(jnp.where(context.alive, _rate(state), 0.0))
     best = jnp.max(jnp.where(count <= jnp.max(room), won - rate * time, -jnp.inf))
     return jnp.where(room > 0, best, -jnp.inf)

@@ -70,5 +70,6 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         update,
         lambda state: policy.threshold(state.policy),
         needs_phases=policy.needs_phases,
+        joins_rows=policy.joins_rows,
         hyperparameters=beside(policy, "update_every", rounds=4),
     )

@@ -1,10 +1,11 @@
 """Many requests through a batch whose rows take the next request as soon as theirs ends (continuous batching).
 
-One compiled generation a shape: the rows of a state share their cache slots, a power of two that holds the request, and
-requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
+One compiled generation a shape: the rows of a state share their cache slots, one of few sizes that hold the request,
+and requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
 """
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from specdec_jax.costs.machine import free_memory
+from specdec_jax.decoding.state import slots_for
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -26,7 +28,8 @@ class Completed(NamedTuple):
     """A request that came to its end."""
 
     index: int  # which of the requests
-    slots: int  # cache slots of the rows it was decoded among
+    rows: int  # of the state it was decoded in: the batch, or fewer where no more fit
+    slots: int  # of their caches
     result: Generation  # `seconds` from its prefill to its end, beside others; the first of a shape has compiled it
 
 
@@ -41,33 +44,33 @@ class _Held(NamedTuple):
 
 
 def complete(
-    pair: Pair, requests: Iterable[Request], batch: int = 8, *, together: int = 1, look_ahead: int | None = None
+    pair: Pair, requests: Iterable[Request], batch: int = 8, *, refill_after: int = 1, look_ahead: int | None = None
 ) -> Iterator[Completed]:
-    """Decode requests of one prompt each (`prepare`), `batch` at a time, in the order in which they end.
+    """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in the order they end in.
 
     A row's tokens depend on its own request alone, as long as its policy looks at nothing else (`costs` that are told
     to it are the pair's, not the batch's).
 
     Args:
         requests: taken as rows fall free, never more than `look_ahead` beyond the oldest that is not done.
-        together: rows that have to be done before any is refilled; each time costs a dispatch.
+        refill_after: rows that have to be done before any is refilled; each time costs a dispatch.
         look_ahead: 16 times the batch unless given.
 
     Raises:
-        ValueError: a number below 1, or a request that `fresh_state` refuses.
+        ValueError: a number below 1, a request that `fresh_state` refuses, or caches of which not one row fits.
     """
-    for name, value in (("batch", batch), ("together", together), ("look_ahead", look_ahead or 1)):
-        if value < 1:
+    for name, value in (("batch", batch), ("refill_after", refill_after), ("look_ahead", look_ahead)):
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    waiting = _Waiting(pair, requests, look_ahead or LOOK_AHEAD * batch)
+    waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
     while (slots := waiting.next_slots()) is not None:
-        yield from _one_shape(pair, waiting, batch, slots, together)
+        yield from _one_shape(pair, waiting, min(batch, rows_that_fit(pair, slots, free_memory())), slots, refill_after)
 
 
 def slots_of(pair: Pair, request: Request) -> int:
-    """Cache slots a row that decodes it has: a power of two."""
-    longest = max(map(len, request.prompts)) + request.options["max_new_tokens"] + max(pair.decoder.parts.widths)
-    return max(FEWEST_SLOTS, 1 << (longest - 1).bit_length())
+    """Cache slots a row that decodes it has, at least: 128, 192, 256, 384, 512 ..."""
+    widest = max(pair.decoder.parts.widths)
+    return max(FEWEST_SLOTS, slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
@@ -76,19 +79,20 @@ def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def check_memory(pair: Pair, batch: int, slots: int) -> None:
-    """Refuses caches that do not fit beside what is there, a row more among them: the one that is prefilled next.
+def rows_that_fit(pair: Pair, slots: int, free: int | None) -> int:
+    """Rows of so many slots whose caches fit into `free` bytes with one more, that of the row that is prefilled next.
 
     Raises:
-        ValueError: with the largest batch that would fit.
+        ValueError: not one does.
     """
-    free, one = free_memory(), cache_bytes(pair, 1, slots)
-    if free is not None and (batch + 1) * one > free:
-        most = max(free // one - 1, 0)
+    one = cache_bytes(pair, 1, slots)
+    most = sys.maxsize if free is None else free // one - 1
+    if most < 1:
         raise ValueError(
-            f"{batch} rows of {slots} cache slots need {(batch + 1) * one / 1e9:.2f} GB, {free / 1e9:.2f} are free and "
-            + (f"{most} rows would fit" if most else "not one row fits")
+            f"{slots} cache slots take {one / 1e9:.2f} GB a row, two rows while one is prefilled, "
+            f"and {(free or 0) / 1e9:.2f} GB are free"
         )
+    return most
 
 
 class _Waiting:
@@ -135,7 +139,7 @@ class _Waiting:
         return min([*self._running, *(one.index for one in self._queue[:1]), self._next])
 
 
-def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: int) -> Iterator[Completed]:
+def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, refill_after: int) -> Iterator[Completed]:
     """Until no request fits and all rows are done."""
     decoder = pair.decoder
     held: list[_Held | None] = [None] * batch
@@ -155,7 +159,7 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: 
         if not busy or state is None:
             return
         stops = any(one is not None and one.request.stop for one in held)
-        leave = batch - len(busy) + min(together, len(busy))
+        leave = batch - len(busy) + min(refill_after, len(busy))
         state = decoder.run(pair.params, state, rounds=1 if stops else None, leave=leave)
         state = _stopped(pair, state, held) if stops else state
         done = np.asarray(state.done)
@@ -164,12 +168,11 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, together: 
             one, held[row] = held[row], None
             assert one is not None
             waiting.done(one.index)
-            yield Completed(one.index, slots, result)
+            yield Completed(one.index, batch, slots, result)
 
 
 def _begun(pair: Pair, request: Request, batch: int, slots: int) -> tuple[DecodeState, float]:
     """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
-    check_memory(pair, batch, slots)
     decoder, watch = pair.decoder, time.perf_counter()
     known = decoder.jitted["run"]._cache_size()
     shared = {name: request.options[name] for name in SHAPING if name in request.options}

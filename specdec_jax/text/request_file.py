@@ -31,21 +31,31 @@ class Defaults:
 
 
 def read_line(line: bytes) -> dict[str, Any]:
-    """A line's fields, types checked: `prompt` (text, or messages with role and content) and what else is given.
-
-    `policy` and `verifier` are objects of hyperparameters, `id` is passed on to the result.
+    """The JSON object of a line, its fields not yet looked at.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: it is none.
     """
     try:
-        found = json.loads(line.decode("utf-8"))
+        found = json.loads(line.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"a JSON object is wanted, this is a {type(found).__name__}")
+    return found
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number there")
+
+
+def _check_fields(found: Mapping[str, Any]) -> None:
+    """`prompt` (text, or messages with role and content) and what else is given.
+
+    `policy` and `verifier` are objects of hyperparameters, `id` is passed on to the result.
+    """
     for name in found:
         if name not in FIELDS:
             raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
@@ -53,15 +63,15 @@ def read_line(line: bytes) -> dict[str, Any]:
         raise ValueError("there is no prompt")
     for name, value in found.items():
         _CHECKS[name](name, value)
-    return found
 
 
 def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: what is wrong with them.
     """
+    _check_fields(fields)
     own = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
     own.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **own)
@@ -92,7 +102,7 @@ def error_line(number: int, fields: Mapping[str, Any], error: Exception) -> byte
 
 
 def _id(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": fields["id"]} if "id" in fields else {}
+    return {"id": fields["id"]} if isinstance(fields.get("id"), (str, int, float)) else {}
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,8 @@ from filelock import FileLock, Timeout
 
 from specdec_jax.loading.new_folder import replacing
 
-SETTINGS = ".settings.json"
+SETTINGS, OLD = ".settings.json", ".old"
+ERROR = b'"error": '  # a line's field; inside a text its quotes would be escaped
 
 
 class ResultFile:
@@ -21,7 +22,7 @@ class ResultFile:
     def __init__(self, path: Path):
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        self.lines, self._size = _whole_lines(path)
+        self.lines, self.refused, self._size = _whole_lines(path)
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
@@ -38,16 +39,20 @@ class ResultFile:
 
     def close(self) -> None:
         """What was written is on the disk afterwards."""
-        with contextlib.suppress(OSError):  # a pipe or a device has nothing to be flushed
+        try:
             os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        except OSError as error:
+            raise OSError(f"cannot write {self.path}: {error.strerror or error}") from None
+        finally:
+            os.close(self._descriptor)
 
 
 @contextlib.contextmanager
 def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
     """The file of results of these settings and this input, alone: with the whole lines it has, or empty.
 
-    What must be the same stands beside it, in `NAME.settings.json`. An input may have grown since.
+    What must be the same stands beside it, in `NAME.settings.json`. An input may have grown since, by whole lines. With
+    `overwrite` the file begins anew, and what was there is kept as `NAME.old`.
 
     Raises:
         ValueError: the file has results of other settings, of another input, or of something else.
@@ -62,7 +67,8 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     try:
         beside = path.with_name(path.name + SETTINGS)
         if overwrite:
-            path.unlink(missing_ok=True)
+            if path.exists():
+                os.replace(path, path.with_name(path.name + OLD))
             beside.unlink(missing_ok=True)
         if path.exists() and path.stat().st_size:
             _check_same(path, beside, settings, source)
@@ -96,14 +102,16 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
 def _check_same(path: Path, beside: Path, settings: Mapping[str, Any], source: bytes) -> None:
     known = known_settings(path)
     advice = "give another name, or --overwrite"
-    if not beside.is_file() or not {"settings", "input"} <= known.keys():
+    if not beside.is_file() or not all(isinstance(known.get(name), dict) for name in ("settings", "input")):
         raise ValueError(f"{path} exists and is no unfinished output ({beside.name} does not say what it is): {advice}")
     wanted = json.loads(json.dumps(settings))
     for name in wanted.keys() | known["settings"].keys():
         before, now = known["settings"].get(name), wanted.get(name)
         if before != now:
             raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {advice}")
-    if _digest(source[: known["input"]["bytes"]]) != known["input"]:
+    before = known["input"].get("bytes")
+    same = isinstance(before, int) and _digest(source[:before]) == known["input"]
+    if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
         raise ValueError(f"{path} was written from another input: {advice}")
 
 
@@ -111,13 +119,11 @@ def _digest(source: bytes) -> dict[str, Any]:
     return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
 
 
-def _whole_lines(path: Path) -> tuple[int, int]:
-    """How many lines a file has that end, and their bytes."""
-    lines, size, seen = 0, 0, 0
+def _whole_lines(path: Path) -> tuple[int, int, int]:
+    """How many lines a file has that end, how many of them are errors, and their bytes."""
+    lines, refused, size = 0, 0, 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            lines += block.count(b"\n")
-            last = block.rfind(b"\n")
-            size = seen + last + 1 if last >= 0 else size
-            seen += len(block)
-    return lines, size
+        for line in file:
+            if line.endswith(b"\n"):
+                lines, refused, size = lines + 1, refused + (ERROR in line), size + len(line)
+    return lines, refused, size

@@ -166,6 +166,7 @@ class StoppingPolicy(Strategy):
     update: Update
     threshold: Callable[[PolicyState], Array]  # [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
+    joins_rows: bool = False  # True: what a row does depends on the rows beside it
     hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
 
 

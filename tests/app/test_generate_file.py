@@ -93,11 +93,14 @@ def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tm
 def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):
     output = tmp_path / "grown.jsonl"
     run(models, source, output)
-    assert run(models, source, output) == 0
+    assert run(models, source, output) == 1, "lines of it were refused, whenever that was"
     assert "is complete: 10 lines" in capsys.readouterr().err
-    with source.open("ab") as file:
-        file.write(b'\n{"prompt": "more"}\n')
-    assert run(models, source, output) == 0
+    given = source.read_bytes()
+    source.write_bytes(given + b"x")
+    assert run(models, source, output) == 2
+    assert "written from another input" in capsys.readouterr().err, "its last line has become another"
+    source.write_bytes(given + b'\n{"prompt": "more"}\n')
+    assert run(models, source, output) == 1
     assert output.read_bytes().startswith(whole) and read(output)[-1]["num_tokens"] == 12
 
 
@@ -114,8 +117,12 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     assert run(models, source, output) == 2
     assert "does not say what it is" in capsys.readouterr().err
     assert output.read_bytes() == before
+    (tmp_path / "out.jsonl.settings.json").write_text('{"settings": [], "input": {"bytes": "x"}}')
+    assert run(models, source, output) == 2
+    assert "does not say what it is" in capsys.readouterr().err
     assert run(models, source, output, "--overwrite") == 1
     assert output.read_bytes() != before
+    assert (tmp_path / "out.jsonl.old").read_bytes() == before
 
 
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
@@ -142,10 +149,19 @@ def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys,
 
 
 def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path, capsys):
+    beside = tmp_path / "out.jsonl.settings.json"
+    beside.write_text("{}")
     cases = [
         (source, source, [], "would overwrite the input"),
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl", [], "No such file"),
         (source, tmp_path, [], "it is a folder"),
+        (beside, tmp_path / "out.jsonl", [], "would overwrite the input"),
+        (
+            source,
+            tmp_path / "new.jsonl",
+            ["--system", "be brief"],
+            "messages need the chat template; it is off",
+        ),
         (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
         (source, tmp_path / "out.jsonl", ["--batch", "0"], "batch must be at least 1, got 0"),
     ]

@@ -140,5 +140,10 @@ def test_rows_that_are_not_there_are_refused():
     for row in (3, -1):
         with pytest.raises(ValueError, match=rf"row in \[0, 3\), got {row}"):
             decoder.refill(params, state, row, [1])
+    for more, why in (({"stop_ids": range(9)}, "room for 8 stop_ids a row, the prompt's take 16"),):
+        with pytest.raises(ValueError, match=why):
+            decoder.refill(params, state, 0, [1], **more)
+    with pytest.raises(ValueError, match="keeps no record"):
+        decoder.refill(params, decoder.idle(params, ROWS, SLOTS, record_rounds=4), 0, [1])
     with pytest.raises(ValueError, match="leaves when 1 or more"):
         decoder.run(params, state, leave=0)
