@@ -37,15 +37,16 @@ def test_loops_are_captured_where_cuda_can(platform, version, flags, captured):
 
 
 def test_a_failure_of_a_captured_generation_says_how_to_decode_without():
-    parts = tiny_decoder()[0].parts
+    decoder, params = tiny_decoder()
+    state = decoder.prefill(params, [[1, 2]], max_new_tokens=2)
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError("cuGraphInstantiate failed")
 
     with pytest.raises(RuntimeError, match=rf"XLA_FLAGS=--{FLAG}= decodes without .* cuGraphInstantiate failed"):
-        _wrap(parts, {"run": fail, "step": fail}, captured=True).run(None, None)
+        _wrap(decoder.parts, {"run": fail, "step": fail}, captured=True).run(params, state)
     with pytest.raises(jax.errors.JaxRuntimeError, match="^cuGraphInstantiate failed"):
-        _wrap(parts, {"run": fail, "step": fail}, captured=False).run(None, None)
+        _wrap(decoder.parts, {"run": fail, "step": fail}, captured=False).run(params, state)
 
 
 @pytest.mark.parametrize("name", ["prefill", "run", "step", "extend", "score"])
