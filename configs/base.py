@@ -80,6 +80,8 @@ class CompareConfig:
     """As target."""
     dtype: str = "auto"
     """bfloat16, float16 or float32; auto: the faster of bfloat16 and float32 on this machine."""
+    mesh: str | None = None
+    """Several devices, such as data=2,model=4: rows over two groups of four that share the target's weights."""
     costs: str | None = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""

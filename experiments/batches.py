@@ -31,7 +31,7 @@ from experiments.lib.terminal import publish
 from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import LoadedModel, load_pair
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import StoppingPolicy
@@ -81,7 +81,7 @@ def batches(config: Batches, console: Console) -> None:
     enable()
     folder = RunFolder.create("batches", config, config.out)
     with console.status("Loading the models"):
-        target, drafter = (load_model(name, dtype=config.dtype) for name in (config.target, config.drafter))
+        target, drafter = load_pair(config.target, config.drafter, config.dtype)
     known: dict[Key, dict[str, Any]] = {_key(row): row for row in folder.rows()}
     for batch in config.batches:
         asked = [key for key in _keys(config) if key[0] == batch and key not in known]

@@ -36,7 +36,7 @@ from experiments.record import Record, record
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import LoadedModel, load_pair
 from specdec_jax.lossless.deviation import deviations
 from specdec_jax.replay.trace import Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
@@ -92,7 +92,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     folder = RunFolder.create("calibrate", config, config.out)
     traces = _traces(config, folder, console)
     with console.status("Loading the models"):
-        models = load_model(config.target, dtype=config.dtype), load_model(config.drafter, dtype=config.dtype)
+        models = load_pair(config.target, config.drafter, config.dtype)
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from configs.base import load_config
 from specdec_jax.app.options import OPTIONAL
+from specdec_jax.sharding import use_mesh
 
 P = ParamSpec("P")
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
@@ -62,7 +63,9 @@ def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None) -> C
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
-        run(told(kind, doc, arguments), terminal())
+        config = told(kind, doc, arguments)
+        use_mesh(getattr(config, "mesh", None))
+        run(config, terminal())
         return 0
 
     return main
@@ -109,7 +112,9 @@ def config_command(
     def main(arguments: Sequence[str] | None = None) -> int:
         words = config_words(experiment, doc, arguments)
         if words:
-            run(load_config(words[0], words[1:], f"python -m experiments.{experiment}"), terminal())
+            config = load_config(words[0], words[1:], f"python -m experiments.{experiment}")
+            use_mesh(getattr(config, "mesh", None))
+            run(config, terminal())
         return 0
 
     return main

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_pair
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 
@@ -38,6 +38,8 @@ class Models:
     """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
     drafter: str = "smollm2-drafter"
     """As target."""
+    mesh: str | None = None
+    """Several devices, such as data=2,model=4: rows over two groups of four that share the target's weights."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Served(Models):
         """
         enable()
         with console.status("Loading the models"):
-            target, drafter = (load_model(name, dtype=self.dtype) for name in (self.target, self.drafter))
+            target, drafter = load_pair(self.target, self.drafter, self.dtype)
         check_same_vocabulary(target, drafter)
         check_reads(target.model, drafter.model.reading)
         return target, drafter

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat, VerifyLossless: run_verify}
+        if not isinstance(command, GenerateFile):  # which first finds the other processes
+            _use_mesh(command)
         with warned_in_a_line():
             return runs[type(command)](command)
     except BrokenPipeError:  # whoever read our output has enough; nothing more can be written, at exit neither
@@ -45,6 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _use_mesh(command: Any) -> None:
+    """Several devices, where the command asks for them."""
+    asked = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
+    if asked is not None:
+        from specdec_jax.sharding import use_mesh
+
+        use_mesh(asked)
 
 
 def _parsed(arguments: list[str]) -> Any:
@@ -116,7 +127,12 @@ def run_file(command: GenerateFile) -> int:
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 
-    options = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
+    options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
+    if command.distributed:
+        from specdec_jax.app.processes import join
+
+        options["share"] = join()
+    _use_mesh(command)
     refused = generate_file(command.input, command.output, settings, policy, verifier, **options)
     return FAILED if refused else 0
 
@@ -134,7 +150,7 @@ def run_verify(command: VerifyLossless) -> int:
     from specdec_jax.app.views.proof import verify
     from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
-    options = {name: value for name, value in vars(command).items() if name != "rules"}
+    options = {name: value for name, value in vars(command).items() if name not in ("rules", "mesh")}
     conclusion = verify(**asdict(command.rules), **options)
     return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
 

@@ -106,6 +106,9 @@ class GenerateFile(Drafting):
     """Write every result's token ids too."""
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
+    distributed: Switch = False
+    """Share the lines with the other processes of this launch: SLURM, TPU pods and Kubernetes find each other, others
+    by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)
@@ -132,6 +135,8 @@ class VerifyLossless:
     """A real target for the sampled test."""
     drafter: Annotated[str | None, Maybe] = None
     """A real drafter for the sampled test."""
+    mesh: Annotated[str | None, Maybe] = None
+    """Test on several devices, as generate does."""
     prompt: str = "Once upon a time"
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0

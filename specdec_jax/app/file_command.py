@@ -4,7 +4,7 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.chat.settings import Settings, build
+from specdec_jax.app.processes import LOOK, Share, Watch, begin_together, merge
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
@@ -34,7 +35,7 @@ from specdec_jax.text.continuous_batching import Completed, cache_bytes, complet
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, known_settings, opened, write_settings
+from specdec_jax.text.result_file import SETTINGS, ResultFile, finished, known_settings, opened, write_settings
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -44,11 +45,24 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 
 
 @dataclass
+class _Run:
+    """What was asked for, of every line."""
+
+    settings: Settings
+    policy: StoppingPolicy
+    verifier: Verifier
+    batch: int
+    with_tokens: bool
+    console: Console
+
+
+@dataclass
 class _Lines:
     """What is known of the input's lines; results wait here until all lines before theirs are written."""
 
     numbers: list[int]  # of each request in the file, from 1
     lines: list[bytes]
+    places: list[int]  # among all requests of the file, from 0
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of requests that are being decoded
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
@@ -68,11 +82,15 @@ def generate_file(
     batch: int,
     with_tokens: bool = False,
     overwrite: bool = False,
+    share: Share | None = None,
 ) -> int:
     """Decode what `output` does not have yet; returns how many lines of the input were refused.
 
+    `share`: of the lines, this process's (processes.py); None: all.
+
     Raises:
         ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
+        Lost: another process has ended too early.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
@@ -83,15 +101,40 @@ def generate_file(
     check_file(output)
     wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    run = _Run(settings, policy, verifier, batch, with_tokens, console)
+    if share is not None:
+        return _shared(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
-        lines = _lines(content)
-        if results.lines >= len(lines.lines):
-            console.print(f"{output} is complete: {results.lines} lines")
-            return results.refused
-        enable()
-        with interrupts_end_here():  # every line is written in one piece: nothing is lost
-            pair = _pair(settings, policy, verifier, output, batch, console)
-            _decode(pair, lines, results, settings, batch, with_tokens, console)
+        return _complete(run, _lines(content), results, lambda: True)
+
+
+def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
+    """This process's lines into a file of its own; the first process makes one of all."""
+    total = len(_lines(content).lines)
+    done = None if overwrite else finished(output, wanted, content, total)
+    if done is not None:
+        run.console.print(f"{output} is complete: {done.lines} lines")
+        return done.refused
+    with opened(share.file(output), wanted, content, overwrite) as results:
+        begin_together()
+        watch = Watch(share, output, total)
+        refused = _complete(run, _lines(content, share.index, share.count), results, watch)
+    if share.index == 0:
+        while not watch():
+            time.sleep(LOOK)
+        refused = merge(output, share, overwrite).refused
+    return refused
+
+
+def _complete(run: _Run, lines: _Lines, results: ResultFile, watch: Callable[[], Any]) -> int:
+    """Decodes the lines that the results lack; `watch` is called now and then. Returns how many were refused."""
+    if results.lines >= len(lines.lines):
+        run.console.print(f"{results.path} is complete: {results.lines} lines")
+        return results.refused
+    enable()
+    with interrupts_end_here():  # every line is written in one piece: nothing is lost
+        pair = _pair(run, results.path)
+        _decode(run, pair, lines, results, watch)
     return results.refused + lines.refused
 
 
@@ -105,27 +148,26 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     return wanted
 
 
-def _lines(content: bytes) -> _Lines:
-    """Every line that is not blank, with its number."""
+def _lines(content: bytes, first: int = 0, step: int = 1) -> _Lines:
+    """Of all lines that are not blank, every `step`-th from `first` on."""
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    return _Lines([number for number, _ in numbered], [line for _, line in numbered])
+    own = list(enumerate(numbered))[first::step]
+    return _Lines([number for _, (number, _) in own], [line for _, (_, line) in own], [place for place, _ in own])
 
 
-def _pair(
-    settings: Settings, policy: StoppingPolicy, verifier: Verifier, output: Path, batch: int, console: Console
-) -> Pair:
+def _pair(run: _Run, output: Path) -> Pair:
     """The pair; what the machine decides of it is written beside the output, and read from there by a later run."""
     known = known_settings(output)
     decided = known.get(DECIDED)
-    more: dict[str, Any] = {"batch": batch}
+    settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
         costs = decided["costs"]
         costs = costs and CostModel(**{**costs, **{name: tuple(costs[name]) for name in ("widths", "target_pass")}})
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
     names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])
-    with console.status(Text(f"Loading {' and '.join(names)}")):
-        pair = build(settings, policy, verifier, **more)
+    with run.console.status(Text(f"Loading {' and '.join(names)}")):
+        pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
     if decided is not None and decided.get("weights") != weights:
         raise ValueError(f"{output} was written with other weights: give another name, or --overwrite")
@@ -142,15 +184,8 @@ def _pair(
     return pair
 
 
-def _decode(
-    pair: Pair,
-    lines: _Lines,
-    results: ResultFile,
-    settings: Settings,
-    batch: int,
-    with_tokens: bool,
-    console: Console,
-) -> None:
+def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile, watch: Callable[[], Any]) -> None:
+    settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
     request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # what no line could be decoded with
@@ -167,7 +202,7 @@ def _decode(
             fields: Mapping[str, Any] = {}
             try:
                 fields = read_line(lines.lines[index])
-                request = request_of(pair, fields, defaults, index)
+                request = request_of(pair, fields, defaults, lines.places[index])
                 fits(slots_of(pair, request))
             except ValueError as error:
                 lines.refused += 1
@@ -178,13 +213,14 @@ def _decode(
             yield request
 
     with _progress(console, len(lines.lines), first) as (bar, task):
-        for done in complete(pair, requests(), batch):
+        for done in complete(pair, requests(), run.batch):
+            watch()
             index = indices[done.index]
             if done.result.compile_seconds:
                 console.print(_shape(pair, done), style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
-            lines.ready[index] = result_line(lines.numbers[index], fields, done.result, with_tokens)
+            lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
             _write(lines, results)
             bar.update(task, completed=results.lines, said=_said(lines, time.perf_counter() - began))
         _write(lines, results)

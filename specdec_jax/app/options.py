@@ -53,6 +53,9 @@ class Models:
     costs: Annotated[str | None, Maybe] = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""
+    mesh: Annotated[str | None, Maybe] = None
+    """Decode on several devices, such as data=2,model=4: rows over two groups of four that share the target's
+    weights."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Hyperparameters calibrated for this pair (python -m experiments.calibrate), or built-in; those given explicitly
     take precedence."""

@@ -24,6 +24,7 @@ from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
 from specdec_jax.decoding.state import fresh_state
+from specdec_jax.sharding import by_rows, placed
 from specdec_jax.types import (
     Array,
     DecodeState,
@@ -117,7 +118,7 @@ def build_decoder(
         def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
             return carry[0] + 1, decode_round(parts, params, carry[1])
 
-        return lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
+        return by_rows(lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1])
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = _common_prefix(state, fresh)
@@ -128,16 +129,16 @@ def build_decoder(
         )
         drafter_state = learn_text(drafter, params.drafter, drafter_state, kept, known.length, fresh.length)
         drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
-        return fresh._replace(target_cache=cache, drafter=drafter_state)
+        return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
     def init_both(params: ModelParams, batch: int, slots: int) -> tuple[Any, Any]:
-        return target.init_cache(params.target, batch, slots), drafter.init(params.drafter, batch, slots)
+        return by_rows((target.init_cache(params.target, batch, slots), drafter.init(params.drafter, batch, slots)))
 
     told = options_here() if compiler_options is None else dict(compiler_options)
     jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
         "run": jit(run_rounds, donate_argnums=1),
-        "step": jit(lambda params, state: decode_round(parts, params, state), donate_argnums=1),
+        "step": jit(lambda params, state: by_rows(decode_round(parts, params, state)), donate_argnums=1),
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
@@ -159,7 +160,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
         if asked not in checked:
             _check_policy(parts, state)
             checked.add(asked)
-        return jax.tree.map(jnp.array, state)  # copies: `run` takes them, and a policy may have kept its own
+        return placed(state)  # copies: `run` takes them, and a policy may have kept its own
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state = begin(prompts, options)
@@ -285,4 +286,4 @@ def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
 
 def _place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:
     """The state with the one row of `fresh` as its row `row` []."""
-    return jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh)
+    return by_rows(jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed_long
+from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, Features, LanguageModel, Params
 
 WIDE = 8  # times the chunk, of passes that long prompts are fed by
@@ -37,7 +38,7 @@ def target_prefill(
 
     def prefill(params: Params, reader: Params, tokens: Array, length: Array) -> tuple[Cache, Any]:
         cache = target.init_cache(params, *tokens.shape)
-        return fill(target, features, params, reader, tokens, length, cache, chunk)
+        return by_rows(fill(target, features, params, reader, tokens, length, cache, chunk))
 
     return jax.jit(prefill, compiler_options=dict(compiler_options) or None)
 
@@ -52,7 +53,7 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
     def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any) -> Any:
         fresh = drafter.init(params, *tokens.shape)
         told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
-        return drafter.commit(params, told, tokens, length)
+        return by_rows(drafter.commit(params, told, tokens, length))
 
     return jax.jit(prefill_drafter, compiler_options=dict(compiler_options) or None)
 

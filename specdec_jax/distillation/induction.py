@@ -71,8 +71,8 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
             outward = params[layer][part]["output" if part == "attention" else "down"]
             outward["kernel"] = outward["kernel"] * QUIET
     scale = float(np.sqrt(np.mean(np.sum(embedding**2, axis=1)) / config.hidden_size))  # the norm divides by it
-    params["layer_0"]["attention"] |= _look_back(params["layer_0"]["attention"], signature, config, scale, constant)
-    params["layer_1"]["attention"] |= _match(params["layer_1"]["attention"], signature, config, scale, known)
+    _look_back(params["layer_0"]["attention"], signature, config, scale, constant)
+    _match(params["layer_1"]["attention"], signature, config, scale, known)
     return jax.tree.map(jnp.asarray, params)
 
 
@@ -86,45 +86,39 @@ def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rn
     return np.concatenate([turn, -(turn @ mean)[:, None] / constant], axis=1)
 
 
-def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> Any:
-    """The first head looks at the token before and writes that token's signature."""
-    d, fused, output = config.head_dim, attention["qkv"]["kernel"], attention["output"]["kernel"]
-    keys, values = _first_rows(config)
+def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> None:
+    """In place: the first head looks at the token before and writes that token's signature."""
+    d, (query, key, value), output = config.head_dim, _heads(attention, 0), attention["output"]["kernel"]
     turn = inverse_frequencies(d, config.rope_theta, config.rope_scaling)[:NEAR].astype(np.float64)
     gap = float(np.sum(1.0 - np.cos(turn)))  # by which the place before beats its neighbours
     strength = np.sqrt(LOOK_BACK / gap * np.sqrt(d)) / (constant / scale)
     pair = np.arange(NEAR)
-    fused[:d], fused[keys : keys + d], fused[values : values + d] = 0.0, 0.0, 0.0
-    fused[pair, -1] = strength
-    fused[keys + pair, -1] = strength * np.cos(turn)
-    fused[keys + d // 2 + pair, -1] = strength * np.sin(turn)
+    query[:], key[:], value[:] = 0.0, 0.0, 0.0
+    query[pair, -1] = strength
+    key[pair, -1] = strength * np.cos(turn)
+    key[d // 2 + pair, -1] = strength * np.sin(turn)
     size, known = len(signature), signature.shape[1] - 1
-    fused[values : values + size, _content(known, size)] = signature * scale  # of size one, undoing the norm
+    value[:size, _content(known, size)] = signature * scale  # of size one, undoing the norm
     output[:, :d] = 0.0
     output[known + np.arange(size), np.arange(size)] = scale
-    return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
 
 
-def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, known: int) -> Any:
-    """The first head of every group looks where the token before has the present token's signature, and copies."""
+def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, known: int) -> None:
+    """In place: a group's first head looks where the token before has the present token's signature, and copies."""
     d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    fused, output = attention["qkv"]["kernel"], attention["output"]["kernel"]
-    keys, values = _first_rows(config)
-    size = len(signature)
+    output, size = attention["output"]["kernel"], len(signature)
     half = size // 2
     slow = np.concatenate([np.arange(d // 2 - half, d // 2), np.arange(d - half, d)])
     strength = np.sqrt(MATCH / size * np.sqrt(d))
     for kv in range(config.num_key_value_heads):
-        query, key, value = kv * group * d, keys + kv * d, values + kv * d
-        for start in (query, key, value):
-            fused[start : start + d] = 0.0
-        fused[(query + slow)[:, None], _content(known, size)[None, :]] = signature * scale * strength
-        fused[key + slow, known + np.arange(size)] = strength
-        copied = np.arange(kv * d, min((kv + 1) * d, known))
-        fused[value + copied - kv * d, copied] = 1.0
-        output[:, query : query + d] = 0.0
-        output[copied, query + copied - kv * d] = COPY * scale
-    return {"qkv": {"kernel": fused}, "output": {"kernel": output}}
+        query, key, value = _heads(attention, kv)
+        query[:], key[:], value[:] = 0.0, 0.0, 0.0
+        query[slow[:, None], _content(known, size)[None, :]] = signature * scale * strength
+        key[slow, known + np.arange(size)] = strength
+        copied, first = np.arange(kv * d, min((kv + 1) * d, known)), kv * group * d
+        value[copied - kv * d, copied] = 1.0
+        output[:, first : first + d] = 0.0
+        output[copied, first + copied - kv * d] = COPY * scale
 
 
 def _content(known: int, size: int) -> np.ndarray:
@@ -132,7 +126,7 @@ def _content(known: int, size: int) -> np.ndarray:
     return np.append(np.arange(known), known + size)
 
 
-def _first_rows(config: LlamaConfig) -> tuple[int, int]:
-    """Where keys and values begin in the fused projection."""
-    keys = config.num_attention_heads * config.head_dim
-    return keys, keys + config.num_key_value_heads * config.head_dim
+def _heads(attention: Any, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Views of a group's first query head, its key and its value, [head_dim, D] each (`layers.fused_heads`)."""
+    fused = attention["qkv"]["kernel"][kv]
+    return fused[0], fused[-2], fused[-1]

@@ -95,16 +95,15 @@ def _layer(
     def norm(name: str, x: Array) -> Array:
         return jnp.asarray(layers.RMSNorm(c.rms_norm_eps, dtype).apply({"params": params[name]}, x))
 
-    def linear(module: str, name: str, features: int, bias: bool, x: Array) -> Array:
+    def linear(module: str, name: str, features: tuple[int, ...], bias: bool, x: Array) -> Array:
         return jnp.asarray(layers.Projection(features, bias, dtype).apply({"params": params[module][name]}, x))
 
-    heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
-    fused = (heads + 2 * kv_heads) * c.head_dim
+    fused = layers.fused_heads(c.num_attention_heads, c.num_key_value_heads, c.head_dim)
     qkv = linear("attention", "qkv", fused, c.attention_bias, norm("attention_norm", x))
-    split = jnp.split(qkv.reshape(*x.shape[:2], -1, c.head_dim), [heads, heads + kv_heads], axis=2)
-    query, now = rotate(split[0], cos_sin), _Keys(rotate(split[1], cos_sin), split[2])
-    out = attend(query, [*earlier, now], texts.segments, texts.positions)
-    x = x + linear("attention", "output", c.hidden_size, c.attention_bias, out)
+    query, key, value = layers.split_heads(qkv)
+    now = _Keys(rotate(key, cos_sin), value)
+    out = attend(rotate(query, cos_sin), [*earlier, now], texts.segments, texts.positions)
+    x = x + linear("attention", "output", (c.hidden_size,), c.attention_bias, out)
     mlp = layers.GatedMLP(c.intermediate_size, c.mlp_bias, dtype)
     return x + jnp.asarray(mlp.apply({"params": params["mlp"]}, norm("mlp_norm", x))), now
 

@@ -9,7 +9,7 @@ from typing import Any
 from specdec_jax import models
 from specdec_jax.loading.suggest import listed, nearest
 
-NEEDED = ("language_model", "params_from_named", "named_from_params", "init_params")
+NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_params", "init_params")
 
 
 def family(model_type: Any) -> ModuleType:

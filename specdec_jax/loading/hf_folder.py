@@ -1,10 +1,12 @@
 """Hugging Face folders: config.json, one or many .safetensors, tokenizer.json; read and written."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -15,9 +17,11 @@ from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
 
-MAPPED = 2**26  # bytes read of a file before it is mapped anew: until then all that was read counts as memory
-
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
+    f"{short}{bits}": f"{name}{bits}" for short, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+"""Safetensors' names of types, but for floating ones of eight bits and less: those need scales that nobody reads."""
 
 
 def open_hf_folder(folder: str | Path) -> Checkpoint:
@@ -93,21 +97,42 @@ def save_hf_folder(
         tokenizer.save(folder)
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+class _Stored:
+    """A tensor of a .safetensors file, read as its parts are asked for: what was mapped of a file counts as memory."""
+
+    def __init__(self, path: Path, name: str, shape: Sequence[int], dtype: np.dtype):
+        self.path, self.name, self.shape, self.dtype = path, name, tuple(shape), dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        with _open(self.path) as file, _named_in_errors(self.path, self.name):
+            return file.get_slice(self.name)[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[...] if dtype is None else self[...].astype(dtype)
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, _Stored]]:
     for path in files:
         with _open(path) as file:
-            waiting = list(file.keys())[::-1]
-        while waiting:
-            read = 0
-            with _open(path) as file:
-                while waiting and read < MAPPED:
-                    name = waiting.pop()
-                    try:
-                        array = file.get_tensor(name)
-                    except (SafetensorError, TypeError, ValueError) as error:
-                        raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
-                    read += array.nbytes
-                    yield name, array
+            for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
+                with _named_in_errors(path, name):
+                    stored = file.get_slice(name)
+                    found = _Stored(path, name, stored.get_shape(), _dtype(stored.get_dtype()))
+                yield name, found
+
+
+def _dtype(kind: str) -> np.dtype:
+    if kind not in DTYPES:
+        raise ValueError(f"its type {kind} is not served")
+    return jnp.dtype(DTYPES[kind])
+
+
+@contextmanager
+def _named_in_errors(path: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
 
 
 def _open(path: Path) -> Any:

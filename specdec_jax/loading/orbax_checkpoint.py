@@ -7,6 +7,7 @@ folder/tokenizer/         tokenizer.json, tokenizer_config.json, chat_template.j
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
+from specdec_jax.models.weights import Place
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 1
@@ -47,8 +49,8 @@ def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer,
         (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
 
 
-def restore_orbax(path: str | Path, dtype: Any) -> Restored:
-    """Reads a checkpoint, every parameter in `dtype` on the default device.
+def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> Restored:
+    """Reads a checkpoint, every parameter in `dtype` on the default device, or where `place` says.
 
     Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
     damaged or of another shape than the config says.
@@ -66,15 +68,22 @@ def restore_orbax(path: str | Path, dtype: Any) -> Restored:
         raise ValueError(f"{folder / MARKER}: {error}") from None
     tokenizer = tokenizer_from_folder(folder / TOKENIZER)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
-    return Restored(config, _restore(folder / PARAMS, shapes), tokenizer)
+    splits = {parameter.path: parameter.split for parameter in module.parameter_table(config).values()}
+    return Restored(config, _restore(folder / PARAMS, shapes, splits, place), tokenizer)
 
 
-def _restore(path: Path, shapes: Any) -> Any:
-    """Parameters of the given shapes and dtypes on the default device. Shapes are compared before anything is read."""
+def _restore(path: Path, shapes: Any, splits: Mapping[tuple[str, ...], int | None], place: Place | None) -> Any:
+    """Parameters of the given shapes and dtypes. Shapes are compared before anything is read."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
+
+    def asked(path: Any, leaf: Any) -> Any:
+        split = splits[tuple(key.key for key in path)]
+        where = device if place is None else place(leaf.shape, split)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    wanted = jax.tree.map_with_path(asked, shapes)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             stored = _shapes(checkpointer.metadata(path.absolute()).item_metadata.tree)

@@ -4,6 +4,7 @@ Activations and the residual stream are float32; only what enters a matmul is ro
 Hugging Face's own layout: it needs no transpose at loading, and in bfloat16 on CPU it is twice as fast as [in, out].
 """
 
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,11 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.models.rope import rotate
+from specdec_jax.models.weights import Parameter
 
 Array = jax.Array
 
 LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
 KEY_BLOCK = 256  # keys
+MOST_BLOCKS = 16  # of a gated projection
 WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
@@ -45,20 +48,19 @@ def with_length(cache: KVCache, length: Array) -> KVCache:
 def write(buffer: Array, new: Array, start: Array) -> Array:
     """Puts new [B, Hkv, T, head_dim] into slots start[b] ... start[b] + T - 1 of buffer [B, Hkv, S, head_dim].
 
-    The caller guarantees start + T <= S: `dynamic_update_slice` would clamp and overwrite good entries. Rows are one
-    scatter, not a loop of slices: same time, and a program that does not grow with B. The barrier keeps XLA from fusing
-    the write into each of its readers, which at T = 1 copies the cache every pass (1.3 caches of temporary memory, 0.01
-    with it).
+    The caller guarantees start + T <= S: `dynamic_update_slice` clamps and would overwrite good entries. Rows are one
+    scatter that says so, not a loop of slices: same time, a program that does not grow with B, and devices that share
+    the rows need nothing of each other. The barrier keeps XLA from fusing the write into each of its readers, which at
+    T = 1 copies the cache every pass (1.3 caches of temporary memory, 0.01 with it).
     """
-    zero = jnp.zeros((), jnp.int32)
-    new = new.astype(buffer.dtype)
+    zero, new = jnp.zeros((), jnp.int32), new.astype(buffer.dtype)
     if buffer.shape[0] == 1:
         return lax.optimization_barrier(lax.dynamic_update_slice(buffer, new, (zero, zero, start[0], zero)))
-    rows = jnp.arange(new.shape[0])[:, None]
-    slots = start[:, None] + jnp.arange(new.shape[2])[None, :]
-    at = buffer.at[rows, :, slots]
-    written = at.set(new.swapaxes(1, 2), mode="drop", unique_indices=True, indices_are_sorted=True)
-    return lax.optimization_barrier(written)
+
+    def row(buffer: Array, new: Array, start: Array) -> Array:
+        return lax.dynamic_update_slice(buffer, new, (zero, start, zero))
+
+    return lax.optimization_barrier(jax.vmap(row)(buffer, new, start))
 
 
 def is_lone(rows: int, dtype: Any) -> bool:
@@ -68,29 +70,35 @@ def is_lone(rows: int, dtype: Any) -> bool:
 
 
 def project(x: Array, kernel: Array, dtype: Any) -> Array:
-    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32."""
-    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32.
+
+    F may be several axes; for the product it is one: XLA's CPU code turns a kernel of more axes around in every pass
+    (40 ms more for SmolLM2).
+    """
+    features = kernel.shape[:-1]
+    x, kernel = x.astype(dtype), kernel.reshape(-1, kernel.shape[-1]).astype(dtype)
     lone = is_lone(x.size // x.shape[-1], dtype)
     if lone:
         x = jnp.concatenate([x, x], axis=-2)
     out = lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return out[..., :1, :] if lone else out
+    out = out[..., :1, :] if lone else out
+    return out.reshape(*out.shape[:-1], *features)
 
 
 class Projection(nn.Module):
-    """A linear layer [..., D] -> [..., features] float32, kernel [features, D]."""
+    """A linear layer [..., D] -> [..., *features] float32, kernel [*features, D]."""
 
-    features: int
+    features: tuple[int, ...]
     use_bias: bool
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", WEIGHT_INIT, (self.features, x.shape[-1]), self.dtype)
+        kernel = self.param("kernel", WEIGHT_INIT, (*self.features, x.shape[-1]), self.dtype)
         out = project(x, kernel, self.dtype)
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.features,), self.dtype)
-            out += bias.astype(jnp.float32).reshape((1,) * (out.ndim - 1) + (-1,))
+            bias = self.param("bias", nn.initializers.zeros, self.features, self.dtype)
+            out += bias.astype(jnp.float32)[(None,) * (x.ndim - 1)]
         return out
 
 
@@ -185,8 +193,23 @@ def attend_whole(query: Array, keys: Array, values: Array, mask: Array) -> Array
     return out.reshape(*query.shape[:2], -1)
 
 
+def fused_heads(heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """Axes [Hkv, G + 2, head_dim] of a fused projection: the G query heads of a group, then its key, then its value.
+
+    By group and not by kind: a device that has some of the groups needs nothing of the others.
+    """
+    return kv_heads, heads // kv_heads + 2, head_dim
+
+
+def split_heads(fused: Array) -> tuple[Array, Array, Array]:
+    """Fused [B, T, Hkv, G + 2, head_dim] as query [B, T, H, head_dim], key and value [B, T, Hkv, head_dim]."""
+    batch, width, _, group, head_dim = fused.shape
+    query = fused[..., : group - 2, :].reshape(batch, width, -1, head_dim)
+    return query, fused[..., group - 2, :], fused[..., group - 1, :]
+
+
 class Attention(nn.Module):
-    """Cached self-attention with rotary positions; q, k and v are one fused projection, rows in that order."""
+    """Cached self-attention with rotary positions; q, k and v are one fused projection (`fused_heads`)."""
 
     heads: int
     kv_heads: int
@@ -201,12 +224,11 @@ class Attention(nn.Module):
 
         Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
         """
-        batch, width, model_width = x.shape
-        split = [self.heads, self.heads + self.kv_heads]
-        fused = Projection((self.heads + 2 * self.kv_heads) * self.head_dim, self.qkv_bias, self.dtype, name="qkv")(x)
-        query, key, value = jnp.split(fused.reshape(batch, width, -1, self.head_dim), split, axis=2)
+        width, model_width = x.shape[1:]
+        fused = fused_heads(self.heads, self.kv_heads, self.head_dim)
+        query, key, value = split_heads(Projection(fused, self.qkv_bias, self.dtype, name="qkv")(x))
         key, value = rotate(key, cos_sin).swapaxes(1, 2), value.swapaxes(1, 2)
-        output = Projection(model_width, self.output_bias, self.dtype, name="output")
+        output = Projection((model_width,), self.output_bias, self.dtype, name="output")
         if keys is None:
             return output(attend_whole(rotate(query, cos_sin), key, value, mask)), None, None
         keys, values = write(keys, key, start), write(values, value, start)
@@ -216,8 +238,17 @@ class Attention(nn.Module):
         return output(attend(query, keys, values, mask)), keys, values
 
 
+def fused_gates(hidden: int) -> tuple[int, int, int]:
+    """Axes [N, 2, F / N] of a fused projection: N blocks, of each the gate, then up.
+
+    N is up to 16, as many devices as can share it, each a contiguous part.
+    """
+    blocks = math.gcd(hidden, MOST_BLOCKS)
+    return blocks, 2, hidden // blocks
+
+
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202): down(silu(gate x) * up x); gate and up are one fused projection, in that order."""
+    """SwiGLU (arXiv 2002.05202): down(silu(gate x) * up x); gate and up are one fused projection (`fused_gates`)."""
 
     hidden: int
     use_bias: bool
@@ -225,8 +256,47 @@ class GatedMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        gate, up = jnp.split(Projection(2 * self.hidden, self.use_bias, self.dtype, name="gate_up")(x), 2, axis=-1)
-        return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(jax.nn.silu(gate) * up)
+        fused = Projection(fused_gates(self.hidden), self.use_bias, self.dtype, name="gate_up")(x)
+        gated = jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :]
+        gated = gated.reshape(*x.shape[:-1], self.hidden)
+        return Projection((x.shape[-1],), self.use_bias, self.dtype, name="down")(gated)
+
+
+def attention_table(
+    name: str, path: tuple[str, ...], heads: tuple[int, int, int], width: int, bias: bool = False
+) -> dict[str, Parameter]:
+    """Of `Attention`: Hugging Face's names of its weights behind `name`, and where they live at `path`.
+
+    `heads` are H, Hkv and head_dim.
+    """
+    count, kv_heads, head_dim = heads
+    fused, own = fused_heads(*heads), (*path, "qkv")
+    parts = {"q": (slice(None), slice(-2)), "k": (slice(None), -2), "v": (slice(None), -1)}
+    table = {f"{name}o_proj.weight": Parameter((*path, "output", "kernel"), (width, count * head_dim), split=1)}
+    if bias:
+        table[f"{name}o_proj.bias"] = Parameter((*path, "output", "bias"), (width,))
+    for kind, at in parts.items():
+        rows = (count if kind == "q" else kv_heads) * head_dim
+        table[f"{name}{kind}_proj.weight"] = Parameter((*own, "kernel"), (rows, width), (*fused, width), at, 0)
+        if bias:
+            table[f"{name}{kind}_proj.bias"] = Parameter((*own, "bias"), (rows,), fused, at, 0)
+    return table
+
+
+def gated_mlp_table(
+    name: str, path: tuple[str, ...], hidden: int, width: int, bias: bool = False
+) -> dict[str, Parameter]:
+    """Of `GatedMLP`, as `attention_table`."""
+    table = {f"{name}down_proj.weight": Parameter((*path, "down", "kernel"), (width, hidden), split=1)}
+    if bias:
+        table[f"{name}down_proj.bias"] = Parameter((*path, "down", "bias"), (width,))
+    own, fused = (*path, "gate_up"), fused_gates(hidden)
+    for index, kind in enumerate(("gate", "up")):
+        at = slice(None), index
+        table[f"{name}{kind}_proj.weight"] = Parameter((*own, "kernel"), (hidden, width), (*fused, width), at, 0)
+        if bias:
+            table[f"{name}{kind}_proj.bias"] = Parameter((*own, "bias"), (hidden,), fused, at, 0)
+    return table
 
 
 def causal_mask(start: Array, width: int, slots: int, mask: Array | None) -> Array:

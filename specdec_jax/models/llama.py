@@ -17,6 +17,7 @@ from specdec_jax.models import layers, weights
 from specdec_jax.models.layers import KVCache
 from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_type, rotation
 from specdec_jax.models.weights import Parameter
+from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Head, LanguageModel, ModelSpec, Tap
 
 Array = jax.Array
@@ -118,12 +119,14 @@ class Llama(nn.Module):
         visible = layers.causal_mask(start, width, slots, mask)
         embedding = self.param("embedding", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
         x = embedding[tokens].astype(jnp.float32) if added is None else embedding[tokens].astype(jnp.float32) + added
+        x = constrain(x, DATA)
         count = c.num_hidden_layers
         keys: list[Any] = [None] * count if cache is None else list(cache.keys)
         values: list[Any] = [None] * count if cache is None else list(cache.values)
         streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
         for i in range(count):
             x, keys[i], values[i] = self._layer(f"layer_{i}", x, keys[i], values[i], start, cos_sin, visible)
+            x = constrain(x, DATA)
             streams.append(x)
         cache = None if cache is None else KVCache(tuple(keys), tuple(values), start + width)
         x = layers.RMSNorm(c.rms_norm_eps, self.dtype, name="norm")(x)
@@ -132,7 +135,8 @@ class Llama(nn.Module):
         if not head:
             return x, cache
         with jax.named_scope("head"):
-            logits = layers.project(x, embedding, self.dtype)
+            logits = constrain(layers.project(x, embedding, self.dtype), DATA, None, ANY)
+        logits = constrain(logits, DATA)  # gathered, and not the head's rows before the product
         return ((logits, jnp.stack([streams[i] for i in tapped], axis=2)) if tapped else logits), cache
 
     def _layer(self, name: str, *inputs: Any) -> tuple[Array, Array | None, Array | None]:
@@ -230,20 +234,22 @@ def init_params(config: LlamaConfig, key: Array, dtype: Any = jnp.bfloat16):
 
 
 def parameter_table(config: LlamaConfig) -> dict[str, Parameter]:
-    """Hugging Face's name of every weight -> where it lives; q, k, v and gate, up are parts of fused leaves."""
+    """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
     c = config
     table = {
-        "model.embed_tokens.weight": Parameter(("embedding",), (c.vocab_size, c.hidden_size)),
+        "model.embed_tokens.weight": Parameter(("embedding",), (c.vocab_size, c.hidden_size), split=0),
         "model.norm.weight": Parameter(("norm", "scale"), (c.hidden_size,)),
     }
     if not c.tie_word_embeddings:
-        table["lm_head.weight"] = Parameter(("head",), (c.vocab_size, c.hidden_size))
+        table["lm_head.weight"] = Parameter(("head",), (c.vocab_size, c.hidden_size), split=0)
     for i in range(c.num_hidden_layers):
         table |= _layer_table(c, f"model.layers.{i}.", f"layer_{i}")
     return table
 
 
-def params_from_named(config: LlamaConfig, named: weights.Named, dtype: Any = jnp.bfloat16):
+def params_from_named(
+    config: LlamaConfig, named: weights.Named, dtype: Any = jnp.bfloat16, place: weights.Place | None = None
+):
     """Parameters in `dtype` from tensors named as Hugging Face names them. Raises ValueError as `weights` says.
 
     A tied checkpoint may repeat its embedding as `lm_head.weight`, and old ones store rotary frequencies: both dropped.
@@ -252,7 +258,7 @@ def params_from_named(config: LlamaConfig, named: weights.Named, dtype: Any = jn
     ignored |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": None for i in range(config.num_hidden_layers)}
     if config.tie_word_embeddings:
         ignored["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return weights.params_from_named(parameter_table(config), named, dtype, ignored=ignored)
+    return weights.params_from_named(parameter_table(config), named, dtype, ignored=ignored, place=place)
 
 
 def named_from_params(config: LlamaConfig, params: Any):
@@ -261,28 +267,13 @@ def named_from_params(config: LlamaConfig, params: Any):
 
 
 def _layer_table(c: LlamaConfig, prefix: str, layer: str) -> dict[str, Parameter]:
-    width, hidden = c.hidden_size, c.intermediate_size
-    queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    attention, mlp = (layer, "attention"), (layer, "mlp")
+    width, heads = c.hidden_size, (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
     table = {
         prefix + "input_layernorm.weight": Parameter((layer, "attention_norm", "scale"), (width,)),
         prefix + "post_attention_layernorm.weight": Parameter((layer, "mlp_norm", "scale"), (width,)),
     }
-    linear = (  # name, module, outputs, inputs, first row in a fused leaf, bias
-        ("self_attn.q_proj", (*attention, "qkv"), queries, width, 0, c.attention_bias),
-        ("self_attn.k_proj", (*attention, "qkv"), keys, width, queries, c.attention_bias),
-        ("self_attn.v_proj", (*attention, "qkv"), keys, width, queries + keys, c.attention_bias),
-        ("self_attn.o_proj", (*attention, "output"), width, queries, None, c.attention_bias),
-        ("mlp.gate_proj", (*mlp, "gate_up"), hidden, width, 0, c.mlp_bias),
-        ("mlp.up_proj", (*mlp, "gate_up"), hidden, width, hidden, c.mlp_bias),
-        ("mlp.down_proj", (*mlp, "down"), width, hidden, None, c.mlp_bias),
-    )
-    for name, path, outputs, inputs, first, bias in linear:
-        part = None if first is None else (first, first + outputs)
-        table[f"{prefix}{name}.weight"] = Parameter((*path, "kernel"), (outputs, inputs), part)
-        if bias:
-            table[f"{prefix}{name}.bias"] = Parameter((*path, "bias"), (outputs,), part)
-    return table
+    table |= layers.attention_table(f"{prefix}self_attn.", (layer, "attention"), heads, width, c.attention_bias)
+    return table | layers.gated_mlp_table(f"{prefix}mlp.", (layer, "mlp"), c.intermediate_size, width, c.mlp_bias)
 
 
 def _expect(config: Mapping[str, Any], name: str, value: str) -> None:

@@ -171,9 +171,11 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     }
 
 
-def params_from_named(config: LlamaReadingConfig, named: weights.Named, dtype: Any = jnp.bfloat16):
+def params_from_named(
+    config: LlamaReadingConfig, named: weights.Named, dtype: Any = jnp.bfloat16, place: weights.Place | None = None
+):
     """Parameters in `dtype` from named tensors. Raises ValueError as `weights` says."""
-    return weights.params_from_named(parameter_table(config), named, dtype)
+    return weights.params_from_named(parameter_table(config), named, dtype, place=place)
 
 
 def named_from_params(config: LlamaReadingConfig, params: Any):

@@ -4,9 +4,10 @@ A name the table lacks, one that is missing or comes twice, and a wrong shape ar
 right decodes to fluent nonsense.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,52 +21,62 @@ class Parameter(NamedTuple):
 
     path: tuple[str, ...]
     shape: tuple[int, ...]  # of the checkpoint's tensor
-    part: tuple[int, int] | None = None  # rows [start, stop) of a fused leaf; None: the whole leaf
+    leaf: tuple[int, ...] | None = None  # the shape of the leaf that it is a part of; None: it is the leaf
+    at: tuple[slice | int, ...] = ()  # which part: the tensor has its numbers in that order
+    split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`): none of `at`'s indices, and the
+    # tensor's first or last; None: each device has all
+
+    @property
+    def leaf_shape(self) -> tuple[int, ...]:
+        """Of the leaf."""
+        return self.shape if self.leaf is None else self.leaf
+
+
+class Tensor(Protocol):
+    """A checkpoint's tensor: an array, or one that is read from a file as its parts are asked for."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
-Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> host or device array
+Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
+Place = Callable[[Sequence[int], int | None], jax.sharding.Sharding]  # by a leaf's shape and its shared axis
 
 
-def leaf_shapes(table: Table) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shape of every leaf of the parameter tree; fused leaves are as long as their parts together."""
-    shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
-    for parameter in table.values():
-        rows = parameter.shape[0] if parameter.part is None else parameter.part[1]
-        known = shapes.get(parameter.path, (0,))[0]
-        shapes[parameter.path] = (max(rows, known), *parameter.shape[1:])
-    return shapes
+def params_from_named(
+    table: Table, named: Named, dtype: Any, *, ignored: Ignored = MappingProxyType({}), place: Place | None = None
+) -> Any:
+    """The parameter tree, every leaf in `dtype`, on the default device or where `place` says.
 
-
-def params_from_named(table: Table, named: Named, dtype: Any, *, ignored: Ignored = MappingProxyType({})) -> Any:
-    """The parameter tree, every leaf in `dtype` on the default device.
-
-    `named` may be a mapping or an iterable of (name, array); an iterable is read once, one tensor at a time, so a
-    loader can dequantise lazily. `ignored` maps names that may come and are dropped to the shape they must have
-    (None: any). Raises ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors.
+    `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is made when the
+    last of its tensors has come. Of a tensor that is shared out, the parts that this process's devices have are read
+    and no others. `ignored` maps names that may come and are dropped to the shape they must have (None: any). Raises
+    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors.
     """
-    shapes, unfilled = leaf_shapes(table), {path: 0 for path in leaf_shapes(table)}
-    for parameter in table.values():
-        unfilled[parameter.path] += 1
-    host: dict[tuple[str, ...], np.ndarray] = {}
+    waiting = Counter(parameter.path for parameter in table.values())
+    parts: dict[tuple[str, ...], list[tuple[Parameter, Tensor]]] = defaultdict(list)
     leaves: dict[tuple[str, ...], jax.Array] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
-    for name, array in _pairs(named):
-        kind, note = _fault(name, array, table, ignored, seen)
+    for name, tensor in _pairs(named):
+        kind, note = _fault(name, tensor, table, ignored, seen)
         seen.add(name)
         if kind:
             wrong[kind].append(note)
         if kind or name in ignored:
             continue
-        path, _, part = table[name]
-        if path not in host:
-            host[path] = np.empty(shapes[path], dtype)
-        host[path][slice(None) if part is None else slice(*part)] = np.asarray(array).astype(dtype)
-        unfilled[path] -= 1
-        if not unfilled[path]:
-            leaves[path] = jnp.asarray(host.pop(path))
+        path = table[name].path
+        parts[path].append((table[name], tensor))
+        waiting[path] -= 1
+        if not waiting[path]:
+            leaves[path] = _leaf(parts.pop(path), dtype, place)
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
         faults = [_listed(kind, names) for kind, names in wrong.items() if names]
@@ -76,15 +87,57 @@ def params_from_named(table: Table, named: Named, dtype: Any, *, ignored: Ignore
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
     """Every tensor of the table as a host array in the parameters' own dtype, fused leaves cut into their parts."""
     named = {}
-    for name, (path, shape, part) in table.items():
+    for name, parameter in table.items():
         leaf = params
-        for key in path:
+        for key in parameter.path:
             leaf = leaf[key]
-        array = np.asarray(leaf)[slice(None) if part is None else slice(*part)]
-        if array.shape != shape:
-            raise ValueError(f"parameter {'/'.join(path)}, {name}, has shape {array.shape} instead of {shape}")
-        named[name] = array
+        if np.shape(leaf) != parameter.leaf_shape:
+            wrong = f"has shape {np.shape(leaf)} instead of {parameter.leaf_shape}"
+            raise ValueError(f"parameter {'/'.join(parameter.path)}, {name}, {wrong}")
+        named[name] = np.asarray(leaf)[parameter.at].reshape(parameter.shape)
     return named
+
+
+def _leaf(parts: list[tuple[Parameter, Tensor]], dtype: Any, place: Place | None) -> jax.Array:
+    """The leaf that these tensors make up."""
+    shape, split = parts[0][0].leaf_shape, parts[0][0].split
+    if place is None:
+        return jnp.asarray(_block(parts, slice(None), dtype))
+    where = place(shape, split)
+    blocks: dict[tuple[Any, ...], np.ndarray] = {}  # replicas are read once
+
+    def read(index: Any) -> np.ndarray:  # a slice an axis
+        shared = slice(None) if split is None else index[split]
+        key = shared.start, shared.stop
+        if key not in blocks:
+            blocks[key] = _block(parts, shared, dtype)
+        return blocks[key]
+
+    return jax.make_array_from_callback(shape, where, read)
+
+
+def _block(parts: list[tuple[Parameter, Tensor]], shared: slice, dtype: Any) -> np.ndarray:
+    """The leaf's part that has `shared` of its shared axis."""
+    shape, split = list(parts[0][0].leaf_shape), parts[0][0].split
+    if split is not None:
+        shape[split] = len(range(*shared.indices(shape[split])))
+    block = np.empty(shape, dtype)
+    for parameter, tensor in parts:
+        part = block[parameter.at]
+        part[...] = np.asarray(_read(parameter, tensor, shared)).astype(dtype).reshape(part.shape)
+    return block
+
+
+def _read(parameter: Parameter, tensor: Tensor, shared: slice) -> Any:
+    """The part of a tensor that goes into that part of the leaf's shared axis."""
+    split, shape = parameter.split, list(parameter.leaf_shape)
+    if split is None or shared == slice(None):
+        return tensor[...]
+    start, stop, _ = shared.indices(shape[split])
+    if split == len(shape) - 1 and len(parameter.shape) > 1:
+        return tensor[:, start:stop]
+    each = int(tensor.shape[0]) // shape[split]  # rows of the tensor to an index of the axis
+    return tensor[start * each : stop * each]
 
 
 def _pairs(named: Any) -> Iterable[tuple[str, Any]]:

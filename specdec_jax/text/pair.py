@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
+from jax.sharding import Mesh
 
 from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
 from specdec_jax.costs.choices import ESTIMATED, costs_asked, longest_draft, widths_for
@@ -22,6 +23,7 @@ from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
+from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names, parse_call
@@ -191,10 +193,10 @@ def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> Lo
     if not isinstance(target, str):
         return target
     if dtype != "auto":
-        return _loaded(target, dtype)
-    big = _loaded(target, "bfloat16")
+        return _loaded(target, dtype, mesh_here())
+    big = _loaded(target, "bfloat16", mesh_here())
     faster = faster_dtype(big, lambda other: load_model(target, dtype=other)) if asked != ESTIMATED else "bfloat16"
-    return big if faster == "bfloat16" else _loaded(target, faster)
+    return big if faster == "bfloat16" else _loaded(target, faster, mesh_here())
 
 
 def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
@@ -245,7 +247,7 @@ def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Dr
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
     try:
-        return _loaded(source, dtype)
+        return _loaded(source, dtype, mesh_here(), replicate=True)
     except FileNotFoundError as error:
         # A misspelt drafter is looked for among models last: only then is it known to be neither.
         if difflib.get_close_matches(source, _modelless(), n=1):
@@ -254,8 +256,9 @@ def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(source: str, dtype: str) -> LoadedModel:
-    return load_model(source, dtype=dtype)
+def _loaded(source: str, dtype: str, mesh: Mesh | None, replicate: bool = False) -> LoadedModel:
+    """`mesh` is the one that was set: what was loaded on another is loaded again."""
+    return load_model(source, dtype=dtype, replicate=replicate)
 
 
 @functools.lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -16,13 +16,21 @@ SETTINGS, OLD = ".settings.json", ".old"
 ERROR = b'"error": '  # a line's field; inside a text its quotes would be escaped
 
 
+class Whole(NamedTuple):
+    """Of a file of results, the lines that end."""
+
+    lines: int
+    refused: int  # of them, errors
+    size: int  # bytes
+
+
 class ResultFile:
     """Appends whole lines: one that could not be written whole is taken back, one half-written by a killed run too."""
 
     def __init__(self, path: Path):
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        self.lines, self.refused, self._size = _whole_lines(path)
+        self.lines, self.refused, self._size = whole_lines(path)
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
@@ -59,7 +67,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         BlockingIOError: another process writes it.
         OSError: it cannot be written.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    lock = FileLock(lock_of(path))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -82,6 +90,14 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
             results.close()
     finally:
         lock.release()
+
+
+def finished(path: Path, settings: Mapping[str, Any], source: bytes, total: int) -> Whole | None:
+    """What a file of results of these settings holds if it has all `total` lines, else None. Raises as `opened`."""
+    if not path.is_file() or (whole := whole_lines(path)).lines < total:
+        return None
+    _check_same(path, path.with_name(path.name + SETTINGS), settings, source)
+    return whole
 
 
 def known_settings(path: Path) -> dict[str, Any]:
@@ -119,11 +135,16 @@ def _digest(source: bytes) -> dict[str, Any]:
     return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
 
 
-def _whole_lines(path: Path) -> tuple[int, int, int]:
-    """How many lines a file has that end, how many of them are errors, and their bytes."""
+def whole_lines(path: Path) -> Whole:
+    """What a file of results has that is whole."""
     lines, refused, size = 0, 0, 0
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
                 lines, refused, size = lines + 1, refused + (ERROR in line), size + len(line)
-    return lines, refused, size
+    return Whole(lines, refused, size)
+
+
+def lock_of(path: Path) -> Path:
+    """The file that whoever writes `path` holds locked."""
+    return path.with_name(f".{path.name}.lock")

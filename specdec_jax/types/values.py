@@ -19,7 +19,6 @@ class ModelSpec(NamedTuple):
     vocab_size: int
     context: int  # most positions the model was built for
     eos_ids: tuple[int, ...] = ()
-    sharding: Any = None  # None, or a pytree of jax.sharding.Sharding for the parameters
 
 
 class Warp(NamedTuple):

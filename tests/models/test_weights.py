@@ -41,8 +41,17 @@ def test_the_table_fills_the_tree_that_the_module_makes():
 def test_fused_leaves_hold_their_parts_in_order():
     named = named_weights()
     params = llama.params_from_named(CONFIG, named, jnp.float32)
-    parts = [named[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"]
-    np.testing.assert_array_equal(params["layer_1"]["attention"]["qkv"]["kernel"], np.concatenate(parts))
+    query, key, value = (named[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv")
+    fused, size, group = params["layer_1"]["attention"]["qkv"]["kernel"], CONFIG.head_dim, 2
+    for kv in range(CONFIG.num_key_value_heads):
+        heads = query[kv * group * size : (kv + 1) * group * size].reshape(group, size, -1)
+        np.testing.assert_array_equal(fused[kv, :group], heads)
+        np.testing.assert_array_equal(fused[kv, group], key[kv * size : (kv + 1) * size])
+        np.testing.assert_array_equal(fused[kv, group + 1], value[kv * size : (kv + 1) * size])
+    gates = np.asarray(params["layer_1"]["mlp"]["gate_up"]["kernel"])
+    for index, kind in enumerate(("gate", "up")):
+        rows = gates[:, index].reshape(CONFIG.intermediate_size, -1)
+        np.testing.assert_array_equal(rows, named[f"model.layers.1.mlp.{kind}_proj.weight"])
 
 
 @pytest.mark.parametrize("given", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -124,7 +133,10 @@ def test_parameters_of_another_shape_are_not_written():
 
 
 def test_a_family_needs_only_a_table():
-    table = {"a": Parameter(("x", "y"), (2, 3), (0, 2)), "b": Parameter(("x", "y"), (1, 3), (2, 3))}
+    table = {
+        "a": Parameter(("x", "y"), (2, 3), (3, 3), (slice(2),)),
+        "b": Parameter(("x", "y"), (1, 3), (3, 3), (slice(2, 3),)),
+    }
     named = {"a": np.ones((2, 3), np.float32), "b": np.zeros((1, 3), np.float32)}
     params = weights.params_from_named(table, named, jnp.float32)
     assert params["x"]["y"].tolist() == [[1] * 3, [1] * 3, [0] * 3]

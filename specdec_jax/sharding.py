@@ -1,0 +1,99 @@
+"""How arrays lie on a mesh of devices: rows of a batch over its axis `data`, a target's weights over its axis `model`.
+
+The mesh is JAX's own, `jax.set_mesh(make_mesh("data=2,model=4"))`; without one nothing changes. Nothing inside a
+program names a device: models say with `constrain` which axis an intermediate value has where, and the compiler adds
+the collectives, two all-reduces a layer as in Megatron-LM (arXiv 1909.08053, section 3).
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+DATA, MODEL = "data", "model"
+ANY = PartitionSpec.UNCONSTRAINED
+"""Of an array's axis that the compiler may lay as it likes."""
+
+
+def make_mesh(words: str) -> Mesh:
+    """The mesh that `data=2,model=4` asks for, of this process's first devices; axes that are not named have size 1.
+
+    Raises:
+        ValueError: something else than these axes with positive sizes, or more devices than there are.
+    """
+    sizes: dict[str, int] = {}
+    for part in words.split(","):
+        found = re.fullmatch(rf"\s*({DATA}|{MODEL})\s*=\s*([1-9]\d*)\s*", part, re.ASCII)
+        if not found or found[1] in sizes:
+            raise ValueError(f"a mesh is {DATA}=N,{MODEL}=M with positive sizes, got {words!r}")
+        sizes[found[1]] = int(found[2])
+    shape = sizes.get(DATA, 1), sizes.get(MODEL, 1)
+    needed, there = math.prod(shape), jax.local_devices()
+    if needed > len(there):
+        raise ValueError(f"mesh {words!r} needs {needed} devices, there are {len(there)} ({there[0].platform})")
+    return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=there[:needed])
+
+
+def use_mesh(words: str | None) -> None:
+    """From here on, in this thread, decode on that mesh; None: nothing changes. Raises ValueError."""
+    if words is not None:
+        jax.set_mesh(make_mesh(words))
+
+
+def mesh_here() -> Mesh | None:
+    """The mesh that was set, None without. Raises ValueError for one of other axes or of explicit ones."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return None
+    if set(mesh.axis_names) != {DATA, MODEL} or set(mesh.axis_types) != {AxisType.Auto}:
+        raise ValueError(f"the mesh needs the axes {DATA} and {MODEL}, both automatic (make_mesh), got {mesh}")
+    return mesh
+
+
+def sharding(mesh: Mesh, shape: Sequence[int], *axes: Any) -> NamedSharding:
+    """Where an array of that shape lies, its axes by name; those after the last name are whole everywhere."""
+    return NamedSharding(mesh, _spec(mesh, shape, axes))
+
+
+def weight_sharding(mesh: Mesh, shape: Sequence[int], split: int | None) -> NamedSharding:
+    """Where a weight lies whose axis `split` is shared; it is whole everywhere if devices cannot share it evenly."""
+    return sharding(mesh, shape, *[MODEL if axis == split else None for axis in range(len(shape))])
+
+
+def placement(replicate: bool = False) -> Callable[[Sequence[int], int | None], NamedSharding] | None:
+    """Where weights lie on the mesh that was set, by shape and shared axis; `replicate`: whole everywhere."""
+    mesh = mesh_here()
+    if mesh is None:
+        return None
+    return lambda shape, split: weight_sharding(mesh, shape, None if replicate else split)
+
+
+def placed(tree: Any) -> Any:
+    """Host arrays [B, ...] as arrays of devices, rows over `data`; always copies."""
+    mesh = mesh_here()
+    if mesh is None:
+        return jax.tree.map(jax.numpy.array, tree)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding(mesh, leaf.shape, DATA), may_alias=False), tree)
+
+
+def constrain(x: jax.Array, *axes: Any) -> jax.Array:
+    """Inside a program: the value with its axes laid by name, those after the last name whole everywhere."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, _spec(mesh, x.shape, axes))
+
+
+def by_rows(tree: Any) -> Any:
+    """Inside a program: arrays [B, ...] with rows over `data`, the rest as the compiler likes."""
+    return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
+
+
+def _spec(mesh: Any, shape: Sequence[int], axes: Sequence[Any]) -> PartitionSpec:
+    """Without names that do not divide their axis, or that have size 1."""
+
+    def fits(size: int, axis: Any) -> Any:
+        return axis if axis is ANY or (axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0) else None
+
+    return PartitionSpec(*(fits(size, axis) for size, axis in zip(shape, axes, strict=False)))

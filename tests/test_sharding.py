@@ -1,0 +1,95 @@
+"""Decoding on a mesh of eight devices: tokens of one device, a share of the weights each, two all-reduces a layer."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+import pytest
+
+from specdec_jax.sharding import make_mesh
+
+SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
+FLAGS = (  # eight devices, and programs that are compiled soon rather than run fast
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
+LAYERS, WIDTHS, VOCAB = 2, (2, 5), 64
+MESHES = ("data=8", "model=8", "data=2,model=4")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the script says, run once."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def sizes(words):
+    named = dict(part.split("=") for part in words.split(","))
+    return int(named.get("data", 1)), int(named.get("model", 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [*(("llama", words) for words in MESHES), ("reading", "data=4,model=2"), ("uneven", "data=3,model=2")],
+)
+def test_tokens_are_those_of_one_device(found, kind, words):
+    """Of a batch decoded in part, refilled, decoded, cut back and extended; greedy and sampled rows."""
+    assert found[kind][words]["tokens"] == found[kind][""]["tokens"]
+    assert found[kind][words]["donated"]
+
+
+@pytest.mark.parametrize("words", MESHES)
+def test_every_device_holds_and_reads_its_share(found, words):
+    _, shares = sizes(words)
+    for name, share in found["llama"][words]["held"].items():
+        whole = "norm" in name or name.endswith("output/bias") or name.endswith("down/bias")
+        assert share == (1 if whole else 1 / shares), name
+    for name, parts in found["llama"][words]["read"].items():
+        assert sorted(parts) == [1 / shares] * shares, name
+
+
+@pytest.mark.parametrize("words", MESHES)
+def test_rows_and_heads_of_the_cache_are_shared(found, words):
+    assert found["llama"][words]["cache"] == 1 / 8
+
+
+def test_what_devices_cannot_share_evenly_is_whole(found):
+    held = found["uneven"]["data=3,model=2"]["held"]
+    assert held["embedding"] == held["layer_0/attention/qkv/kernel"] == 1.0  # 61 tokens, 3 heads
+    assert held["layer_0/mlp/gate_up/kernel"] == held["layer_0/mlp/down/kernel"] == 1 / 2
+
+
+@pytest.mark.parametrize("words", MESHES)
+def test_collectives_of_a_round(found, words):
+    """A target pass has two all-reduces a layer and one of the embedding, and gathers logits; else only scalars.
+
+    Scalars pass between groups of rows: whether somebody still drafts or lags, the longest draft.
+    """
+    rows, shares = sizes(words)
+    kinds = Counter(kind for kind, _ in found["llama"][words]["collectives"])
+    scalars = sum(shape.endswith("[]") for _, shape in found["llama"][words]["collectives"])
+    passes = len(WIDTHS) if shares > 1 else 0
+    assert kinds == Counter(
+        {"all-reduce": passes * (2 * LAYERS + 1) + scalars} | ({"all-gather": passes} if passes else {})
+    )
+    assert scalars <= (5 if rows > 1 else 0)
+    gathered = [shape for kind, shape in found["llama"][words]["collectives"] if kind == "all-gather"]
+    assert gathered == [f"f32[{8 // rows},{width},{VOCAB}]" for width in WIDTHS][: len(gathered)]
+
+
+@pytest.mark.parametrize("words", ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "model=-1"])
+def test_a_mesh_that_is_none(words):
+    with pytest.raises(ValueError, match="a mesh is data=N,model=M"):
+        make_mesh(words)
+
+
+def test_a_mesh_of_more_devices_than_there_are():
+    with pytest.raises(ValueError, match=rf"'data=512' needs 512 devices, there are {len(jax.devices())} \("):
+        make_mesh("data=512")
