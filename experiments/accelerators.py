@@ -39,6 +39,7 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
+from specdec_jax.sharding import mesh_sizes
 
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
@@ -63,6 +64,8 @@ class Accelerators:
     """Cache slots a row."""
     max_draft_length: int = 7
     """Most drafts a round."""
+    mesh: str = "data=1,model=1"
+    """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
     one_graph: bool = True
     """On GPUs: capture loops into command buffers."""
     small: bool = False
@@ -78,6 +81,7 @@ class Accelerators:
         for name in self.chips:
             if name not in CHIPS:
                 raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
+        mesh_sizes(self.mesh)
 
 
 @exit_codes()
@@ -136,7 +140,8 @@ def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, pyth
     """The facts of one program, from a process of its own; no more than an error where that died, to be tried again."""
     chip, pair, program, batch = key
     out = folder.path / "programs" / "-".join(map(str, key))
-    job = Job(chip, pair, program, str(out), batch, config.slots, config.max_draft_length, config.one_graph)
+    options = config.slots, config.max_draft_length, config.one_graph, config.mesh
+    job = Job(chip, pair, program, str(out), batch, *options)
     command = [str(python), "-m", COMMAND, *job.arguments()]
     try:
         done = subprocess.run(
@@ -186,7 +191,8 @@ def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
 MEMORY_NOTE = (
     "Donated: bytes of arguments that results overwrite, of the bytes of all caches. Temporary memory: what there is "
     "beside arguments and results, of the chip's memory that is free then. Host round trips: whiles and conditionals "
-    "whose predicate the host reads, by construction none on a TPU. Seconds: compiling."
+    "whose predicate the host reads, by construction none on a TPU. Between chips: collectives in the program, of all "
+    "widths. Seconds: compiling."
 )
 PARTS_NOTE = (
     "Operations (kernels on a GPU, instructions with an estimate on a TPU) that run once in each part: where all rows "
@@ -207,6 +213,7 @@ def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
         "donated",
         "temporary",
         "host round trips",
+        "between chips",
     ]
     lines = []
     for row in rows:
@@ -219,7 +226,9 @@ def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
         memory = f"{row['temp'] / 1e6:.1f} MB of {free / 1e9:.1f} GB"
         trips = row.get("thunks", {})
         host = "none" if not trips else _trips(trips)
-        lines.append([name, "yes", f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:.0f} MB", donated, memory, host])
+        passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
+        seconds, arguments = f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB"
+        lines.append([name, "yes", seconds, arguments, donated, memory, host, passed])
     return markdown(head, lines)
 
 

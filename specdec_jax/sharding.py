@@ -18,23 +18,31 @@ ANY = PartitionSpec.UNCONSTRAINED
 """Of an array's axis that the compiler may lay as it likes."""
 
 
-def make_mesh(words: str) -> Mesh:
-    """The mesh that `data=2,model=4` asks for, of this process's first devices; axes that are not named have size 1.
+def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh that `data=2,model=4` asks for, of the first devices; axes that are not named have size 1.
+
+    Args:
+        devices: None: those of this process.
 
     Raises:
         ValueError: something else than these axes with positive sizes, or more devices than there are.
     """
+    shape = mesh_sizes(words)
+    needed, there = math.prod(shape), jax.local_devices() if devices is None else devices
+    if needed > len(there):
+        raise ValueError(f"mesh {words!r} needs {needed} devices, there are {len(there)} ({there[0].platform})")
+    return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=there[:needed])
+
+
+def mesh_sizes(words: str) -> tuple[int, int]:
+    """Of `data` and `model` in `data=2,model=4`. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in words.split(","):
         found = re.fullmatch(rf"\s*({DATA}|{MODEL})\s*=\s*([1-9]\d*)\s*", part, re.ASCII)
         if not found or found[1] in sizes:
             raise ValueError(f"a mesh is {DATA}=N,{MODEL}=M with positive sizes, got {words!r}")
         sizes[found[1]] = int(found[2])
-    shape = sizes.get(DATA, 1), sizes.get(MODEL, 1)
-    needed, there = math.prod(shape), jax.local_devices()
-    if needed > len(there):
-        raise ValueError(f"mesh {words!r} needs {needed} devices, there are {len(there)} ({there[0].platform})")
-    return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=there[:needed])
+    return sizes.get(DATA, 1), sizes.get(MODEL, 1)
 
 
 def use_mesh(words: str | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from specdec_jax.app.cli import main
 from specdec_jax.sharding import make_mesh
 
 SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
@@ -82,6 +83,19 @@ def test_collectives_of_a_round(found, words):
     assert scalars <= (5 if rows > 1 else 0)
     gathered = [shape for kind, shape in found["llama"][words]["collectives"] if kind == "all-gather"]
     assert gathered == [f"f32[{8 // rows},{width},{VOCAB}]" for width in WIDTHS][: len(gathered)]
+
+
+def test_a_file_of_requests_on_a_mesh(found):
+    """From the command line: weights of a folder in Hugging Face format, rows refilled."""
+    files = found["files"]
+    assert files["codes"] == [0, 0] and files["devices"] == 8
+    assert files["written"][0] == files["written"][1] and files["written"][0].count("\n") == 7
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "verify-lossless"])
+def test_commands_refuse_a_mesh_that_is_none(command, capsys):
+    assert main([command, *["a prompt"][: command == "generate"], "--mesh", "data=0"]) == 2
+    assert "a mesh is data=N,model=M" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "model=-1"])

@@ -4,23 +4,26 @@
 """
 
 import json
+import math
 import os
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import tyro
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.lib import chip_reports
 from experiments.lib.chip_jobs import Job, environment
-from experiments.lib.chip_programs import PAIRS, bytes_of, program, shapes_of, weights_read
-from experiments.lib.chips import CHIPS
+from experiments.lib.chip_programs import PAIRS, bytes_of, placed, program, shapes_of, weights_read
+from experiments.lib.chips import CHIPS, Chip
 from specdec_jax.decoding.one_graph import OPTIONS
+from specdec_jax.sharding import MODEL, make_mesh, mesh_sizes
 
 SIZES = ("argument", "alias", "output", "temp")
 
@@ -29,14 +32,24 @@ def compile_for(job: Job) -> dict[str, Any]:
     """Compiles and reports; a compiler's refusal is a fact too."""
     chip = CHIPS[job.chip]
     options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
-    shapes = shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length, options)
+    mesh = mesh_for(chip, job.mesh)
+    with jax.set_mesh(mesh) if mesh.size > 1 else nullcontext():
+        return _compiled(job, chip, mesh, options)
+
+
+def mesh_for(chip: Chip, words: str) -> Mesh:
+    """That mesh of the chip's devices."""
+    return make_mesh(words, chip.devices(math.prod(mesh_sizes(words))))
+
+
+def _compiled(job: Job, chip: Chip, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+    shapes = placed(shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length, options), mesh)
     function, arguments = program(job.program, shapes)
-    device = chip.device()
-    arguments = jax.tree.map(lambda leaf: _placed(leaf, SingleDeviceSharding(device)), arguments)
+    arguments = jax.tree.map(lambda leaf: _on_first(leaf, mesh), arguments)
     found: dict[str, Any] = {
-        "device": str(device.device_kind),
+        "device": str(mesh.devices.flat[0].device_kind),
         "jax": jax.__version__,
-        "weights_read": weights_read(PAIRS[job.pair]),
+        "weights_read": weights_read(PAIRS[job.pair], mesh.shape[MODEL]),
         "caches": bytes_of((shapes.state.target_cache, shapes.state.drafter)),
     }
     watch = time.perf_counter()
@@ -52,9 +65,11 @@ def compile_for(job: Job) -> dict[str, Any]:
     return found | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
-def _placed(leaf: Any, place: SingleDeviceSharding) -> Any:
-    if isinstance(leaf, int):
-        return leaf  # static
+def _on_first(leaf: Any, mesh: Mesh) -> Any:
+    """Whatever lies nowhere yet, whole on every chip."""
+    if isinstance(leaf, int) or getattr(leaf, "sharding", None) is not None:
+        return leaf  # static, or placed
+    place = NamedSharding(mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=place)
 
 

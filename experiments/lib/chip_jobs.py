@@ -20,6 +20,8 @@ class Job:
     max_draft_length: int = 7
     one_graph: bool = True
     """On a GPU: compile as the decoder does there, with loops in command buffers."""
+    mesh: str = "data=1,model=1"
+    """Of how many chips, as `--mesh` elsewhere."""
 
     def arguments(self) -> list[str]:
         """For COMMAND's command line."""

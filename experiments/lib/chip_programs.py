@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from specdec_jax import drafters, stopping, verification
 from specdec_jax.decoding import Decoder, build_decoder
@@ -14,6 +15,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.models import llama
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.sharding import DATA, MODEL, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -53,6 +55,7 @@ class Shapes(NamedTuple):
     params: ModelParams  # of jax.ShapeDtypeStruct, as all below
     request: Any
     state: Any
+    config: llama.LlamaConfig  # the target's
 
 
 def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compiler_options: Mapping[str, Any]) -> Shapes:
@@ -70,7 +73,27 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
     cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, None, request.tokens, request.length)
     drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, kept)
-    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
+    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted), pair.target)
+
+
+def placed(shapes: Shapes, mesh: Mesh) -> Shapes:
+    """The same on a mesh: chips share rows, the target's weights and its cache's heads; each has the drafter."""
+
+    def put(leaf: Any, *axes: Any) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding(mesh, np.shape(leaf), *axes))
+
+    config = shapes.config
+    splits = {parameter.path: parameter.split for parameter in llama.parameter_table(config).values()}
+
+    def weight(path: Any, leaf: Any) -> Any:
+        where = weight_sharding(mesh, leaf.shape, splits[tuple(key.key for key in path)])
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    params = ModelParams(jax.tree.map_with_path(weight, shapes.params.target), jax.tree.map(put, shapes.params.drafter))
+    request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
+    cache = jax.tree.map(lambda leaf: put(leaf, *(DATA, MODEL)[: len(leaf.shape)]), shapes.state.target_cache)
+    return Shapes(shapes.decoder, params, request, state._replace(target_cache=cache), config)
 
 
 def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
@@ -85,10 +108,13 @@ def _weights(config: llama.LlamaConfig) -> Any:
     return jax.eval_shape(lambda key: llama.init_params(config, key, jnp.bfloat16), jax.random.key(0))
 
 
-def weights_read(pair: Pair) -> dict[str, int]:
-    """Bytes of weights that a pass of either model reads: of a table that only embeds, single rows."""
+def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
+    """Bytes of weights that a pass of either model reads: of a table that only embeds, single rows.
+
+    `shares`: chips that share the target's.
+    """
     return {
-        "target": _read(pair.target, pair.target.vocab_size),
+        "target": _read(pair.target, pair.target.vocab_size) // shares,
         "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size),
     }
 
@@ -107,7 +133,7 @@ def bytes_of(tree: Any) -> int:
 
 def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     """(jitted function, arguments) of one of PROGRAMS; a plain int among them is static."""
-    decoder, params, request, state = shapes
+    decoder, params, request, state, _ = shapes
     batch = request.tokens.shape[0]
     tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {

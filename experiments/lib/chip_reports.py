@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 BRANCH = re.compile(r"cond/branch_(\d+)_fun")
 PARTS = ("draft step", "draft", "verify", "commit", "prefill")
 PATHS = ("greedy", "sampled", "all")
@@ -156,9 +157,14 @@ def counts_of(text: str) -> dict[str, int]:
     return {name: len(re.findall(rf" {name}\(", text)) for name in ("while", "conditional", "copy", "fusion")}
 
 
+def collectives_of(text: str) -> dict[str, int]:
+    """How often the optimised program passes values between chips, by how."""
+    return dict(sorted(Counter(COLLECTIVE.findall(text)).items()))
+
+
 def facts(chip: Any, text: str, dump: Path | None, widths: Sequence[int]) -> dict[str, Any]:
     """All that is read off a compiled program; its branches of the verification are called by their widths."""
-    found: dict[str, Any] = {"instructions": counts_of(text)}
+    found: dict[str, Any] = {"instructions": counts_of(text), "collectives": collectives_of(text)}
     if chip.platform == "tpu":
         operations = hlo_operations(text)
     else:

@@ -18,8 +18,8 @@ class Chip:
     name: str
     platform: str
     """tpu or cuda."""
-    topology: str
-    """The smallest slice that the compiler takes; programs are compiled for its first chip."""
+    topologies: dict[int, str]
+    """Slices that the compiler takes, by how many chips they have; a program is compiled for the first of them."""
     bandwidth: float
     """Of its memory, bytes a second."""
     memory: float
@@ -32,24 +32,32 @@ class Chip:
         """The requirements file whose environment compiles for it."""
         return "requirements-tpu.txt" if self.platform == "tpu" else "requirements-gpu.txt"
 
-    def device(self) -> Any:
-        """Its first device, for shardings of what is compiled. Needs that environment."""
+    def devices(self, count: int) -> list[Any]:
+        """Those of the smallest slice with so many, for shardings of what is compiled. Needs that environment.
+
+        Raises ValueError where no slice has as many.
+        """
         from jax.experimental import topologies
 
-        options: dict[str, Any] = {"topology_name": self.topology}
+        sizes = [size for size in sorted(self.topologies) if size >= count]
+        if not sizes:
+            raise ValueError(
+                f"{count} chips of {self.name} are more than {max(self.topologies)}, the most that is served"
+            )
+        options: dict[str, Any] = {"topology_name": self.topologies[sizes[0]]}
         if self.platform == "cuda":
             target = (TARGETS / f"{self.name}.txtpb").read_text(encoding="utf-8")
-            options = {"target_config": target, "topology": self.topology}
-        return topologies.get_topology_desc(platform=self.platform, **options).devices[0]
+            options = {"target_config": target, "topology": self.topologies[sizes[0]]}
+        return list(topologies.get_topology_desc(platform=self.platform, **options).devices)
 
 
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("tpu-v5e", "tpu", "v5e:2x2", 819e9, 16e9, 1.5e9),
-        Chip("tpu-v5p", "tpu", "v5p:2x2x1", 2765e9, 95e9, 1.75e9),
-        Chip("tpu-v6e", "tpu", "v6e:2x2", 1640e9, 32e9, 1.75e9),
-        Chip("h100", "cuda", "1x1x1", 3352e9, 85e9),
-        Chip("b200", "cuda", "1x1x1", 7672e9, 192e9),
+        Chip("tpu-v5e", "tpu", {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"}, 819e9, 16e9, 1.5e9),
+        Chip("tpu-v5p", "tpu", {4: "v5p:2x2x1", 8: "v5p:2x2x2"}, 2765e9, 95e9, 1.75e9),
+        Chip("tpu-v6e", "tpu", {4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"}, 1640e9, 32e9, 1.75e9),
+        Chip("h100", "cuda", {1: "1x1x1", 8: "1x1x8"}, 3352e9, 85e9),
+        Chip("b200", "cuda", {1: "1x1x1", 8: "1x1x8"}, 7672e9, 192e9),
     )
 }

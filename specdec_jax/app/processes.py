@@ -115,13 +115,13 @@ def merge(output: Path, share: Share, overwrite: bool) -> Whole:
         if not overwrite:
             raise ValueError(f"{output} exists already: move it away, and the same command goes on")
         os.replace(output, output.with_name(output.name + OLD))
+    write_settings(output, {name: known[name] for name in ("settings", "input")})
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("rb")) for path in parts]
         with replacing(output) as temporary, temporary.open("wb") as merged:
             while all(lines := [file.readline() for file in files]):
                 merged.writelines(lines)
             merged.writelines(lines)  # the last of them, which not all have
-    write_settings(output, {name: known[name] for name in ("settings", "input")})
     for path in parts:
         for one in (path, path.with_name(path.name + SETTINGS), lock_of(path)):
             one.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from specdec_jax.models.reduced_head import check_whole
 from specdec_jax.models.weights import Place
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
-FORMAT = 1
+FORMAT = 2  # of 1, fused weights had another layout
 SHOWN = 3  # parameters an error lists
 
 

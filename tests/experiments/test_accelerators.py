@@ -13,6 +13,18 @@ from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, sh
 from experiments.lib.chips import CHIPS, TARGETS
 from experiments.lib.traced import costs_or_default
 
+MESH_PROGRAM = """
+  %all-reduce.3 = f32[4,2,24]{2,1,0} all-reduce(%x), channel_id=1
+  %ar = (f32[8], f32[8]) all-reduce-start(%y), channel_id=2
+  %ard = f32[8] all-reduce-done(%ar)
+  %all-gather = f32[4,2,64]{2,1,0} all-gather(%all-reduce.3), metadata={op_name="all-reduce("}
+"""
+
+
+def test_what_passes_between_chips_is_counted_once():
+    assert chip_reports.collectives_of(MESH_PROGRAM) == {"all-gather": 1, "all-reduce": 2}
+
+
 ROUND = "jit(run_rounds)/while/body"
 STEP = f"{ROUND}/draft/while/body"
 

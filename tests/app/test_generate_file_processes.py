@@ -1,0 +1,127 @@
+"""generate-file on processes that find each other on the loopback interface: shares, one output, lost workers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_pair import write_pair
+
+from specdec_jax.app.cli import main
+from specdec_jax.app.processes import Lost, Share, Watch, merge
+
+pytestmark = pytest.mark.slow
+
+LINES = 23
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
+    options = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--costs", "estimated"]
+    return [*options, "--no-chat", "--max-draft-length", "3", "--max-new-tokens", "40", "--tokens", "--batch", "2"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    lines = [json.dumps({"prompt": f"number {i}", "temperature": 0.4 * (i % 3), "id": i}) for i in range(LINES)]
+    lines[4] = "nonsense"
+    path = tmp_path_factory.mktemp("source") / "in.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(command, source):
+    """What one process writes."""
+    output = source.with_name("whole.jsonl")
+    assert main(["generate-file", str(source), str(output), *command]) == 1
+    return output.read_bytes()
+
+
+def launch(count, source, output, command):
+    """Processes of one run, and the files of what each says."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    for index in range(count):
+        environment = os.environ | {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(count),
+            "JAX_PROCESS_ID": str(index),
+        }
+        words = [sys.executable, "-m", "specdec_jax", "generate-file", str(source), str(output), *command]
+        said = output.with_name(f"{output.name}.{index}.said").open("w+")
+        yield subprocess.Popen([*words, "--distributed"], env=environment, stdout=said, stderr=said), said
+
+
+def ended(processes, seconds=300):
+    """(exit code, what was said) of each."""
+    found = []
+    for process, said in processes:
+        code = process.wait(timeout=seconds)
+        said.seek(0)
+        found.append((code, said.read()))
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_write_what_one_would(command, source, whole, tmp_path, count):
+    output = tmp_path / "out.jsonl"
+    found = ended(launch(count, source, output, command))
+    refused = [1 if index in (0, 4 % count) else 0 for index in range(count)]  # the first counts those of all
+    assert [code for code, _ in found] == refused, found
+    assert output.read_bytes() == whole
+    assert not list(tmp_path.glob("*part*")) and not list(tmp_path.glob(".*part*"))
+    again = ended(launch(count, source, output, command))
+    assert [code for code, _ in again] == [1] * count and all("is complete: 23 lines" in said for _, said in again)
+
+
+def test_a_lost_process_ends_the_others_within_a_minute_and_the_run_goes_on(command, source, whole, tmp_path):
+    output = tmp_path / "out.jsonl"
+    processes = list(launch(2, source, output, command))
+    part = Share(1, 2).file(output)
+    until = time.monotonic() + 240
+    while not (part.is_file() and part.read_bytes().count(b"\n")):
+        assert time.monotonic() < until, ended(processes, 1)
+        time.sleep(0.02)
+    processes[1][0].send_signal(signal.SIGKILL)
+    begun = time.monotonic()
+    (code, said), _ = ended(processes, 60)
+    assert time.monotonic() - begun < 60 and code == 2, said
+    assert said.count("error: ") == 1 and "Traceback" not in said
+    assert "process 2 of 2 has ended before its lines were done" in said
+    assert part.read_bytes().count(b"\n") < 11 and not output.exists()
+    assert [code for code, _ in ended(launch(2, source, output, command))] == [1, 0]
+    assert output.read_bytes() == whole
+
+
+def test_who_finds_no_others_says_what_is_missing(command, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    assert main(["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, "--distributed"]) == 2
+    assert "JAX_NUM_PROCESSES must be a whole number, got 'two'" in capsys.readouterr().err
+    monkeypatch.delenv("JAX_NUM_PROCESSES")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    words = [sys.executable, "-m", "specdec_jax", "generate-file", str(source), str(tmp_path / "out.jsonl"), *command]
+    done = subprocess.run([*words, "--distributed"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID" in done.stderr
+
+
+@pytest.mark.parametrize(("total", "lines"), [(0, [0, 0, 0]), (2, [1, 1, 0]), (7, [3, 2, 2])])
+def test_shares(total, lines, tmp_path):
+    shares = [Share(index, 3) for index in range(3)]
+    assert [share.lines(total) for share in shares] == lines
+    assert len({share.file(tmp_path / "out") for share in shares}) == 3
+    for share, count in zip(shares, lines, strict=True):
+        path = share.file(tmp_path / "out")
+        path.write_bytes(b"".join(b"%d\n" % (share.index + 3 * i) for i in range(count)))
+        path.with_name(path.name + ".settings.json").write_text('{"settings": {}, "input": {}}')
+    assert Watch(shares[0], tmp_path / "out", total)()
+    with pytest.raises(Lost, match="process 2 of 3"):
+        Watch(shares[0], tmp_path / "out", total + 3)()
+    assert merge(tmp_path / "out", shares[0], overwrite=False).lines == total
+    assert (tmp_path / "out").read_bytes() == b"".join(b"%d\n" % i for i in range(total))
