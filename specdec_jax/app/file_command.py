@@ -1,6 +1,5 @@
 """`generate-file`: requests from a JSONL file through one batch, results appended line by line."""
 
-import contextlib
 import functools
 import hashlib
 import time
@@ -10,21 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.chat.settings import Settings, build
 from specdec_jax.app.processes import LOOK, Share, Watch, begin_together, merge
 from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
@@ -212,7 +203,8 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile, watch: Ca
             indices.append(index)
             yield request
 
-    with _progress(console, len(lines.lines), first) as (bar, task):
+    with progress(console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(lines.lines), completed=first)
         for done in complete(pair, requests(), run.batch):
             watch()
             index = indices[done.index]
@@ -222,7 +214,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile, watch: Ca
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
             _write(lines, results)
-            bar.update(task, completed=results.lines, said=_said(lines, time.perf_counter() - began))
+            bar.update(task, completed=results.lines, description=_said(lines, time.perf_counter() - began))
         _write(lines, results)
     seconds = time.perf_counter() - began
     refused = f", {lines.refused} refused" if lines.refused else ""
@@ -255,12 +247,3 @@ def _said(lines: _Lines, seconds: float) -> str:
     """Tokens/s are without compiling."""
     accepted = f", {lines.accepted / lines.drafted:.0%} of drafts accepted" if lines.drafted else ""
     return f"{lines.tokens:,} tokens, {lines.tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{accepted}"
-
-
-@contextlib.contextmanager
-def _progress(console: Console, total: int, done: int) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    said = TextColumn("{task.fields[said]}", markup=False)
-    with Progress(*columns, said, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("lines", total=total, completed=done, said="")
-        yield bar, task

@@ -15,8 +15,8 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
 
-def progress(console: Console) -> Progress:
-    """A bar with a count, the time gone and the time left."""
+def progress(console: Console, **options: Any) -> Progress:
+    """A bar with a count, the time gone and the time left; `options` are rich's."""
     return Progress(
         TextColumn("{task.description:44s}", markup=False),
         BarColumn(),
@@ -24,6 +24,7 @@ def progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        **options,
     )
 
 
