@@ -124,15 +124,15 @@ def _run_search(command: Generate, prompt: str) -> int:
 
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
-    settings, policy, verifier = _checked(command)
-    from specdec_jax.app.file_command import generate_file
-
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    if command.distributed:
+    if command.distributed:  # first of all: JAX's devices are those of all processes
         from specdec_jax.app.processes import join
 
         options["share"] = join()
     _use_mesh(command)
+    settings, policy, verifier = _checked(command)
+    from specdec_jax.app.file_command import generate_file
+
     refused = generate_file(command.input, command.output, settings, policy, verifier, **options)
     return FAILED if refused else 0
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.chat.settings import Settings, build
-from specdec_jax.app.processes import LOOK, Share, Watch, begin_together, merge
+from specdec_jax.app.processes import LOOK, Share, Watch, merge
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
@@ -107,7 +107,6 @@ def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], co
         run.console.print(f"{output} is complete: {done.lines} lines")
         return done.refused
     with opened(share.file(output), wanted, content, overwrite) as results:
-        begin_together()
         watch = Watch(share, output, total)
         refused = _complete(run, _lines(content, share.index, share.count), results, watch)
     if share.index == 0:

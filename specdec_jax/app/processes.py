@@ -20,6 +20,8 @@ from specdec_jax.text.result_file import OLD, SETTINGS, Whole, known_settings, l
 
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 LOOK = 5.0  # seconds between two looks at the others
+SERVED = 1.0  # seconds in which all others leave
+GRACE = 20.0  # seconds in which all others begin
 
 
 class Lost(ConnectionError):
@@ -47,32 +49,41 @@ class Share(NamedTuple):
 
 
 def join() -> Share:
-    """Meets the other processes of this launch. Raises ValueError where there are none to be found."""
+    """Meets the other processes of this launch. Raises ValueError where there are none to be found.
+
+    JAX is only asked who is here. Then all leave its service, which would abort every process when one is lost, without
+    a word of ours: `Watch` looks after the others.
+    """
     given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if variable in os.environ:
             if not os.environ[variable].isdecimal():
                 raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
             given[name] = int(os.environ[variable])
-    jax.config.update("jax_enable_recoverability", True)  # a lost process is for us to report, not for JAX to abort on
+    jax.config.update("jax_enable_recoverability", True)  # else leaving waits for all to leave
     try:
         jax.distributed.initialize(**given)
     except (ValueError, RuntimeError) as error:
         names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
         raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
-    return Share(jax.process_index(), jax.process_count())
-
-
-def begin_together() -> None:
-    """Waits until all processes are here."""
+    share = Share(jax.process_index(), jax.process_count())
     multihost_utils.sync_global_devices("generate-file")
+    if share.index:
+        jax.distributed.shutdown()
+    else:
+        time.sleep(SERVED)  # the service is this process's, and ends with it
+    return share
 
 
 class Watch:
-    """A look at the others now and then. Calling it raises `Lost` when one has ended before its lines were done."""
+    """A look at the others now and then. Calling it raises `Lost` when one has ended before its lines were done.
+
+    For the first `GRACE` seconds nobody is missed: not all begin at once.
+    """
 
     def __init__(self, share: Share, output: Path, total: int):
-        self._waiting, self._output, self._total, self._last = share.others, output, total, 0.0
+        self._waiting, self._output, self._total = share.others, output, total
+        self._begun, self._last = time.monotonic(), 0.0
 
     def __call__(self) -> bool:
         """Whether all others are done."""
@@ -85,7 +96,7 @@ class Watch:
         path = one.file(self._output)
         ended = not held(path)  # first this: it may write its last line meanwhile
         done = path.is_file() and whole_lines(path).lines >= one.lines(self._total)
-        if ended and not done:
+        if ended and not done and time.monotonic() - self._begun >= GRACE:
             raise Lost(
                 f"process {one.index + 1} of {one.count} has ended before its lines were done. What was decoded is "
                 "kept: the same command goes on"

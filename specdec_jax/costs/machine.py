@@ -39,13 +39,13 @@ def cores() -> int | None:
 
 def device() -> str:
     """jax's first device; of a CPU its cores and processor."""
-    first = jax.devices()[0]
+    first = jax.local_devices()[0]
     return f"{cores()} cores of {processor()}" if first.platform == "cpu" else first.device_kind
 
 
 def free_memory() -> int | None:
     """Bytes that jax's first device, or on a CPU this machine or its control group, has left; None: it does not say."""
-    counts = jax.devices()[0].memory_stats() or {}
+    counts = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in counts:
         return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
     found = []

@@ -36,7 +36,7 @@ def options_here() -> dict[str, Any]:
     platform = jax.default_backend()
     if platform != "gpu":
         return {}
-    return compiler_options(platform, jax.devices()[0].client.platform_version, os.environ.get("XLA_FLAGS", ""))
+    return compiler_options(platform, jax.local_devices()[0].client.platform_version, os.environ.get("XLA_FLAGS", ""))
 
 
 def explained(error: Exception) -> Exception:

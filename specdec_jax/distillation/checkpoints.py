@@ -30,7 +30,7 @@ class Checkpoints:
 
     def restore(self, step: int, like: Any) -> Any:
         """The state of a step, shaped as `like`. Raises ValueError naming the folder if it is damaged or another's."""
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)

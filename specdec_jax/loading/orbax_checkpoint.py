@@ -76,7 +76,7 @@ def _restore(path: Path, shapes: Any, splits: Mapping[tuple[str, ...], int | Non
     """Parameters of the given shapes and dtypes. Shapes are compared before anything is read."""
     import orbax.checkpoint as ocp
 
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def asked(path: Any, leaf: Any) -> Any:
         split = splits[tuple(key.key for key in path)]

@@ -11,6 +11,7 @@ import time
 import pytest
 from tiny_pair import write_pair
 
+from specdec_jax.app import processes
 from specdec_jax.app.cli import main
 from specdec_jax.app.processes import Lost, Share, Watch, merge
 
@@ -45,6 +46,7 @@ def whole(command, source):
 
 def launch(count, source, output, command):
     """Processes of one run, and the files of what each says."""
+    launched = []
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -56,10 +58,11 @@ def launch(count, source, output, command):
         }
         words = [sys.executable, "-m", "specdec_jax", "generate-file", str(source), str(output), *command]
         said = output.with_name(f"{output.name}.{index}.said").open("w+")
-        yield subprocess.Popen([*words, "--distributed"], env=environment, stdout=said, stderr=said), said
+        launched.append((subprocess.Popen([*words, "--distributed"], env=environment, stdout=said, stderr=said), said))
+    return launched
 
 
-def ended(processes, seconds=300):
+def ended(processes, seconds=120):
     """(exit code, what was said) of each."""
     found = []
     for process, said in processes:
@@ -81,21 +84,43 @@ def test_processes_write_what_one_would(command, source, whole, tmp_path, count)
     assert [code for code, _ in again] == [1] * count and all("is complete: 23 lines" in said for _, said in again)
 
 
-def test_a_lost_process_ends_the_others_within_a_minute_and_the_run_goes_on(command, source, whole, tmp_path):
-    output = tmp_path / "out.jsonl"
-    processes = list(launch(2, source, output, command))
-    part = Share(1, 2).file(output)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_lost_process_ends_the_others_within_a_minute_and_the_run_goes_on(command, source, tmp_path, killed):
+    """Whichever it is, the one that JAX's service ran in, too."""
+    many, output = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
+    many.write_text("\n".join(source.read_text().splitlines() * 400))  # more than is decoded meanwhile
+    running = launch(2, many, output, command)
+    part = Share(killed, 2).file(output)
     until = time.monotonic() + 240
     while not (part.is_file() and part.read_bytes().count(b"\n")):
-        assert time.monotonic() < until, ended(processes, 1)
+        assert time.monotonic() < until, ended(running, 1)
         time.sleep(0.02)
-    processes[1][0].send_signal(signal.SIGKILL)
+    running[killed][0].send_signal(signal.SIGKILL)
     begun = time.monotonic()
-    (code, said), _ = ended(processes, 60)
+    code, said = ended(running, 60)[1 - killed]
     assert time.monotonic() - begun < 60 and code == 2, said
     assert said.count("error: ") == 1 and "Traceback" not in said
-    assert "process 2 of 2 has ended before its lines were done" in said
-    assert part.read_bytes().count(b"\n") < 11 and not output.exists()
+    assert f"process {killed + 1} of 2 has ended before its lines were done" in said and not output.exists()
+    kept = part.read_bytes()
+    again = launch(2, many, output, command)
+    while part.read_bytes().count(b"\n") <= kept.count(b"\n"):
+        assert time.monotonic() < until + 240
+        time.sleep(0.02)
+    for process, _ in again:
+        process.kill()
+    assert part.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+
+
+def test_a_run_whose_processes_were_killed_ends_as_one_that_was_not(command, source, whole, tmp_path):
+    output = tmp_path / "out.jsonl"
+    running = launch(2, source, output, command)
+    parts, until = [Share(index, 2).file(output) for index in range(2)], time.monotonic() + 240
+    while not all(part.is_file() and part.read_bytes().count(b"\n") for part in parts):
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.01)
+    for process, _ in running:
+        process.kill()
+    ended(running)
     assert [code for code, _ in ended(launch(2, source, output, command))] == [1, 0]
     assert output.read_bytes() == whole
 
@@ -112,7 +137,8 @@ def test_who_finds_no_others_says_what_is_missing(command, source, tmp_path, mon
 
 
 @pytest.mark.parametrize(("total", "lines"), [(0, [0, 0, 0]), (2, [1, 1, 0]), (7, [3, 2, 2])])
-def test_shares(total, lines, tmp_path):
+def test_shares(total, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE", 0.0)
     shares = [Share(index, 3) for index in range(3)]
     assert [share.lines(total) for share in shares] == lines
     assert len({share.file(tmp_path / "out") for share in shares}) == 3
