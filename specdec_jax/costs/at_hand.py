@@ -32,6 +32,7 @@ from specdec_jax.stopping.static import static
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
 DTYPE_WIDTH = 4  # of the pass by which dtypes are compared
 DRAFTS, SLOTS, PASSES = 7, 512, 2
+FEW = 128  # slots of a pass that tells what a slot costs in a batch; a row alone reads them for nothing
 SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
 LARGEST = 2e9  # bytes of float32 weights that are loaded to see whether they are faster
 T = TypeVar("T")
@@ -46,7 +47,7 @@ def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -
     """
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
     mesh = mesh_here()
-    shapes += [batch] if batch > 1 else []  # files of one row on one device are named as they always were
+    shapes += [batch, FEW] if batch > 1 else []  # files of one row on one device are named as they always were
     shapes += [dict(mesh.shape)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
 
@@ -96,13 +97,16 @@ def sentence(costs: CostModel) -> str:
     drafts = f"a drafter step is {costs.ratio:.3f} of a pass of plain decoding ({1e3 * plain:.1f} ms)"
     if not costs.ratio:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
-    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}"
+    slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
+    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}"
 
 
 def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> CostModel:
     programs: dict[str, Callable[[], Any]] = {
         str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=PASSES) for width in WIDTHS
     }
+    if batch > 1:
+        programs["few slots"] = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=PASSES)
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
         one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
@@ -117,8 +121,11 @@ def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> Co
         per["drafter"] = DRAFTS
     found = alternate(programs, REPEATS, per, seconds=SECONDS)
     step = found.pop("drafter").median if drafter is not None else 0.0
+    few = found.pop("few slots").median if batch > 1 else None
+    passes = {int(width): cost.median for width, cost in found.items()}
+    slot_time = 0.0 if few is None else max(passes[WIDTHS[0]] - few, 0.0) / (SLOTS - FEW)
     where = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
-    return cost_model(step, {int(width): cost.median for width, cost in found.items()}, device=where, batch=batch)
+    return cost_model(step, passes, device=where, batch=batch, slots=SLOTS, slot_time=slot_time)
 
 
 def _once(

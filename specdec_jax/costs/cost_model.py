@@ -9,6 +9,8 @@ import numpy as np
 
 from specdec_jax.loading.new_folder import replacing
 
+LEAST_SHARE = 0.25  # of a measured pass, that one with fewer slots is taken to cost
+
 
 class CostModel(NamedTuple):
     """Seconds (or any unit of time) of a drafter step and of a target pass by width, for one device and batch."""
@@ -19,11 +21,21 @@ class CostModel(NamedTuple):
     plain_pass: float  # of a pass of plain decoding
     device: str = ""
     batch: int = 1
+    slots: int = 0  # cache slots of a row that passes were measured with; 0: not known
+    slot_time: float = 0.0  # what one more of them adds to every target pass
 
     @property
     def ratio(self) -> float:
         """c, a drafter step over a pass of plain decoding."""
         return self.drafter_step / self.plain_pass
+
+    def at(self, slots: int) -> "CostModel":
+        """With that many cache slots a row. Attention in a batch reads all of them, whatever the width."""
+        if not self.slot_time:
+            return self
+        more = max((slots - self.slots) * self.slot_time, LEAST_SHARE * self.plain_pass - self.plain_pass)
+        passes = tuple(time + more for time in self.target_pass)
+        return self._replace(plain_pass=self.plain_pass + more, target_pass=passes, slots=slots)
 
     def pass_times(self, max_draft_length: int) -> np.ndarray:
         """[K+1] float64: the pass that verifies k drafts, in the narrowest width that holds them and the token before.
@@ -50,12 +62,15 @@ def cost_model(
     plain_pass: float | None = None,
     device: str = "",
     batch: int = 1,
+    slots: int = 0,
+    slot_time: float = 0.0,
 ) -> CostModel:
     """A cost model from times by width. A wider pass that was measured cheaper counts as its narrower neighbour.
 
     Args:
         drafter_step: 0 for drafts that cost no pass of a model.
         plain_pass: time of a pass of plain decoding; the narrowest width's unless given.
+        slots, slot_time: as `CostModel` has them.
 
     Raises:
         ValueError: no widths, or times that are not positive.
@@ -67,7 +82,8 @@ def cost_model(
     plain = times[0] if plain_pass is None else float(plain_pass)
     if not (0 <= drafter_step < np.inf) or not all(np.isfinite(time) and time > 0 for time in (plain, *times)):
         raise ValueError(f"times must be positive, got drafter_step {drafter_step!r}, passes {times!r}")
-    return CostModel(float(drafter_step), widths, tuple(np.maximum.accumulate(times)), plain, device, batch)
+    passes = tuple(float(time) for time in np.maximum.accumulate(times))
+    return CostModel(float(drafter_step), widths, passes, plain, device, batch, slots, slot_time)
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
@@ -112,6 +128,8 @@ def load_cost_model(path: str | Path) -> CostModel:
             plain_pass=fields["plain_pass"],
             device=fields["device"],
             batch=fields["batch"],
+            slots=fields.get("slots", 0),
+            slot_time=fields.get("slot_time", 0.0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a cost model: {error}") from None

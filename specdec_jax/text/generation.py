@@ -123,7 +123,7 @@ def prepare(
         "seed": sampling.seed,
         "stop_ids": sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if ends is None else list(ends),
         **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
-        **_learnt(pair, calibration, sampling.temperature),
+        **_learnt(pair, calibration, sampling.temperature, slots),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
@@ -134,11 +134,11 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
     return {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
 
 
-def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
+def _learnt(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
     """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
 
-    A rule that weighs costs is told those of the pair: as measured, or else a drafter pass's, by a calibration of this
-    very drafter or by what it reads of the target's bytes.
+    A rule that weighs costs is told those of the pair: as measured, with so many cache slots, or else a drafter pass's,
+    by a calibration of this very drafter or by what it reads of the target's bytes.
     """
     learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
@@ -156,7 +156,7 @@ def _learnt(pair: Pair, calibration: Any, temperature: float) -> dict[str, Any]:
         learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
     if pair.costs is not None:
         longest = pair.decoder.parts.drafter.max_draft_length
-        learnt["policy"] = learnt.get("policy", {}) | told(pair.policy, pair.costs, longest)
+        learnt["policy"] = learnt.get("policy", {}) | told(pair.policy, pair.costs.at(slots), longest)
     return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
 
 

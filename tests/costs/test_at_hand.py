@@ -5,6 +5,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.lib.smoke import tiny_pair
@@ -26,7 +27,7 @@ def measuring(monkeypatch, tmp_path):
         made.append(sorted(programs))
         time.sleep(0.05)
         known = {str(width): value for width, value in TIMES.items()}
-        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5}
+        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5, "few slots": 0.616}
         return {name: Cost(known[name], known[name], known[name]) for name in programs}
 
     monkeypatch.setattr(at_hand, "alternate", alternate)
@@ -44,6 +45,25 @@ def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path,
     assert "a drafter step is 0.130 of a pass" in said and "1.20 at 8" in said and "~/.cache/specdec_jax/costs" in said
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     assert load_cost_model(file) == found
+
+
+def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
+    """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
+    target, drafter = tiny_pair()
+    alone, four = at_hand.measured(target, drafter), at_hand.measured(target, drafter, batch=4)
+    assert alone.at(64) == alone and "few slots" not in measuring[0] and "few slots" in measuring[1]
+    assert "every hundred cache slots 100.0 ms" in capsys.readouterr().err
+    assert four.slots == 512 and four.slot_time == pytest.approx(0.001) and four.at(512) == four
+    few = four.at(192)
+    assert few.plain_pass == pytest.approx(0.68) and few.drafter_step == four.drafter_step
+    np.testing.assert_allclose(np.subtract(four.target_pass, few.target_pass), 0.32)
+    assert four._replace(slot_time=0.1).at(0).plain_pass == pytest.approx(0.25), "never below a quarter"
+    pair = build_pair(target, drafter, policy=survival(), costs=four)
+    for prompt in ("a", "a" * 150):
+        request = prepare(pair, [prompt], SamplingParams(max_new_tokens=8), chat=False)
+        known, slots = request.options["policy_hyperparameters"], request.options["slots"]
+        assert known["drafter_cost"] == pytest.approx(0.13 / four.at(slots).plain_pass)
+        assert known["verification_times"][3] == pytest.approx(four.at(slots).verification_times(3)[3])
 
 
 def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch):
