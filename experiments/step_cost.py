@@ -191,7 +191,7 @@ def measure_prompt(config: StepCost, target: LoadedModel) -> dict[str, Any]:
 def prompt_operations(target: LoadedModel, tokens: int) -> int:
     """Multiplications and additions that a prompt needs: every matrix but embedding and head, and causal attention."""
     layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
-    matrices = sum(leaf.size for path, leaf in jax.tree.leaves_with_path(layers) if path[-1].key == "kernel")
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2)
     c = target.config
     return 2 * matrices * tokens + 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * tokens**2
 

@@ -66,17 +66,19 @@ def sharding(mesh: Mesh, shape: Sequence[int], *axes: Any) -> NamedSharding:
     return NamedSharding(mesh, _spec(mesh, shape, axes))
 
 
-def weight_sharding(mesh: Mesh, shape: Sequence[int], split: int | None) -> NamedSharding:
-    """Where a weight lies whose axis `split` is shared; it is whole everywhere if devices cannot share it evenly."""
-    return sharding(mesh, shape, *[MODEL if axis == split else None for axis in range(len(shape))])
+def weight_sharding(mesh: Mesh, weight: Any) -> NamedSharding:
+    """Where a weight lies (`models.weights.Parameter`); it is whole everywhere if devices cannot share it evenly."""
+    shape, split, units = weight.leaf_shape, weight.split, weight.units
+    even = split is not None and (units is None or units % mesh.shape[MODEL] == 0)
+    return sharding(mesh, shape, *[MODEL if even and axis == split else None for axis in range(len(shape))])
 
 
-def placement(replicate: bool = False) -> Callable[[Sequence[int], int | None], NamedSharding] | None:
-    """Where weights lie on the mesh that was set, by shape and shared axis; `replicate`: whole everywhere."""
+def placement(replicate: bool = False) -> Callable[[Any], NamedSharding] | None:
+    """Where weights lie on the mesh that was set, None without; `replicate`: whole everywhere."""
     mesh = mesh_here()
     if mesh is None:
         return None
-    return lambda shape, split: weight_sharding(mesh, shape, None if replicate else split)
+    return lambda weight: sharding(mesh, weight.leaf_shape) if replicate else weight_sharding(mesh, weight)
 
 
 def placed(tree: Any) -> Any:

@@ -63,7 +63,7 @@ def test_rows_and_heads_of_the_cache_are_shared(found, words):
 
 def test_what_devices_cannot_share_evenly_is_whole(found):
     held = found["uneven"]["data=3,model=2"]["held"]
-    assert held["embedding"] == held["layer_0/attention/qkv/kernel"] == 1.0  # 61 tokens, 3 heads
+    assert held["embedding"] == held["layer_0/attention/qkv/kernel"] == held["layer_0/attention/output/kernel"] == 1.0
     assert held["layer_0/mlp/gate_up/kernel"] == held["layer_0/mlp/down/kernel"] == 1 / 2
 
 

@@ -84,10 +84,10 @@ def placed(shapes: Shapes, mesh: Mesh) -> Shapes:
         return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding(mesh, np.shape(leaf), *axes))
 
     config = shapes.config
-    splits = {parameter.path: parameter.split for parameter in llama.parameter_table(config).values()}
+    table = {parameter.path: parameter for parameter in llama.parameter_table(config).values()}
 
     def weight(path: Any, leaf: Any) -> Any:
-        where = weight_sharding(mesh, leaf.shape, splits[tuple(key.key for key in path)])
+        where = weight_sharding(mesh, table[tuple(key.key for key in path)])
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
     params = ModelParams(jax.tree.map_with_path(weight, shapes.params.target), jax.tree.map(put, shapes.params.drafter))

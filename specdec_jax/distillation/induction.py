@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.models.layers import fused_heads
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.rope import inverse_frequencies
 
@@ -88,7 +89,7 @@ def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rn
 
 def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> None:
     """In place: the first head looks at the token before and writes that token's signature."""
-    d, (query, key, value), output = config.head_dim, _heads(attention, 0), attention["output"]["kernel"]
+    d, (query, key, value), output = config.head_dim, _heads(attention, config, 0), attention["output"]["kernel"]
     turn = inverse_frequencies(d, config.rope_theta, config.rope_scaling)[:NEAR].astype(np.float64)
     gap = float(np.sum(1.0 - np.cos(turn)))  # by which the place before beats its neighbours
     strength = np.sqrt(LOOK_BACK / gap * np.sqrt(d)) / (constant / scale)
@@ -111,7 +112,7 @@ def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: fl
     slow = np.concatenate([np.arange(d // 2 - half, d // 2), np.arange(d - half, d)])
     strength = np.sqrt(MATCH / size * np.sqrt(d))
     for kv in range(config.num_key_value_heads):
-        query, key, value = _heads(attention, kv)
+        query, key, value = _heads(attention, config, kv)
         query[:], key[:], value[:] = 0.0, 0.0, 0.0
         query[slow[:, None], _content(known, size)[None, :]] = signature * scale * strength
         key[slow, known + np.arange(size)] = strength
@@ -126,7 +127,8 @@ def _content(known: int, size: int) -> np.ndarray:
     return np.append(np.arange(known), known + size)
 
 
-def _heads(attention: Any, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _heads(attention: Any, config: LlamaConfig, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Views of a group's first query head, its key and its value, [head_dim, D] each (`layers.fused_heads`)."""
-    fused = attention["qkv"]["kernel"][kv]
+    heads = fused_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    fused = attention["qkv"]["kernel"].reshape(*heads, -1)[kv]
     return fused[0], fused[-2], fused[-1]

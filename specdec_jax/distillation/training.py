@@ -90,7 +90,7 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
     """Clipping, AdamW, accumulation."""
 
     def matrices(params: Params) -> Any:
-        return jax.tree.map_with_path(lambda path, leaf: leaf.ndim > 1 and path[-1].key != "bias", params)
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
     adam = optax.adamw(schedule.rate_at(), *schedule.betas, weight_decay=schedule.decay, mask=matrices)
     chain = optax.chain(optax.clip_by_global_norm(schedule.clip), adam)

@@ -7,6 +7,7 @@ t - j + 1, and to those of steps 2 to j at the j - 1 positions up to itself, as 
 EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -95,15 +96,15 @@ def _layer(
     def norm(name: str, x: Array) -> Array:
         return jnp.asarray(layers.RMSNorm(c.rms_norm_eps, dtype).apply({"params": params[name]}, x))
 
-    def linear(module: str, name: str, features: tuple[int, ...], bias: bool, x: Array) -> Array:
+    def linear(module: str, name: str, features: int, bias: bool, x: Array) -> Array:
         return jnp.asarray(layers.Projection(features, bias, dtype).apply({"params": params[module][name]}, x))
 
-    fused = layers.fused_heads(c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    qkv = linear("attention", "qkv", fused, c.attention_bias, norm("attention_norm", x))
-    query, key, value = layers.split_heads(qkv)
+    heads = layers.fused_heads(c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+    qkv = linear("attention", "qkv", math.prod(heads), c.attention_bias, norm("attention_norm", x))
+    query, key, value = layers.split_heads(qkv, heads)
     now = _Keys(rotate(key, cos_sin), value)
     out = attend(rotate(query, cos_sin), [*earlier, now], texts.segments, texts.positions)
-    x = x + linear("attention", "output", (c.hidden_size,), c.attention_bias, out)
+    x = x + linear("attention", "output", c.hidden_size, c.attention_bias, out)
     mlp = layers.GatedMLP(c.intermediate_size, c.mlp_bias, dtype)
     return x + jnp.asarray(mlp.apply({"params": params["mlp"]}, norm("mlp_norm", x))), now
 

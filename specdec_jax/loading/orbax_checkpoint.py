@@ -17,7 +17,7 @@ from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
-from specdec_jax.models.weights import Place
+from specdec_jax.models.weights import Parameter, Place
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 2  # of 1, fused weights had another layout
@@ -68,19 +68,18 @@ def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> R
         raise ValueError(f"{folder / MARKER}: {error}") from None
     tokenizer = tokenizer_from_folder(folder / TOKENIZER)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
-    splits = {parameter.path: parameter.split for parameter in module.parameter_table(config).values()}
-    return Restored(config, _restore(folder / PARAMS, shapes, splits, place), tokenizer)
+    table = {parameter.path: parameter for parameter in module.parameter_table(config).values()}
+    return Restored(config, _restore(folder / PARAMS, shapes, table, place), tokenizer)
 
 
-def _restore(path: Path, shapes: Any, splits: Mapping[tuple[str, ...], int | None], place: Place | None) -> Any:
+def _restore(path: Path, shapes: Any, table: Mapping[tuple[str, ...], Parameter], place: Place | None) -> Any:
     """Parameters of the given shapes and dtypes. Shapes are compared before anything is read."""
     import orbax.checkpoint as ocp
 
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def asked(path: Any, leaf: Any) -> Any:
-        split = splits[tuple(key.key for key in path)]
-        where = device if place is None else place(leaf.shape, split)
+        where = device if place is None else place(table[tuple(key.key for key in path)])
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
     wanted = jax.tree.map_with_path(asked, shapes)

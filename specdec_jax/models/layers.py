@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.models.rope import rotate
-from specdec_jax.models.weights import Parameter
+from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
 LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
 KEY_BLOCK = 256  # keys
-MOST_BLOCKS = 16  # of a gated projection
+MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # of a gated projection; columns
 WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
@@ -70,35 +70,29 @@ def is_lone(rows: int, dtype: Any) -> bool:
 
 
 def project(x: Array, kernel: Array, dtype: Any) -> Array:
-    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32.
-
-    F may be several axes; for the product it is one: XLA's CPU code turns a kernel of more axes around in every pass
-    (40 ms more for SmolLM2).
-    """
-    features = kernel.shape[:-1]
-    x, kernel = x.astype(dtype), kernel.reshape(-1, kernel.shape[-1]).astype(dtype)
+    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32."""
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
     lone = is_lone(x.size // x.shape[-1], dtype)
     if lone:
         x = jnp.concatenate([x, x], axis=-2)
     out = lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    out = out[..., :1, :] if lone else out
-    return out.reshape(*out.shape[:-1], *features)
+    return out[..., :1, :] if lone else out
 
 
 class Projection(nn.Module):
-    """A linear layer [..., D] -> [..., *features] float32, kernel [*features, D]."""
+    """A linear layer [..., D] -> [..., features] float32, kernel [features, D]."""
 
-    features: tuple[int, ...]
+    features: int
     use_bias: bool
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", WEIGHT_INIT, (*self.features, x.shape[-1]), self.dtype)
+        kernel = self.param("kernel", WEIGHT_INIT, (self.features, x.shape[-1]), self.dtype)
         out = project(x, kernel, self.dtype)
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, self.features, self.dtype)
-            out += bias.astype(jnp.float32)[(None,) * (x.ndim - 1)]
+            bias = self.param("bias", nn.initializers.zeros, (self.features,), self.dtype)
+            out += bias.astype(jnp.float32).reshape((1,) * (out.ndim - 1) + (-1,))
         return out
 
 
@@ -194,18 +188,20 @@ def attend_whole(query: Array, keys: Array, values: Array, mask: Array) -> Array
 
 
 def fused_heads(heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Axes [Hkv, G + 2, head_dim] of a fused projection: the G query heads of a group, then its key, then its value.
+    """[Hkv, G + 2, head_dim], how the rows of a fused projection lie: a group's G query heads, its key, its value.
 
-    By group and not by kind: a device that has some of the groups needs nothing of the others.
+    By group and not by kind: a device that has some of the groups needs nothing of the others. The kernel itself has
+    two axes: XLA turns one of more around in every pass (40 ms for SmolLM2 on a CPU).
     """
     return kv_heads, heads // kv_heads + 2, head_dim
 
 
-def split_heads(fused: Array) -> tuple[Array, Array, Array]:
-    """Fused [B, T, Hkv, G + 2, head_dim] as query [B, T, H, head_dim], key and value [B, T, Hkv, head_dim]."""
-    batch, width, _, group, head_dim = fused.shape
-    query = fused[..., : group - 2, :].reshape(batch, width, -1, head_dim)
-    return query, fused[..., group - 2, :], fused[..., group - 1, :]
+def split_heads(fused: Array, heads: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+    """Fused [B, T, F] as query [B, T, H, head_dim], key and value [B, T, Hkv, head_dim]; `heads` by `fused_heads`."""
+    group = heads[1] - 2
+    parts = jnp.split(fused.reshape(*fused.shape[:2], *heads), [group, group + 1], axis=3)
+    query, key, value = (part.reshape(*fused.shape[:2], -1, heads[-1]) for part in parts)
+    return query, key, value
 
 
 class Attention(nn.Module):
@@ -225,10 +221,11 @@ class Attention(nn.Module):
         Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
         """
         width, model_width = x.shape[1:]
-        fused = fused_heads(self.heads, self.kv_heads, self.head_dim)
-        query, key, value = split_heads(Projection(fused, self.qkv_bias, self.dtype, name="qkv")(x))
+        heads = fused_heads(self.heads, self.kv_heads, self.head_dim)
+        fused = Projection(math.prod(heads), self.qkv_bias, self.dtype, name="qkv")(x)
+        query, key, value = split_heads(fused, heads)
         key, value = rotate(key, cos_sin).swapaxes(1, 2), value.swapaxes(1, 2)
-        output = Projection((model_width,), self.output_bias, self.dtype, name="output")
+        output = Projection(model_width, self.output_bias, self.dtype, name="output")
         if keys is None:
             return output(attend_whole(rotate(query, cos_sin), key, value, mask)), None, None
         keys, values = write(keys, key, start), write(values, value, start)
@@ -239,11 +236,12 @@ class Attention(nn.Module):
 
 
 def fused_gates(hidden: int) -> tuple[int, int, int]:
-    """Axes [N, 2, F / N] of a fused projection: N blocks, of each the gate, then up.
+    """[N, 2, F / N], how the rows of a fused projection lie: N blocks, of each the gate, then up.
 
-    N is up to 16, as many devices as can share it, each a contiguous part.
+    N is up to 16, as many devices as can share it, each a contiguous part. A narrow one that fills whole tiles of a TPU
+    is a single block: every cut costs two operations more, and to share it would save less.
     """
-    blocks = math.gcd(hidden, MOST_BLOCKS)
+    blocks = 1 if hidden < NARROW and hidden % TILE == 0 else math.gcd(hidden, MOST_BLOCKS)
     return blocks, 2, hidden // blocks
 
 
@@ -256,10 +254,11 @@ class GatedMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        fused = Projection(fused_gates(self.hidden), self.use_bias, self.dtype, name="gate_up")(x)
-        gated = jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :]
-        gated = gated.reshape(*x.shape[:-1], self.hidden)
-        return Projection((x.shape[-1],), self.use_bias, self.dtype, name="down")(gated)
+        fused = Projection(2 * self.hidden, self.use_bias, self.dtype, name="gate_up")(x)
+        blocks, *_ = fused_gates(self.hidden)
+        gate, up = jnp.split(fused.reshape(*x.shape[:-1], blocks, -1), 2, axis=-1)
+        gated = (jax.nn.silu(gate) * up).reshape(*x.shape[:-1], self.hidden)
+        return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(gated)
 
 
 def attention_table(
@@ -270,16 +269,14 @@ def attention_table(
     `heads` are H, Hkv and head_dim.
     """
     count, kv_heads, head_dim = heads
-    fused, own = fused_heads(*heads), (*path, "qkv")
-    parts = {"q": (slice(None), slice(-2)), "k": (slice(None), -2), "v": (slice(None), -1)}
-    table = {f"{name}o_proj.weight": Parameter((*path, "output", "kernel"), (width, count * head_dim), split=1)}
+    outputs = Parameter((*path, "output", "kernel"), (width, count * head_dim), split=1, units=kv_heads)
+    table = {f"{name}o_proj.weight": outputs}
     if bias:
         table[f"{name}o_proj.bias"] = Parameter((*path, "output", "bias"), (width,))
-    for kind, at in parts.items():
+    for kind, at in (("q", slice(-2)), ("k", -2), ("v", -1)):
         rows = (count if kind == "q" else kv_heads) * head_dim
-        table[f"{name}{kind}_proj.weight"] = Parameter((*own, "kernel"), (rows, width), (*fused, width), at, 0)
-        if bias:
-            table[f"{name}{kind}_proj.bias"] = Parameter((*own, "bias"), (rows,), fused, at, 0)
+        fused = Fused(fused_heads(*heads), at)
+        table |= _fused(f"{name}{kind}_proj", (*path, "qkv"), rows, width, fused, bias)
     return table
 
 
@@ -287,16 +284,19 @@ def gated_mlp_table(
     name: str, path: tuple[str, ...], hidden: int, width: int, bias: bool = False
 ) -> dict[str, Parameter]:
     """Of `GatedMLP`, as `attention_table`."""
-    table = {f"{name}down_proj.weight": Parameter((*path, "down", "kernel"), (width, hidden), split=1)}
+    blocks, *_ = fused_gates(hidden)
+    table = {f"{name}down_proj.weight": Parameter((*path, "down", "kernel"), (width, hidden), split=1, units=blocks)}
     if bias:
         table[f"{name}down_proj.bias"] = Parameter((*path, "down", "bias"), (width,))
-    own, fused = (*path, "gate_up"), fused_gates(hidden)
-    for index, kind in enumerate(("gate", "up")):
-        at = slice(None), index
-        table[f"{name}{kind}_proj.weight"] = Parameter((*own, "kernel"), (hidden, width), (*fused, width), at, 0)
-        if bias:
-            table[f"{name}{kind}_proj.bias"] = Parameter((*own, "bias"), (hidden,), fused, at, 0)
+    for kind, at in (("gate", 0), ("up", 1)):
+        table |= _fused(f"{name}{kind}_proj", (*path, "gate_up"), hidden, width, Fused(fused_gates(hidden), at), bias)
     return table
+
+
+def _fused(name: str, path: tuple[str, ...], rows: int, width: int, fused: Fused, bias: bool) -> dict[str, Parameter]:
+    units, *_ = fused.rows
+    table = {f"{name}.weight": Parameter((*path, "kernel"), (rows, width), fused, split=0, units=units)}
+    return table | ({f"{name}.bias": Parameter((*path, "bias"), (rows,), fused, split=0, units=units)} if bias else {})
 
 
 def causal_mask(start: Array, width: int, slots: int, mask: Array | None) -> Array:

@@ -4,8 +4,9 @@ A name the table lacks, one that is missing or comes twice, and a wrong shape ar
 right decodes to fluent nonsense.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -16,20 +17,26 @@ import numpy as np
 SHOWN = 5  # names an error lists of each kind
 
 
+class Fused(NamedTuple):
+    """Which rows of a fused leaf a tensor has."""
+
+    rows: tuple[int, int, int]  # how the leaf's rows lie: units, parts of each, rows of a part
+    at: slice | int  # the tensor's parts of each unit
+
+
 class Parameter(NamedTuple):
     """Where one checkpoint tensor lives in the parameter tree."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]  # of the checkpoint's tensor
-    leaf: tuple[int, ...] | None = None  # the shape of the leaf that it is a part of; None: it is the leaf
-    at: tuple[slice | int, ...] = ()  # which part: the tensor has its numbers in that order
-    split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`): none of `at`'s indices, and the
-    # tensor's first or last; None: each device has all
+    fused: Fused | None = None  # the leaf has other tensors' rows too
+    split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`); None: each device has all
+    units: int | None = None  # in how many equal parts they may share it; None: as many as it is long
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
         """Of the leaf."""
-        return self.shape if self.leaf is None else self.leaf
+        return self.shape if self.fused is None else (math.prod(self.fused.rows), *self.shape[1:])
 
 
 class Tensor(Protocol):
@@ -47,7 +54,7 @@ class Tensor(Protocol):
 Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
-Place = Callable[[Sequence[int], int | None], jax.sharding.Sharding]  # by a leaf's shape and its shared axis
+Place = Callable[[Parameter], jax.sharding.Sharding]  # where the leaf lies
 
 
 def params_from_named(
@@ -94,50 +101,59 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
         if np.shape(leaf) != parameter.leaf_shape:
             wrong = f"has shape {np.shape(leaf)} instead of {parameter.leaf_shape}"
             raise ValueError(f"parameter {'/'.join(parameter.path)}, {name}, {wrong}")
-        named[name] = np.asarray(leaf)[parameter.at].reshape(parameter.shape)
+        named[name] = _own(parameter, np.asarray(leaf)).reshape(parameter.shape)
     return named
+
+
+def _own(parameter: Parameter, leaf: np.ndarray) -> np.ndarray:
+    """The tensor's numbers in a leaf or in a part of it that has whole units, as a view."""
+    if parameter.fused is None:
+        return leaf
+    _, *unit = parameter.fused.rows
+    return leaf.reshape(-1, *unit, *leaf.shape[1:])[:, parameter.fused.at]
 
 
 def _leaf(parts: list[tuple[Parameter, Tensor]], dtype: Any, place: Place | None) -> jax.Array:
     """The leaf that these tensors make up."""
-    shape, split = parts[0][0].leaf_shape, parts[0][0].split
+    first, _ = parts[0]
     if place is None:
         return jnp.asarray(_block(parts, slice(None), dtype))
-    where = place(shape, split)
     blocks: dict[tuple[Any, ...], np.ndarray] = {}  # replicas are read once
 
     def read(index: Any) -> np.ndarray:  # a slice an axis
-        shared = slice(None) if split is None else index[split]
+        shared = slice(None) if first.split is None else index[first.split]
         key = shared.start, shared.stop
         if key not in blocks:
             blocks[key] = _block(parts, shared, dtype)
         return blocks[key]
 
-    return jax.make_array_from_callback(shape, where, read)
+    return jax.make_array_from_callback(first.leaf_shape, place(first), read)
 
 
 def _block(parts: list[tuple[Parameter, Tensor]], shared: slice, dtype: Any) -> np.ndarray:
     """The leaf's part that has `shared` of its shared axis."""
-    shape, split = list(parts[0][0].leaf_shape), parts[0][0].split
-    if split is not None:
-        shape[split] = len(range(*shared.indices(shape[split])))
+    first, _ = parts[0]
+    shape = list(first.leaf_shape)
+    if first.split is not None:
+        shape[first.split] = len(range(*shared.indices(shape[first.split])))
     block = np.empty(shape, dtype)
     for parameter, tensor in parts:
-        part = block[parameter.at]
-        part[...] = np.asarray(_read(parameter, tensor, shared)).astype(dtype).reshape(part.shape)
+        own = _own(parameter, block)
+        own[...] = np.asarray(_read(parameter, tensor, shared)).astype(dtype).reshape(own.shape)
     return block
 
 
 def _read(parameter: Parameter, tensor: Tensor, shared: slice) -> Any:
     """The part of a tensor that goes into that part of the leaf's shared axis."""
-    split, shape = parameter.split, list(parameter.leaf_shape)
-    if split is None or shared == slice(None):
+    if parameter.split is None or shared == slice(None):
         return tensor[...]
-    start, stop, _ = shared.indices(shape[split])
-    if split == len(shape) - 1 and len(parameter.shape) > 1:
+    start, stop, _ = shared.indices(parameter.leaf_shape[parameter.split])
+    if parameter.split == 1:
         return tensor[:, start:stop]
-    each = int(tensor.shape[0]) // shape[split]  # rows of the tensor to an index of the axis
-    return tensor[start * each : stop * each]
+    if parameter.fused is not None:  # whole units, of which the tensor has a part
+        length, own = parameter.leaf_shape[0], int(tensor.shape[0])
+        start, stop = start * own // length, stop * own // length
+    return tensor[start:stop]
 
 
 def _pairs(named: Any) -> Iterable[tuple[str, Any]]:

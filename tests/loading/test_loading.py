@@ -278,6 +278,10 @@ def test_smollm2():
     embedding = gguf.quants.dequantize(stored["token_embd.weight"].data, Kind.Q8_0)
     np.testing.assert_array_equal(target.params["embedding"], embedding)
     query = gguf.quants.dequantize(stored["blk.7.attn_q.weight"].data, Kind.Q4_1).reshape(9, 64, 576)
-    fused = np.asarray(target.params["layer_7"]["attention"]["qkv"]["kernel"])[:, :3].reshape(9, 64, 576)
+    fused = (
+        np.asarray(target.params["layer_7"]["attention"]["qkv"]["kernel"])
+        .reshape(3, 5, 64, 576)[:, :3]
+        .reshape(9, 64, 576)
+    )
     np.testing.assert_array_equal(fused, np.concatenate([query[:, ::2], query[:, 1::2]], axis=1))
     check_same_vocabulary(target, load_model("smollm2-drafter"))

@@ -8,7 +8,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from specdec_jax.models import llama, weights
-from specdec_jax.models.weights import Parameter
+from specdec_jax.models.weights import Fused, Parameter
 
 CONFIG = llama.example_config()
 TIED = llama.LlamaConfig(**(vars(CONFIG) | {"tie_word_embeddings": True}))
@@ -42,13 +42,14 @@ def test_fused_leaves_hold_their_parts_in_order():
     named = named_weights()
     params = llama.params_from_named(CONFIG, named, jnp.float32)
     query, key, value = (named[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv")
-    fused, size, group = params["layer_1"]["attention"]["qkv"]["kernel"], CONFIG.head_dim, 2
+    size, group = CONFIG.head_dim, 2
+    fused = params["layer_1"]["attention"]["qkv"]["kernel"].reshape(CONFIG.num_key_value_heads, group + 2, size, -1)
     for kv in range(CONFIG.num_key_value_heads):
         heads = query[kv * group * size : (kv + 1) * group * size].reshape(group, size, -1)
         np.testing.assert_array_equal(fused[kv, :group], heads)
         np.testing.assert_array_equal(fused[kv, group], key[kv * size : (kv + 1) * size])
         np.testing.assert_array_equal(fused[kv, group + 1], value[kv * size : (kv + 1) * size])
-    gates = np.asarray(params["layer_1"]["mlp"]["gate_up"]["kernel"])
+    gates = np.asarray(params["layer_1"]["mlp"]["gate_up"]["kernel"]).reshape(8, 2, 5, -1)
     for index, kind in enumerate(("gate", "up")):
         rows = gates[:, index].reshape(CONFIG.intermediate_size, -1)
         np.testing.assert_array_equal(rows, named[f"model.layers.1.mlp.{kind}_proj.weight"])
@@ -134,8 +135,8 @@ def test_parameters_of_another_shape_are_not_written():
 
 def test_a_family_needs_only_a_table():
     table = {
-        "a": Parameter(("x", "y"), (2, 3), (3, 3), (slice(2),)),
-        "b": Parameter(("x", "y"), (1, 3), (3, 3), (slice(2, 3),)),
+        "a": Parameter(("x", "y"), (2, 3), Fused((1, 3, 1), slice(2))),
+        "b": Parameter(("x", "y"), (1, 3), Fused((1, 3, 1), 2)),
     }
     named = {"a": np.ones((2, 3), np.float32), "b": np.zeros((1, 3), np.float32)}
     params = weights.params_from_named(table, named, jnp.float32)
