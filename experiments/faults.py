@@ -3,7 +3,7 @@
 Question:  After SIGKILL at random moments, a disk without room and 1,000 malformed requests: is a line lost,
            half-written or different, and does any error lack its line?
 Command:   python -m experiments.faults [--kills 20] [--full-disk FOLDER_ON_A_SMALL_DISK]
-Time:      15 minutes on 2 cores
+Time:      15 minutes on 2 busy cores
 Expected:  nothing lost, nothing half-written, the same bytes (docs/reliability.md)
 Output:    runs/faults-<time>/ with manifest.json, results.jsonl (a line a fault) and table.md
 

@@ -269,28 +269,28 @@ def attention_table(
     `heads` are H, Hkv and head_dim.
     """
     count, kv_heads, head_dim = heads
-    outputs = Parameter((*path, "output", "kernel"), (width, count * head_dim), split=1, units=kv_heads)
-    table = {f"{name}o_proj.weight": outputs}
-    if bias:
-        table[f"{name}o_proj.bias"] = Parameter((*path, "output", "bias"), (width,))
+    table: dict[str, Parameter] = {}
     for kind, at in (("q", slice(-2)), ("k", -2), ("v", -1)):
         rows = (count if kind == "q" else kv_heads) * head_dim
         fused = Fused(fused_heads(*heads), at)
         table |= _fused(f"{name}{kind}_proj", (*path, "qkv"), rows, width, fused, bias)
-    return table
+    return table | _back(f"{name}o_proj", (*path, "output"), width, count * head_dim, kv_heads, bias)
 
 
 def gated_mlp_table(
     name: str, path: tuple[str, ...], hidden: int, width: int, bias: bool = False
 ) -> dict[str, Parameter]:
     """Of `GatedMLP`, as `attention_table`."""
-    blocks, *_ = fused_gates(hidden)
-    table = {f"{name}down_proj.weight": Parameter((*path, "down", "kernel"), (width, hidden), split=1, units=blocks)}
-    if bias:
-        table[f"{name}down_proj.bias"] = Parameter((*path, "down", "bias"), (width,))
-    for kind, at in (("gate", 0), ("up", 1)):
-        table |= _fused(f"{name}{kind}_proj", (*path, "gate_up"), hidden, width, Fused(fused_gates(hidden), at), bias)
-    return table
+    gates = fused_gates(hidden)
+    table = _fused(f"{name}gate_proj", (*path, "gate_up"), hidden, width, Fused(gates, 0), bias)
+    table |= _fused(f"{name}up_proj", (*path, "gate_up"), hidden, width, Fused(gates, 1), bias)
+    return table | _back(f"{name}down_proj", (*path, "down"), width, hidden, gates[0], bias)
+
+
+def _back(name: str, path: tuple[str, ...], width: int, inputs: int, units: int, bias: bool) -> dict[str, Parameter]:
+    """A projection back to the residual stream: devices share its inputs, and each adds the whole bias once summed."""
+    table = {f"{name}.weight": Parameter((*path, "kernel"), (width, inputs), split=1, units=units)}
+    return table | ({f"{name}.bias": Parameter((*path, "bias"), (width,))} if bias else {})
 
 
 def _fused(name: str, path: tuple[str, ...], rows: int, width: int, fused: Fused, bias: bool) -> dict[str, Parameter]:
