@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.lib import chip_reports
 from experiments.lib.chip_jobs import Job, environment
 from experiments.lib.chip_programs import PAIRS, bytes_of, placed, program, shapes_of, weights_read
-from experiments.lib.chips import CHIPS, Chip
+from experiments.lib.chips import CHIPS
 from specdec_jax.decoding.one_graph import OPTIONS
 from specdec_jax.sharding import MODEL, make_mesh, mesh_sizes
 
@@ -32,17 +32,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     """Compiles and reports; a compiler's refusal is a fact too."""
     chip = CHIPS[job.chip]
     options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
-    mesh = mesh_for(chip, job.mesh)
-    with jax.set_mesh(mesh) if mesh.size > 1 else nullcontext():
-        return _compiled(job, chip, mesh, options)
-
-
-def mesh_for(chip: Chip, words: str) -> Mesh:
-    """That mesh of the chip's devices."""
-    return make_mesh(words, chip.devices(math.prod(mesh_sizes(words))))
-
-
-def _compiled(job: Job, chip: Chip, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+    mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
     shapes = placed(shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length, options), mesh)
     function, arguments = program(job.program, shapes)
     arguments = jax.tree.map(lambda leaf: _on_first(leaf, mesh), arguments)
@@ -54,7 +44,8 @@ def _compiled(job: Job, chip: Chip, mesh: Mesh, options: dict[str, Any]) -> dict
     }
     watch = time.perf_counter()
     try:
-        compiled = function.trace(*arguments).lower(lowering_platforms=(chip.platform,)).compile()
+        with jax.set_mesh(mesh) if mesh.size > 1 else nullcontext():  # here alone: nothing can run on such a mesh
+            compiled = function.trace(*arguments).lower(lowering_platforms=(chip.platform,)).compile()
     except Exception as error:
         return found | {"error": re.sub(r"\s+", " ", str(error))[:600]}
     found |= {"seconds": time.perf_counter() - watch, "error": None}
