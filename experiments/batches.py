@@ -3,7 +3,7 @@
 Question:  What is drafting worth at each batch, with draft lengths by row or by what the whole batch gains?
 Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
 Time:      some minutes a batch on 2 cores, half of it compiling; not timed
-Expected:  not run to its end yet
+Expected:  not run to its end yet; docs/batches.md has first figures at four rows
 Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
            table.md and speedup.png; a stopped run goes on with the same --out
 
