@@ -33,13 +33,14 @@ def compile_for(job: Job) -> dict[str, Any]:
     chip = CHIPS[job.chip]
     options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
-    shapes = placed(shapes_of(PAIRS[job.pair], job.batch, job.slots, job.max_draft_length, options), mesh)
+    pair = PAIRS[job.pair]
+    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair.target, mesh)
     function, arguments = program(job.program, shapes)
-    arguments = jax.tree.map(lambda leaf: _on_first(leaf, mesh), arguments)
+    arguments = jax.tree.map(lambda leaf: _everywhere(leaf, mesh), arguments)
     found: dict[str, Any] = {
         "device": str(mesh.devices.flat[0].device_kind),
         "jax": jax.__version__,
-        "weights_read": weights_read(PAIRS[job.pair], mesh.shape[MODEL]),
+        "weights_read": weights_read(pair, mesh.shape[MODEL]),
         "caches": bytes_of((shapes.state.target_cache, shapes.state.drafter)),
     }
     watch = time.perf_counter()
@@ -56,8 +57,8 @@ def compile_for(job: Job) -> dict[str, Any]:
     return found | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
-def _on_first(leaf: Any, mesh: Mesh) -> Any:
-    """Whatever lies nowhere yet, whole on every chip."""
+def _everywhere(leaf: Any, mesh: Mesh) -> Any:
+    """Whole on every chip, unless it lies somewhere already."""
     if isinstance(leaf, int) or getattr(leaf, "sharding", None) is not None:
         return leaf  # static, or placed
     place = NamedSharding(mesh, PartitionSpec())

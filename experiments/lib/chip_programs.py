@@ -15,6 +15,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.models import llama
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.models.weights import placed_shapes
 from specdec_jax.sharding import DATA, MODEL, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
@@ -55,7 +56,6 @@ class Shapes(NamedTuple):
     params: ModelParams  # of jax.ShapeDtypeStruct, as all below
     request: Any
     state: Any
-    config: llama.LlamaConfig  # the target's
 
 
 def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compiler_options: Mapping[str, Any]) -> Shapes:
@@ -73,27 +73,22 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
     cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, None, request.tokens, request.length)
     drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, kept)
-    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted), pair.target)
+    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
 
 
-def placed(shapes: Shapes, mesh: Mesh) -> Shapes:
+def placed(shapes: Shapes, target: llama.LlamaConfig, mesh: Mesh) -> Shapes:
     """The same on a mesh: chips share rows, the target's weights and its cache's heads; each has the drafter."""
 
     def put(leaf: Any, *axes: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding(mesh, np.shape(leaf), *axes))
 
-    config = shapes.config
-    table = {parameter.path: parameter for parameter in llama.parameter_table(config).values()}
-
-    def weight(path: Any, leaf: Any) -> Any:
-        where = weight_sharding(mesh, table[tuple(key.key for key in path)])
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-
-    params = ModelParams(jax.tree.map_with_path(weight, shapes.params.target), jax.tree.map(put, shapes.params.drafter))
+    table = llama.parameter_table(target)
+    weights = placed_shapes(table, shapes.params.target, lambda weight: weight_sharding(mesh, weight))
+    params = ModelParams(weights, jax.tree.map(put, shapes.params.drafter))
     request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
     cache = jax.tree.map(lambda leaf: put(leaf, *(DATA, MODEL)[: len(leaf.shape)]), shapes.state.target_cache)
-    return Shapes(shapes.decoder, params, request, state._replace(target_cache=cache), config)
+    return Shapes(shapes.decoder, params, request, state._replace(target_cache=cache))
 
 
 def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
@@ -133,7 +128,7 @@ def bytes_of(tree: Any) -> int:
 
 def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     """(jitted function, arguments) of one of PROGRAMS; a plain int among them is static."""
-    decoder, params, request, state, _ = shapes
+    decoder, params, request, state = shapes
     batch = request.tokens.shape[0]
     tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {

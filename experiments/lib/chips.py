@@ -44,10 +44,11 @@ class Chip:
             raise ValueError(
                 f"{count} chips of {self.name} are more than {max(self.topologies)}, the most that is served"
             )
-        options: dict[str, Any] = {"topology_name": self.topologies[sizes[0]]}
+        topology = self.topologies[sizes[0]]
+        options: dict[str, Any] = {"topology_name": topology}
         if self.platform == "cuda":
             target = (TARGETS / f"{self.name}.txtpb").read_text(encoding="utf-8")
-            options = {"target_config": target, "topology": self.topologies[sizes[0]]}
+            options = {"target_config": target, "topology": topology}
         return list(topologies.get_topology_desc(platform=self.platform, **options).devices)
 
 

@@ -101,14 +101,16 @@ def generate_file(
 
 def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
     """This process's lines into a file of its own; the first process makes one of all."""
-    total = len(_lines(content).lines)
+    lines = _lines(content)
+    total = len(lines.lines)
     done = None if overwrite else finished(output, wanted, content, total)
     if done is not None:
         run.console.print(f"{output} is complete: {done.lines} lines")
         return done.refused
     with opened(share.file(output), wanted, content, overwrite) as results:
         watch = Watch(share, output, total)
-        refused = _complete(run, _lines(content, share.index, share.count), results, watch)
+        own = slice(share.index, None, share.count)
+        refused = _complete(run, _Lines(lines.numbers[own], lines.lines[own], lines.places[own]), results, watch)
     if share.index == 0:
         while not watch():
             time.sleep(LOOK)
@@ -138,11 +140,10 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     return wanted
 
 
-def _lines(content: bytes, first: int = 0, step: int = 1) -> _Lines:
-    """Of all lines that are not blank, every `step`-th from `first` on."""
+def _lines(content: bytes) -> _Lines:
+    """Every line that is not blank, with its number and its place."""
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    own = list(enumerate(numbered))[first::step]
-    return _Lines([number for _, (number, _) in own], [line for _, (_, line) in own], [place for place, _ in own])
+    return _Lines([number for number, _ in numbered], [line for _, line in numbered], list(range(len(numbered))))
 
 
 def _pair(run: _Run, output: Path) -> Pair:

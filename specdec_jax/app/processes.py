@@ -94,14 +94,15 @@ class Watch:
 
     def _done(self, one: Share) -> bool:
         path = one.file(self._output)
-        ended = not held(path)  # first this: it may write its last line meanwhile
+        if held(path):
+            return False
         done = path.is_file() and whole_lines(path).lines >= one.lines(self._total)
-        if ended and not done and time.monotonic() - self._begun >= GRACE:
+        if not done and time.monotonic() - self._begun >= GRACE:
             raise Lost(
                 f"process {one.index + 1} of {one.count} has ended before its lines were done. What was decoded is "
                 "kept: the same command goes on"
             )
-        return done and ended
+        return done
 
 
 def held(path: Path) -> bool:

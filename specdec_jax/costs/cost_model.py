@@ -33,7 +33,7 @@ class CostModel(NamedTuple):
         """With that many cache slots a row. Attention in a batch reads all of them, whatever the width."""
         if not self.slot_time:
             return self
-        more = max((slots - self.slots) * self.slot_time, LEAST_SHARE * self.plain_pass - self.plain_pass)
+        more = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * self.plain_pass)
         passes = tuple(time + more for time in self.target_pass)
         return self._replace(plain_pass=self.plain_pass + more, target_pass=passes, slots=slots)
 

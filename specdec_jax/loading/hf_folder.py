@@ -107,9 +107,6 @@ class _Stored:
         with _open(self.path) as file, _named_in_errors(self.path, self.name):
             return file.get_slice(self.name)[index]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[...] if dtype is None else self[...].astype(dtype)
-
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, _Stored]]:
     for path in files:

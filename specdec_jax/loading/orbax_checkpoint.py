@@ -7,7 +7,6 @@ folder/tokenizer/         tokenizer.json, tokenizer_config.json, chat_template.j
 
 import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
-from specdec_jax.models.weights import Parameter, Place
+from specdec_jax.models.weights import Place, placed_shapes
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 2  # of 1, fused weights had another layout
@@ -68,25 +67,19 @@ def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> R
         raise ValueError(f"{folder / MARKER}: {error}") from None
     tokenizer = tokenizer_from_folder(folder / TOKENIZER)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
-    table = {parameter.path: parameter for parameter in module.parameter_table(config).values()}
-    return Restored(config, _restore(folder / PARAMS, shapes, table, place), tokenizer)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    wanted = placed_shapes(module.parameter_table(config), shapes, place or (lambda _: device))
+    return Restored(config, _restore(folder / PARAMS, wanted), tokenizer)
 
 
-def _restore(path: Path, shapes: Any, table: Mapping[tuple[str, ...], Parameter], place: Place | None) -> Any:
-    """Parameters of the given shapes and dtypes. Shapes are compared before anything is read."""
+def _restore(path: Path, wanted: Any) -> Any:
+    """Parameters of the wanted shapes and dtypes, where they lie. Shapes are compared before anything is read."""
     import orbax.checkpoint as ocp
 
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-    def asked(path: Any, leaf: Any) -> Any:
-        where = device if place is None else place(table[tuple(key.key for key in path)])
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-
-    wanted = jax.tree.map_with_path(asked, shapes)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             stored = _shapes(checkpointer.metadata(path.absolute()).item_metadata.tree)
-            wrong = _differences(stored, _shapes(shapes))
+            wrong = _differences(stored, _shapes(wanted))
             if not wrong:
                 return checkpointer.restore(path.absolute(), wanted)
     except Exception as error:  # tensorstore and orbax raise what they like for a damaged file

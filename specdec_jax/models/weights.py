@@ -91,6 +91,17 @@ def params_from_named(
     return _tree(leaves)
 
 
+def placed_shapes(table: Table, shapes: Any, place: Place) -> Any:
+    """A parameter tree's shapes and dtypes, each with where it lies."""
+    by_path = {parameter.path: parameter for parameter in table.values()}
+
+    def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        where = place(by_path[tuple(key.key for key in path)])
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    return jax.tree.map_with_path(placed, shapes)
+
+
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
     """Every tensor of the table as a host array in the parameters' own dtype, fused leaves cut into their parts."""
     named = {}
