@@ -128,7 +128,7 @@ def build_decoder(
             target, reads, params.target, params.drafter, fresh.tokens, fresh.length, known, prefill_chunk
         )
         drafter_state = learn_text(drafter, params.drafter, drafter_state, kept, known.length, fresh.length)
-        drafter_state = drafter.commit(params.drafter, drafter_state, fresh.tokens, fresh.length)
+        drafter_state = drafter.fill(params.drafter, drafter_state, fresh.tokens, fresh.length)
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
     def init_both(params: ModelParams, batch: int, slots: int) -> tuple[Any, Any]:

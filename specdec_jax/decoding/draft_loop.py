@@ -123,7 +123,7 @@ def step(
 
 
 def draft(
-    source: Source,
+    open_source: Callable[[Array], Source],
     policy: StoppingPolicy,
     state: PolicyState,
     context: RoundContext,
@@ -134,6 +134,7 @@ def draft(
     """One round's draft of at most `most` (K) tokens a row.
 
     Args:
+        open_source: (rows that begin [B] bool) -> the source, which need not serve others.
         uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with.
         log_q: [B, K, V] to write the distributions into; None keeps none.
     """
@@ -141,6 +142,7 @@ def draft(
     none = jnp.zeros(context.length.shape, jnp.int32)
     unknown = jnp.full((none.shape[0], most), jnp.nan, jnp.float32)
     tokens = jnp.zeros(unknown.shape, jnp.int32)
+    source = open_source(going)
     empty = Drafted(tokens, none, none, log_q, unknown, unknown, begun, source.memory)
     body = partial(_draft_one, source, policy, context, uniform)
     return lax.while_loop(lambda loop: jnp.any(loop.going), body, _Loop(jnp.int32(0), going, empty)).drafted

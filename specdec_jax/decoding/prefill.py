@@ -53,7 +53,7 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
     def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any) -> Any:
         fresh = drafter.init(params, *tokens.shape)
         told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
-        return by_rows(drafter.commit(params, told, tokens, length))
+        return by_rows(drafter.fill(params, told, tokens, length))
 
     return jax.jit(prefill_drafter, compiler_options=dict(compiler_options) or None)
 

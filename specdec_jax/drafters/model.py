@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed, noted, window
+from specdec_jax.decoding.cache_feed import feed, feed_long, noted, window
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
 from specdec_jax.decoding.sampling import distribution, draw
 from specdec_jax.strategy import strategy
@@ -33,6 +33,7 @@ from specdec_jax.types import (
 )
 
 FED = 2  # tokens fed by one drafter pass
+WIDE = 64  # tokens a pass of long texts
 
 
 class ModelDrafterState(NamedTuple):
@@ -48,11 +49,12 @@ class _Memory(NamedTuple):
 
 
 @strategy
-def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 64) -> Drafter:
+def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 4) -> Drafter:
     """Draft with a language model, up to `max_draft_length` (K) tokens a round.
 
     Args:
-        catch_up: tokens a pass feeds when the drafter's cache is behind (a prompt, or rounds it sat out).
+        catch_up: tokens a pass feeds to rows that begin to draft after rounds they sat out. Of prompts most go in
+            `WIDE` a pass.
 
     Raises:
         ValueError: max_draft_length or catch_up below its least value.
@@ -74,21 +76,30 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, ModelDrafterState, PolicyState]:
-        source = model_source(language_model, params, state.cache, tokens, context)
+        def open_source(going: Array) -> Source:
+            wanted = jnp.where(going, context.length - FED, 0)
+            cache, _ = feed(language_model, params, state.cache, tokens, state.valid, wanted, catch_up)
+            return model_source(language_model, params, cache, tokens, context)
+
         log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
-        end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
+        end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
         draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
         return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy
 
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
-        """Roll back to what still holds and feed what is missing up to the last two tokens, which a pass feeds."""
-        valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
-        wanted = jnp.maximum(length - FED, 0)
-        return ModelDrafterState(*feed(language_model, params, state.cache, tokens, valid, wanted, catch_up))
+        """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out."""
+        del params, tokens
+        return state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
 
-    return Drafter(init, propose, commit, max_draft_length, language_model)
+    def prefill(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
+        """Feed what is missing up to the last two tokens, which a pass feeds."""
+        cache, valid = commit(params, state, tokens, length)
+        wanted = jnp.maximum(length - FED, 0)
+        return ModelDrafterState(*feed_long(language_model, params, cache, tokens, valid, wanted, catch_up, WIDE))
+
+    return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
 
 
 def model_source(

@@ -23,6 +23,7 @@ from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
+    Commit,
     Distribution,
     Draft,
     Drafter,
@@ -143,17 +144,25 @@ def multi_drafter(
 
     def commit(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
         state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
+        return tell([part.commit for part in parts], params, state, tokens, length)
+
+    def prefill(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
+        return tell([part.fill for part in parts], params, state, tokens, length)
+
+    def tell(
+        how: Sequence[Commit], params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array
+    ) -> MultiDrafterState:
         states, known = list(state.states), state.known
-        for index, part in enumerate(parts):
+        for index, one in enumerate(how):
             # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
             told = (state.drafter == index) | (state.drafter == len(parts))
             upto = jnp.where(told, length, jnp.minimum(known[:, index], length))
-            states[index] = _told(part, params[index], states[index], tokens, upto, known[:, index])
+            states[index] = _told(one, params[index], states[index], tokens, upto, known[:, index])
             known = known.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), known=known, drafter=nobody)
 
-    return Drafter(init, propose, commit, most, observer=_observer(parts))
+    return Drafter(init, propose, commit, most, observer=_observer(parts), prefill=prefill)
 
 
 def _checked(
@@ -184,7 +193,7 @@ def _ask(
 
     def drafts() -> tuple[DrafterState, Array, _Proposal]:
         length = jnp.where(own, context.length, state.known[:, index])
-        caught_up = part.commit(params, state.states[index], asked.tokens, length)
+        caught_up = part.fill(params, state.states[index], asked.tokens, length)
         masked = context._replace(
             alive=own,
             budget=jnp.where(own, context.budget, 0),
@@ -227,10 +236,10 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
 
 
-def _told(part: Drafter, params: Params, state: DrafterState, tokens: Array, upto: Array, known: Array) -> DrafterState:
+def _told(tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, known: Array) -> DrafterState:
     """The drafter's state after it was told of the text up to there; untouched if that is nothing new."""
     news = jnp.any(upto != known)
-    return lax.cond(news, lambda: part.commit(params, state, tokens, upto), lambda: state)
+    return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 
 
 def _nothing(

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
+from specdec_jax.decoding.cache_feed import feed, feed_long, keep_reads, noted, reads_at
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.drafters.model import FED, first_pass, model, next_of, with_token
+from specdec_jax.drafters.model import FED, WIDE, first_pass, model, next_of, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -32,8 +32,6 @@ from specdec_jax.types import (
     RoundContext,
     StoppingPolicy,
 )
-
-WIDE = 64  # tokens a pass of long texts
 
 
 class ReadingState(NamedTuple):
@@ -57,7 +55,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     """Draft with a model that reads its target, up to `max_draft_length` (K) tokens a round.
 
     Args:
-        catch_up: tokens a pass feeds when the cache is behind by accepted drafts; of prompts and rounds it sat out
+        catch_up: tokens a pass feeds to rows that begin to draft: accepted drafts, and rounds they sat out. Of prompts
             most go in `WIDE` a pass.
 
     Raises:
@@ -84,10 +82,14 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         policy_state: PolicyState,
         keep_log_q: bool,
     ) -> tuple[Draft, DraftInfo, ReadingState, PolicyState]:
-        source = _source(language_model, params, state, tokens, context)
+        def open_source(going: Array) -> Source:
+            wanted = jnp.where(going, _missing(state, context.length), 0)
+            cache, _ = feed(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up)
+            return _source(language_model, params, state._replace(cache=cache), tokens, context)
+
         shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)
         log_q = jnp.full(shape, -jnp.inf, jnp.float32) if keep_log_q else None
-        end = draft_loop.draft(source, policy, policy_state, context, uniform, max_draft_length, log_q)
+        end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
         draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         # Only the first pass read the target; the entries of later ones are fed anew if their tokens are accepted.
@@ -96,15 +98,22 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         return draft, info, after, end.policy
 
     def commit(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
-        """Roll back to what still holds and feed what is missing and was read, up to the last two tokens.
+        """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out.
 
         What was read stays: a drafter that sits out is told of old lengths, and a text that grows is read first.
         """
-        valid = jnp.minimum(state.valid, jnp.maximum(length - 1, 0))
-        wanted = jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
-        fed = language_model._replace(apply=_fed_with(language_model, reads, state.reads))
-        cache, valid = feed_long(fed, params, state.cache, tokens, valid, wanted, catch_up, WIDE)
+        del params, tokens
+        return state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
+
+    def prefill(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
+        """Feed what is missing and was read, up to the last two tokens."""
+        state = commit(params, state, tokens, length)
+        wanted = _missing(state, length)
+        cache, valid = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
+
+    def fed_with(state: ReadingState) -> LanguageModel:
+        return language_model._replace(apply=_fed_with(language_model, reads, state.reads))
 
     def learn(params: Params, state: ReadingState, kept: Array, start: Array, count: Array) -> ReadingState:
         del params
@@ -112,12 +121,17 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         return state._replace(reads=reads, known=jnp.where(count > 0, start + count + 1, state.known))
 
     features = Features(reads.layers, reads.target_width, reads.read, learn)
-    return Drafter(init, propose, commit, max_draft_length, language_model, Observer(features=features))
+    return Drafter(init, propose, commit, max_draft_length, language_model, Observer(features=features), prefill)
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
     """The drafter that drafts with this model, whether it reads its target or not."""
     return (model if language_model.reading is None else reading)(language_model, max_draft_length)
+
+
+def _missing(state: ReadingState, length: Array) -> Array:
+    """Entries [B] that the cache should hold before a pass of the last two tokens."""
+    return jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
 
 
 def _fed_with(language_model: LanguageModel, reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cache]]:

@@ -273,7 +273,10 @@ class Propose(Protocol):
 
 
 class Commit(Protocol):
-    """The state after a text [B, S] is known to be `valid` [B] int32 tokens long; only those are still what was fed."""
+    """The state after a text [B, S] is known to be `valid` [B] int32 tokens long; only those are still what was fed.
+
+    Told after every round, also of rows that drafted nothing: what costs a pass can wait until they draft.
+    """
 
     def __call__(self, params: Params, state: DrafterState, tokens: Array, valid: Array, /) -> DrafterState: ...
 
@@ -294,7 +297,13 @@ class Drafter(Strategy):
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
     observer: Observer = Observer()  # what it sees of the target; as it is, nothing
+    prefill: Commit | None = None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
+
+    @property
+    def fill(self) -> Commit:
+        """`prefill`, or `commit` of those that have none."""
+        return self.prefill or self.commit
 
 
 class Observe(Protocol):

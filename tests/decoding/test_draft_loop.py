@@ -89,7 +89,7 @@ def loop(told, events=None):
     @jax.jit
     def run():
         return draft_loop.draft(
-            source_of(told, events),
+            lambda going: source_of(told, events),
             policy_of(told, events),
             Asked(zeros, zeros, zeros),
             context,

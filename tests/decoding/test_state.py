@@ -158,19 +158,24 @@ def snapshot(state):
 
 
 def test_the_drafters_cache_is_one_pass_over_the_text():
-    """After the prompt, rejections and full acceptance, and in rows that never draft or ended long ago."""
+    """After the prompt, rejections, full acceptance and rounds sat out, and in rows that ended long ago."""
     decoder, (tiny, params) = decoder_of("static", "rejection", widths=default_widths(3)), pair()
     options = {"policy_hyperparameters": {"draft_length": [3, 0, 2]}, "max_new_tokens": [NEW, NEW, 9]}
     state = begin(decoder, policy="static", **options)
-    seen = [snapshot(state)]
+    first, turns = snapshot(state), [[3, 0, 2]] * 3 + [[0, 0, 2]] * 7  # the first drafts, and then sits out
+    assert (first[1] - 2 <= first[0].valid).all()
+    seen = [first]
     while not np.asarray(state.done).all():
-        state = decoder.run(params, state, rounds=1)
+        drafts = jnp.array(turns[(len(seen) - 1) % len(turns)], jnp.int32)
+        state = decoder.run(params, state._replace(policy=state.policy._replace(draft_length=drafts)), rounds=1)
         seen.append(snapshot(state))
+    assert all((drafter.valid >= length - 2)[[0, 2]].all() for drafter, length in seen[:4]), "fed less than was drafted"
     for drafter, length in seen:
-        assert (length - 2 <= drafter.valid).all() and (drafter.valid <= length - 1).all()
+        assert (drafter.valid <= length - 1).all()
         tiny_llama.assert_filled(tiny, params.drafter, drafter, np.asarray(state.tokens))
     counts = state.statistics
     assert 0 < int(counts.num_accepted_tokens[0]) < int(counts.num_draft_tokens[0]) and int(counts.num_drafts[1]) == 0
+    np.testing.assert_array_equal([drafter.valid[1] for drafter, _ in seen], first[0].valid[1], "a pass was paid for")
 
 
 def test_a_seed_gives_the_same_tokens_after_any_resume():
