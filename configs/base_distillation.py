@@ -85,6 +85,9 @@ class DistillConfig:
     """Of matrix products: bfloat16 or float32. Master weights are float32."""
     seed: int = 0
     """Of everything."""
+    mesh: str | None = None
+    """Devices, as data=4,model=2: rows of what is written, labelled and trained on are divided over data, the target's
+    weights over model, which training leaves idle. None: the first device."""
     out: str | None = None
     """Run folder; none: runs/<name>."""
 

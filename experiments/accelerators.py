@@ -55,7 +55,8 @@ class Accelerators:
     chips: tuple[str, ...] = tuple(CHIPS)
     """Names of experiments/lib/chips.py."""
     pairs: tuple[str, ...] = ("smollm2",)
-    """smollm2, smollm2-whole (without the draft vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
+    """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
+    vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
     programs: tuple[str, ...] = ("prefill", "run", "step", "extend", "score")
     """Of the decoder."""
     batches: tuple[int, ...] = (1,)

@@ -95,15 +95,11 @@ def batches(config: Batches, console: Console) -> None:
         pairs = _pairs(config, target, drafter, batch)
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
         console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
-        warm: set[tuple[str, int]] = set()  # programs that have run: the first time takes longer, compiled or not
         for key in asked:
             _, temperature, method, _ = key
             with console.status(f"batch {batch}, {method}, {at_temperature(temperature)}"):
                 request = _request(config, pairs[method], prompts, key)
-                program = method, request.options["slots"]
-                if program not in warm:
-                    _measured(pairs[method], request)
-                    warm.add(program)
+                _measured(pairs[method], request)  # the first run of each width takes longer, compiled or not
                 known[key] = dict(zip(KEY, key, strict=True)) | _measured(pairs[method], request)
             folder.append(known[key])
     rows = [known[key] for key in _keys(config)]

@@ -23,7 +23,9 @@ from experiments.lib import distill_judge, distill_train, distill_write
 from experiments.lib.commands import config_words, exit_codes, terminal
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.lock import locked
+from specdec_jax.distillation.training import check_rows
 from specdec_jax.loading import load_model
+from specdec_jax.sharding import use_mesh
 
 SMOKE = "--smoke"
 STAGES: dict[str, Callable[..., None]] = {
@@ -48,6 +50,9 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> P
     """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in
     use."""
     folder = Path(config.out or f"runs/{config.name}")
+    use_mesh(config.mesh)
+    if "train" in stages:
+        check_rows(config.packing)
     with locked(folder):
         enable()
         with console.status("Loading the target"):

@@ -2,13 +2,15 @@
 
 Question:  After SIGKILL at random moments, a disk without room and 1,000 malformed requests: is a line lost,
            half-written or different, and does any error lack its line?
-Command:   python -m experiments.faults [--kills 20] [--full-disk FOLDER_ON_A_SMALL_DISK]
-Time:      15 minutes on 2 busy cores
+Command:   python -m experiments.faults [--kills 20] [--killed generate-file record distill]
+           [--full-disk FOLDER_ON_A_SMALL_DISK]
+Time:      45 minutes on 2 busy cores, half of it distillation
 Expected:  nothing lost, nothing half-written, the same bytes (docs/reliability.md)
 Output:    runs/faults-<time>/ with manifest.json, results.jsonl (a line a fault) and table.md
 
-Each fault is done to `generate-file` with the built-in pair, in float32 with estimated costs, so that every run must
-end with the same bytes. `--full-disk` is a folder on a file system that is too small for the output: such as one that
+Each fault is done to `generate-file` with the pair named, in float32 with estimated costs, so that every run must end
+with the same bytes; kills also to `record` and to a small distillation as they are, whose traces and weights must be
+the same bytes. `--full-disk` is a folder on a file system that is too small for the output: such as one that
 `mount -t tmpfs -o size=16k tmpfs FOLDER` makes.
 """
 
@@ -21,7 +23,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -39,6 +41,24 @@ NONSENSE = (
 )
 
 
+class Command(NamedTuple):
+    """A command that is killed, and the files that its folder ends with."""
+
+    words: list[str]
+    files: tuple[str, ...]
+
+
+OTHERS = {
+    "record": Command(
+        ["experiments.record", "--prompts", "configs/prompts/demo.jsonl:2", "--max-new-tokens", "32", "--batch", "1"],
+        ("trace-0.npz", "trace-0.7.npz", "trace-1.npz"),
+    ),
+    "distill": Command(
+        ["experiments.distill", "configs/distill_smollm2.py", "--smoke"], ("drafter/model.safetensors",)
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Faults(Output, Models):
     """Kill, fill and misuse generate-file."""
@@ -46,7 +66,9 @@ class Faults(Output, Models):
     drafter: str = "smollm2-drafter@8192"
     """As target."""
     kills: int = 20
-    """Moments at which the process is killed."""
+    """Moments at which each process is killed."""
+    killed: tuple[str, ...] = ("generate-file", "record", "distill")
+    """Commands that are killed."""
     full_disk: Path | None = None
     """A folder on a small file system; none: not tried."""
     seed: int = 0
@@ -56,6 +78,9 @@ class Faults(Output, Models):
 def faults(config: Faults, console: Console) -> None:
     """Tries all and writes the run folder. Raises ValueError: bad input, or a run that could not be made."""
     check_least(config, 1, "kills")
+    unknown = set(config.killed) - {"generate-file", *OTHERS}
+    if unknown:
+        raise ValueError(f"nothing is known of kills of {min(unknown)!r}")
     folder = RunFolder.create("faults", config, config.out)
     source = folder.path / "in.jsonl"
     lines = [json.dumps({"prompt": f"Count to {i}.", "temperature": 0.7 * (i % 2)}) for i in range(LINES)]
@@ -70,6 +95,10 @@ def faults(config: Faults, console: Console) -> None:
             row = tried(config, folder.path, source, whole, seconds)
         if row is not None:
             folder.append({"fault": name, **row})
+    for name in config.killed:
+        if name in OTHERS:
+            with console.status(f"{name} killed"):
+                folder.append({"fault": f"{name} killed", **_killed_folder(config, folder.path / name, OTHERS[name])})
     publish(folder, _table(folder.rows()), console)
 
 
@@ -88,17 +117,14 @@ def _check(done: subprocess.CompletedProcess[str], code: int) -> None:
         raise ValueError(f"generate-file ended with {done.returncode} instead of {code}: {done.stderr[-400:]}")
 
 
-def _killed(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any]:
+def _killed(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any] | None:
     """SIGKILL at random moments, of a run that begins anew when it was complete before they all have come."""
+    if "generate-file" not in config.killed:
+        return None
     rng, output = random.Random(config.seed), folder / "killed.jsonl"
-    lost, different, completed, kept = 0, 0, 0, b""
-    for _ in range(config.kills):
-        process = subprocess.Popen(_words(config, source, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(rng.uniform(0.1, 1.1) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+    lost, different, completed, kills, kept = 0, 0, 0, 0, b""
+    while kills < config.kills:
+        kills += _killed_at(_words(config, source, output), rng.uniform(0.1, 1.1) * seconds)
         now = output.read_bytes() if output.exists() else b""
         lost += not now.startswith(kept)
         different += not whole.read_bytes().startswith(now[: now.rfind(b"\n") + 1])
@@ -109,6 +135,44 @@ def _killed(config: Faults, folder: Path, source: Path, whole: Path, seconds: fl
     _check(_run(config, source, output), 0)
     same = output.read_bytes() == whole.read_bytes()
     return {"times": config.kills, "lost": lost, "different": different + (not same), "ends": completed + 1}
+
+
+def _killed_at(words: list[str], seconds: float) -> bool:
+    """Whether the command still ran after so long, and was killed."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return True
+    return False
+
+
+def _killed_folder(config: Faults, folder: Path, victim: Command) -> dict[str, Any]:
+    """SIGKILL at random moments of a command whose folder holds the files it must end with."""
+    words = [sys.executable, "-m", *victim.words, "--out"]
+
+    def found(output: Path) -> list[bytes]:
+        return [(output / name).read_bytes() for name in victim.files if (output / name).exists()]
+
+    def ends(output: Path) -> list[bytes]:
+        done = subprocess.run([*words, str(output)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"{victim.words[0]} ended with {done.returncode}: {done.stderr[-400:]}")
+        return found(output)
+
+    whole, begun = ends(folder / "whole"), time.monotonic()
+    different = int(ends(folder / "again") != whole)  # and nothing is compiled this time
+    seconds, rng, output = time.monotonic() - begun, random.Random(config.seed), folder / "killed"
+    kills, completed = 0, 0
+    while kills < config.kills:
+        kills += _killed_at([*words, str(output)], rng.uniform(0.1, 1.1) * seconds)
+        if len(found(output)) == len(victim.files):
+            different, completed = different + (ends(output) != whole), completed + 1
+            shutil.rmtree(output)
+    different += ends(output) != whole
+    return {"times": config.kills, "lost": "–", "different": different, "unclear": "–", "ends": completed + 1}
 
 
 def _full_disk(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any] | None:

@@ -89,10 +89,35 @@ def placed(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding(mesh, leaf.shape, DATA), may_alias=False), tree)
 
 
+def everywhere(tree: Any) -> Any:
+    """Arrays whole on every device of the mesh that was set; as they are without one."""
+    mesh = mesh_here()
+    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
+    """The function on every device's own rows, and the sums over devices of what it gives, on the mesh that was set.
+
+    Args:
+        by_row: of each argument, what of it has rows to be divided: True, False, or a tree of them. Rows must divide.
+    """
+    mesh = mesh_here()
+    if mesh is None:
+        return function
+    specs = jax.tree.map(lambda rows: PartitionSpec(DATA) if rows else PartitionSpec(), by_row)
+
+    def own(*arguments: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.lax.psum(leaf, DATA), function(*arguments))
+
+    return jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+
+
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:
     """Inside a program: the value with its axes laid by name, those after the last name whole everywhere."""
     mesh = jax.sharding.get_abstract_mesh()
-    return x if mesh.empty else jax.lax.with_sharding_constraint(x, _spec(mesh, x.shape, axes))
+    if mesh.empty or mesh.manual_axes:  # none, or `over_rows`, where every device sees its own
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec(mesh, x.shape, axes))
 
 
 def by_rows(tree: Any) -> Any:

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specdec_jax import drafters, stopping, verification
+from specdec_jax import stopping, verification
 from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
-from specdec_jax.models import llama
+from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.loading.families import family_of
+from specdec_jax.models import llama, llama_reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.models.weights import placed_shapes
 from specdec_jax.sharding import DATA, MODEL, sharding, weight_sharding
@@ -21,6 +23,7 @@ from specdec_jax.types import LanguageModel
 
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
 SMALL_DRAFTER = llama.LlamaConfig(49152, 224, 640, 4, 4, 2, 56, max_position_embeddings=8192, tie_word_embeddings=True)
+READING_DRAFTER = llama_reading.reading_config(SMALL_DRAFTER, (16, 22, 26), SMOLLM2.hidden_size)
 LLAMA_1B = llama.LlamaConfig(128256, 2048, 8192, 16, 32, 8, 64, max_position_embeddings=8192, tie_word_embeddings=True)
 LLAMA_8B = llama.LlamaConfig(128256, 4096, 14336, 32, 32, 8, 128, max_position_embeddings=8192)
 LLAMA_70B = llama.LlamaConfig(128256, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=8192)
@@ -35,7 +38,8 @@ class Pair(NamedTuple):
 
 
 PAIRS = {
-    "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),  # the built-in one as `generate` uses it
+    "smollm2-reading": Pair(SMOLLM2, READING_DRAFTER, 8192),  # the built-in one as `generate` uses it
+    "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),
     "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
     "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
     "70b-8b": Pair(LLAMA_70B, LLAMA_8B),
@@ -64,16 +68,22 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     drafter, drafter_params = _drafter(pair)
     decoder = build_decoder(
         target,
-        drafters.model(drafter, max_draft_length),
+        drafter_of(drafter, max_draft_length),
         stopping.survival(),
         verification.rejection(),
         compiler_options=compiler_options,
     )
     params = ModelParams(_weights(pair.target), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
-    cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, None, request.tokens, request.length)
+    reader = _reader(decoder, params)
+    cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, request.tokens, request.length)
     drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, kept)
     return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
+
+
+def _reader(decoder: Decoder, params: ModelParams) -> Any:
+    """What the target's prefill is given of a drafter that reads its hidden states."""
+    return None if decoder.parts.drafter.observer.features is None else params.drafter
 
 
 def placed(shapes: Shapes, target: llama.LlamaConfig, mesh: Mesh) -> Shapes:
@@ -92,7 +102,7 @@ def placed(shapes: Shapes, target: llama.LlamaConfig, mesh: Mesh) -> Shapes:
 
 
 def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
-    model, params = llama.language_model(pair.drafter, jnp.bfloat16), _weights(pair.drafter)
+    model, params = family_of(pair.drafter).language_model(pair.drafter, jnp.bfloat16), _weights(pair.drafter)
     if pair.draft_vocabulary is None:
         return model, params
     tokens = np.arange(pair.draft_vocabulary)
@@ -100,7 +110,8 @@ def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
 
 
 def _weights(config: llama.LlamaConfig) -> Any:
-    return jax.eval_shape(lambda key: llama.init_params(config, key, jnp.bfloat16), jax.random.key(0))
+    init = family_of(config).init_params
+    return jax.eval_shape(lambda key: init(config, key, jnp.bfloat16), jax.random.key(0))
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
@@ -132,7 +143,7 @@ def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     batch = request.tokens.shape[0]
     tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {
-        "prefill": (params.target, None, request.tokens, request.length),
+        "prefill": (params.target, _reader(decoder, params), request.tokens, request.length),
         "run": (params, state, *2 * [jax.ShapeDtypeStruct((), jnp.int32)]),
         "step": (params, state),
         "extend": (params, state, request),

@@ -18,6 +18,12 @@ COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|
 BRANCH = re.compile(r"cond/branch_(\d+)_fun")
 PARTS = ("draft step", "draft", "verify", "commit", "prefill")
 PATHS = ("greedy", "sampled", "all")
+PARTS = {  # part of a round: what the names of its operations hold; the first that is there
+    "draft feed": "/draft/draft_feed/",
+    "draft step": "/draft/while/body",
+    "draft": "/draft/",
+    "commit": "/commit/",
+}
 ON_HOST = {"kWhile": "whiles", "kConditional": "conditionals"}  # thunks that wait for a predicate on the host
 
 
@@ -31,7 +37,7 @@ class Operation(NamedTuple):
 def part_of(op_name: str) -> tuple[str, str]:
     """(part of the round, what is left of the name after it). A verification's part says its width's place."""
     op_name = re.sub(r"by_platform/cond/branch_\d+_fun/", "", op_name)  # chosen when it is compiled: no branch
-    for part, mark in (("draft step", "/draft/while/body"), ("draft", "/draft/"), ("commit", "/commit/")):
+    for part, mark in PARTS.items():
         if mark in op_name:
             return part, op_name.split(mark, 1)[1]
     found = re.search(r"/verify/cond/branch_(\d+)_fun(.*)", op_name)

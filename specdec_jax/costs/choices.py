@@ -9,10 +9,12 @@ import numpy as np
 
 from specdec_jax.costs.cost_model import CostModel, between, load_cost_model
 from specdec_jax.strategy import Strategy, nearest
+from specdec_jax.types import StoppingPolicy
 
 MEASURED, ESTIMATED = "measured", "estimated"
 VARIABLE = "SPECDEC_JAX_COSTS"  # what costs are meant where nobody says: one of these words, or a file
 LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
+WAITING = 1.5  # times what drafting costs a row alone, told to rules that decide by row in a batch (docs/batches.md)
 PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
 
 
@@ -61,17 +63,20 @@ def longest_draft(costs: CostModel) -> int:
     return int(lengths[np.argmax(tokens / (passes + costs.ratio * lengths))])
 
 
-def told(policy: Strategy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
+def told(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
     """The hyperparameters of a stopping policy that these costs decide, except those it was given; of its own only.
 
     `drafter_cost` is c, `verification_times` the pass that verifies k drafts and `verification_cost` what one more
-    verified token costs on average, all in passes of plain decoding.
+    verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
+    rounds are as long as the longest draft: there drafting costs `WAITING` times as much.
     """
+    waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
     times = costs.verification_times(max_draft_length)
+    times = times[0] + waiting * (times - times[0])
     known: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
         "verification_cost": float(times[-1] - times[0]) / max(max_draft_length, 1),
-        **({"drafter_cost": costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
+        **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
     }
     return {name: value for name, value in known.items() if name in policy.hyperparameters.keys() - policy.fixed}
 

@@ -29,11 +29,13 @@ class Checkpoints:
             raise OSError(f"cannot write {self.path / str(step)}: {_short(error)}") from None
 
     def restore(self, step: int, like: Any) -> Any:
-        """The state of a step, shaped as `like`. Raises ValueError naming the folder if it is damaged or another's."""
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        """The state of a step, shaped and placed as `like`.
+
+        Raises ValueError naming the folder if it is damaged or another's.
+        """
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
         try:
             return self._manager.restore(step, args=ocp.args.StandardRestore(jax.tree.map(abstract, like)))

@@ -37,12 +37,15 @@ class Sums(NamedTuple):
     surprise: Array  # nats, of the token that came next
 
 
-def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tuple[Array, Sums]]:
+def build_head_loss(
+    loss: Loss, *, chunk: int, dtype: Any, axis: str | None = None
+) -> Callable[..., tuple[Array, Sums]]:
     """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
 
     `correction` is added to the logits: a sampled candidate stands for others. The logits of `chunk` positions exist at
     a time, of fewer where N is no multiple of it. Matrix products take `dtype` and sum in float32, those of the
-    gradient too.
+    gradient too. With an `axis` of devices N are each one's own positions, and losses and gradients add up to the
+    mean's.
     """
 
     def of_chunk(hidden, embedding, correction, labels: Labels, progress):
@@ -67,7 +70,8 @@ def build_head_loss(loss: Loss, *, chunk: int, dtype: Any) -> Callable[..., tupl
         zero = jnp.zeros((), jnp.float32)
         start = (jnp.zeros_like(embedding), Sums(zero, zero, zero, zero, zero))
         (to_embedding, sums), to_hidden = lax.scan(body, start, (cut(hidden), jax.tree.map(cut, labels)))
-        scale = 1.0 / jnp.maximum(sums.weight, 1e-6)
+        weight = sums.weight if axis is None else lax.psum(sums.weight, axis)
+        scale = 1.0 / jnp.maximum(weight, 1e-6)
         value = (sums.loss * scale, sums)
         return value, (to_hidden.reshape(hidden.shape) * scale, to_embedding * scale)
 

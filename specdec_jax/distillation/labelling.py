@@ -13,6 +13,7 @@ from jax import lax
 
 from specdec_jax.distillation.shards import Shard, token_dtype
 from specdec_jax.distillation.writing import check_layers, with_hidden
+from specdec_jax.sharding import DATA, mesh_here, placed
 from specdec_jax.types import Array, LanguageModel, Params
 
 STEP = 64  # texts are padded to multiples of it, so that few programs are compiled
@@ -35,7 +36,8 @@ def build_labeller(
     `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not give.
     """
     check_layers(model, layers)
-    apply = with_hidden(model, layers)
+    apply, mesh = with_hidden(model, layers), mesh_here()
+    shares = 1 if mesh is None else mesh.shape[DATA]  # devices, each with so many positions of a pass
 
     @jax.jit
     def told(params: Params, tokens: Array) -> Told:
@@ -45,11 +47,11 @@ def build_labeller(
 
     def label(params: Params, texts: Sequence[np.ndarray]) -> list[Told]:
         found: dict[int, Told] = {}
-        for width, members in _by_width(texts, positions):
-            rows = np.zeros((max(1, positions // width), width), np.int32)
+        for width, size, members in _by_width(texts, positions, shares):
+            rows = np.zeros((size, width), np.int32)
             for row, member in enumerate(members):
                 rows[row, : len(texts[member])] = texts[member]
-            whole = jax.tree.map(np.asarray, told(params, jnp.asarray(rows)))
+            whole = jax.tree.map(np.asarray, told(params, placed(rows)))
             for row, member in enumerate(members):
                 found[member] = Told(*(leaf[row, : len(texts[member])] for leaf in whole))
         return [found[member] for member in range(len(texts))]
@@ -71,13 +73,13 @@ def label_shard(
     return shard._replace(top=top.astype(token_dtype(vocab_size)), log_prob=log_prob.astype(dtype), hidden=hidden)
 
 
-def _by_width(texts: Sequence[np.ndarray], positions: int) -> list[tuple[int, list[int]]]:
-    """(padded length, members) of every pass."""
+def _by_width(texts: Sequence[np.ndarray], positions: int, shares: int) -> list[tuple[int, int, list[int]]]:
+    """(padded length, rows, members) of every pass."""
     groups: dict[int, list[int]] = {}
     for member in np.argsort([len(text) for text in texts], kind="stable"):
         groups.setdefault(-(-max(len(texts[member]), 1) // STEP) * STEP, []).append(int(member))
     passes = []
     for width, members in groups.items():
-        size = max(1, positions // width)
-        passes += [(width, members[at : at + size]) for at in range(0, len(members), size)]
+        size = shares * max(1, positions // width)
+        passes += [(width, size, members[at : at + size]) for at in range(0, len(members), size)]
     return passes

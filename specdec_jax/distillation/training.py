@@ -1,5 +1,6 @@
 """One training step of a drafter, and its state."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from specdec_jax.distillation.batches import Batch
+from specdec_jax.distillation.batches import Batch, Packing
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
 from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.models.llama_reading import LlamaReadingConfig
+from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, Params
 
+WHOLE = ("candidates", "correction")  # of a batch, what every device of a mesh has; rows are divided
+BY_ROW = Batch(*(name not in WHOLE for name in Batch._fields))  # type: ignore[arg-type]
 FADE = 0.8  # weight of an unrolled step over that of the one before: later drafts are drafted less often
 
 
@@ -86,6 +90,20 @@ class Metrics(NamedTuple):
     last_agreement: Array  # of the last step unrolled; the same as agreement where there is one
 
 
+def check_rows(packing: Packing) -> None:
+    """Raises ValueError where the devices of the mesh that was set cannot share a batch's rows evenly."""
+    mesh = mesh_here()
+    shares = 1 if mesh is None else mesh.shape[DATA]
+    for slots in packing.slots:
+        rows = packing.tokens // slots
+        if rows % shares:
+            fits = math.lcm(*(length * shares for length in packing.slots))
+            raise ValueError(
+                f"a batch of {rows} rows of {slots} tokens cannot be shared by {DATA}={shares}: set packing.tokens to "
+                f"{-(-packing.tokens // fits) * fits}"
+            )
+
+
 def optimiser(schedule: Schedule) -> optax.GradientTransformation:
     """Clipping, AdamW, accumulation."""
 
@@ -104,9 +122,9 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
 
 
 def init_state(params: Params, schedule: Schedule) -> TrainState:
-    """The state before the first step."""
+    """The state before the first step, whole on every device."""
     average = jax.tree.map(jnp.array, params) if schedule.ema else None
-    return TrainState(jnp.zeros((), jnp.int32), params, optimiser(schedule).init(params), average)
+    return everywhere(TrainState(jnp.zeros((), jnp.int32), params, optimiser(schedule).init(params), average))
 
 
 def build_step(
@@ -120,13 +138,15 @@ def build_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step. Compiles once a row length. Master weights are float32, products take `dtype`.
 
-    `unroll` is for drafters that read their target.
+    `unroll` is for drafters that read their target. On a mesh its axis `data` shares the rows of a batch (and the
+    first of each device's are unrolled further).
     """
     objective, update, rate = _objective(config, loss, dtype, chunk, unroll), optimiser(schedule), schedule.rate_at()
+    gradient_of = over_rows(jax.value_and_grad(objective, has_aux=True), False, BY_ROW, False)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         progress = state.step.astype(jnp.float32) / schedule.steps
-        (value, (sums, last)), gradient = jax.value_and_grad(objective, has_aux=True)(state.params, batch, progress)
+        (value, (sums, last)), gradient = gradient_of(state.params, batch, progress)
         updates, inner = update.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
         average = state.average
@@ -145,8 +165,8 @@ def build_step(
 def _objective(
     config: LlamaConfig, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
-    """(mean loss, sums of the first step and of the last)."""
-    head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype)
+    """(mean loss, sums of the first step and of the last); on a mesh what a device's rows add to them."""
+    head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=None if mesh_here() is None else DATA)
     head = "embedding" if config.tie_word_embeddings else "head"
     if isinstance(config, LlamaReadingConfig):
         return _reading_objective(config, head_loss, head, dtype, unroll)
@@ -197,7 +217,8 @@ def build_validation(
 ) -> Callable[[Params, Batch], tuple[Sums, Sums]]:
     """`(params, batch) -> sums of the first step and the last`: what a step would measure, without taking it."""
     objective = _objective(config, loss, dtype, chunk, unroll)
-    return jax.jit(lambda params, batch: objective(params, batch, jnp.ones((), jnp.float32))[1])
+    sums = over_rows(lambda params, batch: objective(params, batch, jnp.ones((), jnp.float32))[1], False, BY_ROW)
+    return jax.jit(sums)
 
 
 def judged_params(state: TrainState) -> Params:

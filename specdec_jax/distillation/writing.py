@@ -6,6 +6,7 @@ takes the next one from a slot the host refills between calls, so no row waits f
 idle steps is printed with every block).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding import sampling
+from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 USER, ASSISTANT = 0, 1  # whose turn is open
@@ -86,15 +88,11 @@ def build_writer(
     """
     apply = with_hidden(model, layers)
 
+    @functools.partial(jax.jit, static_argnums=(1, 2))
     def start(params: Params, batch: int, slots: int) -> Rows:
-        def fresh() -> Opening:  # twice: a buffer used twice cannot be donated
-            return jax.tree.map(jnp.asarray, empty_opening(batch, slots))
-
-        def zeros() -> Array:
-            return jnp.zeros((batch,), jnp.int32)
-
-        cache = model.init_cache(params, batch, slots)
-        return Rows(fresh(), fresh(), zeros(), jnp.zeros((batch, slots), jnp.int32), zeros(), zeros(), cache)
+        fresh = jax.tree.map(jnp.asarray, empty_opening(batch, slots))
+        zeros, cache = jnp.zeros((batch,), jnp.int32), model.init_cache(params, batch, slots)
+        return by_rows(Rows(fresh, fresh, zeros, jnp.zeros((batch, slots), jnp.int32), zeros, zeros, cache))
 
     def step(params: Params, rows: Rows) -> tuple[Rows, Written]:
         rows = _take_spares(model, rows)
@@ -110,7 +108,8 @@ def build_writer(
         return _append(rows, _sample(logits, rows), turns), fed
 
     def write(params: Params, rows: Rows) -> tuple[Rows, Written]:
-        return lax.scan(lambda rows, _: step(params, rows), rows, None, length=steps)
+        rows, fed = lax.scan(lambda rows, _: step(params, rows), rows, None, length=steps)
+        return by_rows(rows), fed
 
     return start, jax.jit(write, donate_argnums=(1,))
 

@@ -49,7 +49,7 @@ class _Memory(NamedTuple):
 
 
 @strategy
-def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 4) -> Drafter:
+def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 16) -> Drafter:
     """Draft with a language model, up to `max_draft_length` (K) tokens a round.
 
     Args:
@@ -78,7 +78,9 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
     ) -> tuple[Draft, DraftInfo, ModelDrafterState, PolicyState]:
         def open_source(going: Array) -> Source:
             wanted = jnp.where(going, context.length - FED, 0)
-            cache, _ = feed(language_model, params, state.cache, tokens, state.valid, wanted, catch_up)
+            known = jnp.minimum(state.valid, context.length)  # an array of its own: the state's would be copied
+            with jax.named_scope("draft_feed"):
+                cache, _ = feed(language_model, params, state.cache, tokens, known, wanted, catch_up)
             return model_source(language_model, params, cache, tokens, context)
 
         log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None

@@ -193,14 +193,14 @@ def _ask(
 
     def drafts() -> tuple[DrafterState, Array, _Proposal]:
         length = jnp.where(own, context.length, state.known[:, index])
-        caught_up = part.fill(params, state.states[index], asked.tokens, length)
+        told = part.commit(params, state.states[index], asked.tokens, length)
         masked = context._replace(
             alive=own,
             budget=jnp.where(own, context.budget, 0),
             relative_drafter_cost=jnp.full(own.shape, cost, jnp.float32),
         )
         draft, info, after, learnt = part.propose(
-            params, caught_up, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
+            params, told, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
         )
         return after, length, _merged(own, _Proposal(draft, info, learnt), made)
 

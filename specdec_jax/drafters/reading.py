@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed, feed_long, keep_reads, noted, reads_at
+from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
 from specdec_jax.drafters.model import FED, WIDE, first_pass, model, next_of, with_token
 from specdec_jax.strategy import strategy
@@ -55,8 +55,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     """Draft with a model that reads its target, up to `max_draft_length` (K) tokens a round.
 
     Args:
-        catch_up: tokens a pass feeds to rows that begin to draft: accepted drafts, and rounds they sat out. Of prompts
-            most go in `WIDE` a pass.
+        catch_up: tokens a pass feeds to rows that begin to draft: accepted drafts, and rounds they sat out. Of many
+            and of prompts most go in `WIDE` a pass.
 
     Raises:
         ValueError: a model that reads no target, or a number below its least value.
@@ -84,7 +84,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     ) -> tuple[Draft, DraftInfo, ReadingState, PolicyState]:
         def open_source(going: Array) -> Source:
             wanted = jnp.where(going, _missing(state, context.length), 0)
-            cache, _ = feed(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up)
+            with jax.named_scope("draft_feed"):
+                cache, _ = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
             return _source(language_model, params, state._replace(cache=cache), tokens, context)
 
         shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)

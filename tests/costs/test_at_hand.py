@@ -1,5 +1,6 @@
 """Costs of the machine at hand: measured once, kept on disk, given to whoever weighs them."""
 
+import os
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs import at_hand
+from specdec_jax.costs.choices import told
 from specdec_jax.costs.cost_model import between, cost_model, load_cost_model
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.stopping import adaedl, survival
@@ -62,8 +64,14 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
     for prompt in ("a", "a" * 150):
         request = prepare(pair, [prompt], SamplingParams(max_new_tokens=8), chat=False)
         known, slots = request.options["policy_hyperparameters"], request.options["slots"]
-        assert known["drafter_cost"] == pytest.approx(0.13 / four.at(slots).plain_pass)
-        assert known["verification_times"][3] == pytest.approx(four.at(slots).verification_times(3)[3])
+        # half more than it costs alone: rows that decide for themselves wait for each other
+        assert known["drafter_cost"] == pytest.approx(1.5 * 0.13 / four.at(slots).plain_pass)
+        least, widest = pair.costs.at(slots).verification_times(9)[[0, 9]]
+        assert known["verification_times"][9] == pytest.approx(least + 1.5 * (widest - least))
+        together = told(survival(together=True), pair.costs.at(slots), 9)
+        assert together["drafter_cost"] == pytest.approx(0.13 / four.at(slots).plain_pass)
+        assert together["verification_times"][9] == pytest.approx(widest)
+        assert told(survival(), pair.costs.at(slots)._replace(batch=1), 9) == together
 
 
 def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch):
@@ -87,6 +95,36 @@ def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
     at_hand.measured(target, drafter)
     assert len(measuring) == 2 and "is not a cost model" in capsys.readouterr().err
     load_cost_model(file)
+
+
+@pytest.mark.parametrize("was, now, again", [(1.0, 1.0, False), (1.0, 2.0, False), (2.0, 1.0, True)])
+def test_what_was_measured_in_a_busy_moment_is_measured_again(
+    was, now, again, measuring, tmp_path, monkeypatch, capsys
+):
+    """One pass at another moment tells: much faster, and all is anew; as long, and nobody looks again."""
+    target, drafter = tiny_pair()
+    monkeypatch.setitem(TIMES, 1, was)
+    first = at_hand.measured(target, drafter)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    monkeypatch.setitem(TIMES, 1, now)
+    assert at_hand.measured(target, drafter) == first and len(measuring) == 1, "the same moment"
+    for age in (7200, 3600):
+        if not (tmp_path / file).with_suffix(".agreed").exists():
+            os.utime(file, (time.time() - age, time.time() - age))
+        found = at_hand.measured(target, drafter)
+    assert measuring[1] == ["1"] and found.plain_pass == (now if again else was)
+    looks = [made for made in measuring if made == ["1"]]
+    assert len(looks) == (2 if now > was else 1), "looked at after one had agreed, or not"
+    assert ("busy then" in capsys.readouterr().err) == again and len(measuring) == 1 + len(looks) + again
+    file.write_text("damaged")
+    assert at_hand.measured(target, drafter).plain_pass == now
+    os.utime(file, (time.time() + 3600 - at_hand.MOMENT * 10,) * 2)
+    count = len(measuring)
+    if file.with_suffix(".agreed").exists():
+        os.utime(file.with_suffix(".agreed"), (time.time() - 7200,) * 2)
+    os.utime(file, (time.time() - 3600,) * 2)
+    at_hand.measured(target, drafter)
+    assert measuring[count:] == [["1"]], "a new file was not looked at"
 
 
 def test_who_comes_second_waits_for_the_first(measuring):

@@ -160,9 +160,12 @@ def test_the_committed_budgets_say_why():
         assert limits.keys() <= accelerators.measures(row()).keys() and all(len(x["why"]) > 10 for x in limits.values())
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_every_program_traces_by_shapes(name):
-    shapes = shapes_of(PAIRS["tiny"], 2, 128, 3, {})
+@pytest.mark.parametrize(
+    ("pair", "name"),
+    [*(("tiny", name) for name in PROGRAMS), ("smollm2-reading", "prefill"), ("smollm2-reading", "run")],
+)
+def test_every_program_traces_by_shapes(pair, name):
+    shapes = shapes_of(PAIRS[pair], 2, 128, 3, {})
     function, arguments = program(name, shapes)
     assert function.trace(*arguments).jaxpr.jaxpr.eqns
 
