@@ -1,7 +1,7 @@
 """Drafters that sat out and come back: their caches hold what one pass over the text writes, without a hole.
 
 With real, tiny models in float32: a table of logits would not do, because it reads a row's last two tokens, which every
-drafter pass feeds again. `drafters.model` by itself, which never sits out for long, is in test_requests.
+drafter pass feeds again. `drafters.model` by itself is in test_state.
 """
 
 import jax
@@ -91,3 +91,17 @@ def test_the_target_as_a_drafter_is_accepted_whole_whenever_it_comes_back(played
             drafted, accepted = last.record.drafted[row, :rounds], last.record.accepted[row, :rounds]
             np.testing.assert_array_equal(accepted[who == TARGET], drafted[who == TARGET])
             assert row == 2 or np.sum((who[1:] == TARGET) & (who[:-1] != TARGET)) >= 2, "it must have sat out"
+
+
+def test_a_rule_that_drafts_nothing_feeds_nobody(played):
+    """Whoever is chosen: rounds without drafts cost no drafter pass, and nothing that was fed is lost."""
+    llama, params, _ = played
+    joined = multi_drafter([model(llama, MOST, catch_up=4)] * 2, drift=0.5)
+    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
+    weights = ModelParams(params[TARGET], params[1:])
+    options = {"max_new_tokens": 9, "slots": 96, "policy_hyperparameters": {"draft_length": 0}, "stop_ids": ()}
+    with jax.default_matmul_precision("highest"):
+        states = play(decoder, weights, decoder.prefill(weights, PROMPTS, **options))
+    for index in range(2):
+        fed = [state.drafter.states[index].valid.tolist() for state in states]
+        assert fed == fed[:1] * len(states) and min(fed[0]) > 0

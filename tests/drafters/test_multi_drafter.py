@@ -131,8 +131,8 @@ def test_who_drafts_is_chosen_by_phase():
 
 
 def test_a_drafter_nobody_chose_does_not_run():
-    """Its propose and commit are behind `lax.cond`."""
-    calls = {"propose": 0, "commit": 0}
+    """Its propose and commit are behind `lax.cond`; of the prompt all are told once."""
+    calls = {"propose": 0, "commit": 0, "prefill": 0}
 
     def counted(drafter: Drafter) -> Drafter:
         def note(name):
@@ -146,7 +146,11 @@ def test_a_drafter_nobody_chose_does_not_run():
             jax.debug.callback(lambda: note("commit"))
             return drafter.commit(*arguments)
 
-        return drafter.replace(propose=propose, commit=commit)
+        def prefill(*arguments):
+            jax.debug.callback(lambda: note("prefill"))
+            return drafter.fill(*arguments)
+
+        return drafter.replace(propose=propose, commit=commit, prefill=prefill)
 
     joined = multi_drafter([table(), counted(table())], drift=0.0, prior=4.0)
     state = decode(joined, (GOOD, BAD), prompts=((0, 1),))
@@ -154,7 +158,7 @@ def test_a_drafter_nobody_chose_does_not_run():
     by_other = int(np.sum(state.record.drafter_id[0, : rounds_of(state, 0)] == 1))
     assert 0 < by_other < rounds_of(state, 0) / 2
     assert calls["propose"] == by_other
-    assert calls["commit"] <= 1 + 2 * by_other  # the prompt, and twice a round: catching up, and what was accepted
+    assert calls["prefill"] == 1 and calls["commit"] <= 2 * by_other  # before it drafts, and of what was accepted
 
 
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():

@@ -1,0 +1,126 @@
+"""What do rows of a batch that draft for themselves lose by waiting, and which costs should they be told?
+
+Question:  A round takes as long as its longest draft. How fast are a batch's rows if each follows its own rule, told
+           what drafting costs times some factor, and how fast are fixed lengths?
+Command:   python -m experiments.waiting TRACES... [--factors 1 1.5 2]
+Time:      a minute for 12 prompts on 2 cores; seconds with --smoke (made-up traces)
+Expected:  told the costs as they are, survival is slower than plain decoding at four rows on a CPU; told 1.5 times as
+           much it never is. Where verification is nearly free, a fixed length is ahead of both (docs/batches.md)
+Output:    runs/waiting-<time>/ with manifest.json and table.md
+
+Rows of a trace are played in step, as many as the batch has, drawn at random: a round's time is the pass that verifies
+the longest draft, and the most drafter passes of any row. Every rule has the same rows beside it.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from experiments.lib import trace_runs as runs
+from experiments.lib.cells import at_temperature, markdown
+from experiments.lib.commands import command
+from experiments.lib.terminal import publish
+from experiments.lib.trace_runs import TraceFiles
+from specdec_jax import stopping
+from specdec_jax.costs.cost_model import CostModel, cost_model
+from specdec_jax.replay.replay import replay
+from specdec_jax.types import StoppingPolicy
+
+LONGEST = 7
+DRAWS = 400  # batches a figure is made of
+
+
+class Machine(NamedTuple):
+    """So many rows, and what their passes cost."""
+
+    about: str
+    rows: int
+    costs: CostModel
+
+
+MACHINES = (  # the first two as measured for SmolLM2 and its drafter, 192 cache slots, bfloat16, without AMX
+    Machine("two cores", 2, cost_model(0.07, {1: 1, 2: 1.1, 4: 1.45, 6: 1.78, 8: 2.1})),
+    Machine("two cores", 4, cost_model(0.077, {1: 1, 2: 1.37, 4: 2.04, 6: 2.48, 8: 3.1})),
+    Machine("1 % a token", 4, cost_model(0.1, {width: 0.99 + 0.01 * width for width in range(1, 9)})),
+    Machine("2 % a token", 16, cost_model(0.1, {width: 0.98 + 0.02 * width for width in range(1, 9)})),
+    Machine("8 % a token", 16, cost_model(0.06, {width: 0.92 + 0.08 * width for width in range(1, 9)})),
+)
+
+
+@dataclass(frozen=True)
+class Waiting(TraceFiles):
+    """Play the rows of traces as batches."""
+
+    factors: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    """Times what drafting costs, as survival and goodput are told."""
+    lengths: tuple[int, ...] = (1, 2, 3, 5)
+    """Fixed draft lengths beside them."""
+
+    @property
+    def longest(self) -> int:
+        """The longest draft."""
+        return LONGEST
+
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
+        super().check()
+        if not self.factors or min(self.factors) <= 0 or min(self.lengths, default=1) < 0:
+            raise ValueError(f"factors must be above 0 and lengths 0 or more, got {self.factors}, {self.lengths}")
+
+
+def study(options: Waiting, console: Console) -> None:
+    """Replays all rules and writes the table."""
+    run = runs.open_run("waiting", options, console)
+    lines = []
+    for source in run.sources:
+        for machine in MACHINES:
+            with console.status(f"{at_temperature(source.temperature)}, {machine.rows} rows, {machine.about}"):
+                figures = [f"{value:.2f}" for value in _speedups(options, source.trace, machine)]
+            where = f"{source.group}, {at_temperature(source.temperature)}"
+            lines.append([where, f"{machine.rows} rows, {machine.about}", *figures])
+    told = [f"{name} x {factor:g}" for name in ("survival", "goodput") for factor in options.factors]
+    heads = ["trace", "machine", *told, *(f"static {length}" for length in options.lengths)]
+    note = "Speed-up over plain decoding of the same batch, all tokens over all time.\n\n"
+    publish(run.folder, f"{note}{markdown(heads, lines)}\n", console)
+
+
+def _speedups(options: Waiting, trace: Any, machine: Machine) -> list[float]:
+    """Of survival, goodput and fixed lengths, in the table's order."""
+    factors = np.asarray(options.factors)
+    more = factors[:, None] * (machine.costs.verification_times(LONGEST) - 1.0)
+    step = factors * machine.costs.ratio
+    asked: list[tuple[StoppingPolicy, Mapping[str, Any]]] = [
+        (stopping.survival(), {"drafter_cost": step, "verification_times": 1.0 + more}),
+        (stopping.goodput(), {"drafter_cost": step, "verification_cost": more[:, -1] / LONGEST, "least": 0}),
+        (stopping.static(), {"draft_length": np.asarray(options.lengths)}),
+    ]
+    found = []
+    for policy, settings in asked:
+        record = replay(trace, policy, settings, max_draft_length=LONGEST, record=True).record
+        assert record is not None  # asked for
+        found += [in_step(one, machine, options.seed) for one in record]
+    return found
+
+
+def in_step(record: np.ndarray, machine: Machine, seed: int) -> float:
+    """Speed-up over plain decoding of batches whose rows play a replay's rounds [N, rounds, 4] in step."""
+    rng, texts = np.random.default_rng(seed), len(record)
+    passes = machine.costs.pass_times(LONGEST)
+    rounds, tokens, time = np.sum(record[:, :, 0] >= 0, axis=1), 0.0, 0.0
+    for _ in range(DRAWS):
+        rows = rng.choice(texts, machine.rows, replace=machine.rows > texts)
+        here = record[rows, : rounds[rows].min()].astype(np.int64)
+        drafted, _, emitted, made = np.moveaxis(here, 2, 0)
+        time += np.sum(passes[drafted.max(axis=0)] + machine.costs.drafter_step * made.max(axis=0))
+        tokens += emitted.sum() / machine.rows
+    return tokens * machine.costs.plain_pass / time
+
+
+main = command(Waiting, study, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())
