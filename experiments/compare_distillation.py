@@ -37,6 +37,7 @@ from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import MACRO, by_task
+from specdec_jax.sharding import use_mesh
 
 RESULTS = "results.jsonl"
 PACES = "paces.json"
@@ -52,6 +53,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         raise ValueError(f"{data.path} holds {len(data.entries)} shards; {held} are held out and some must be left")
     with locked(out):
         enable()
+        use_mesh(config.base.mesh)
         target = load_model(config.base.target, dtype=config.base.dtype)
         shards = list(data)
         corpus = Corpus(shards[held:], target.model.spec.vocab_size)

@@ -38,6 +38,7 @@ from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.prompts import HeldOut, RequestSource
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.sharding import use_mesh
 
 SIDE = 2048  # of the square matrices whose product is the limit
 
@@ -63,6 +64,7 @@ def throughput(asked: Throughput, console: Console) -> None:
         raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
     config = load_config(asked.config)
     folder = RunFolder.create("distill_throughput", asked, asked.out)
+    use_mesh(config.mesh)
     target = load_model(config.target, dtype=config.dtype)
     publish(folder, report(measure(asked, config, target)), console)
 

@@ -33,12 +33,9 @@ class Checkpoints:
 
         Raises ValueError naming the folder if it is damaged or another's.
         """
-
-        def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
+        wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
         try:
-            return self._manager.restore(step, args=ocp.args.StandardRestore(jax.tree.map(abstract, like)))
+            return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
         except Exception as error:
             where = self.path / str(step)
             raise ValueError(
