@@ -93,7 +93,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
         """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out."""
         del params, tokens
-        return state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
+        return state._replace(valid=still_valid(state.valid, length))
 
     def prefill(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
         """Feed what is missing up to the last two tokens, which a pass feeds."""
@@ -102,6 +102,11 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         return ModelDrafterState(*feed_long(language_model, params, cache, tokens, valid, wanted, catch_up, WIDE))
 
     return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
+
+
+def still_valid(valid: Array, length: Array) -> Array:
+    """Of so many entries [B] of a cache, those that hold when the text is `length` [B] tokens long."""
+    return jnp.minimum(valid, jnp.maximum(length - 1, 0))
 
 
 def model_source(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
 from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.drafters.model import FED, WIDE, first_pass, model, next_of, with_token
+from specdec_jax.drafters.model import FED, WIDE, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -104,7 +104,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         What was read stays: a drafter that sits out is told of old lengths, and a text that grows is read first.
         """
         del params, tokens
-        return state._replace(valid=jnp.minimum(state.valid, jnp.maximum(length - 1, 0)))
+        return state._replace(valid=still_valid(state.valid, length))
 
     def prefill(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
         """Feed what is missing and was read, up to the last two tokens."""
