@@ -28,6 +28,7 @@ from experiments.lib import calibrate_report
 from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
 from experiments.lib.calibrate_report import carry_over, prior_gain
 from experiments.lib.commands import command
+from experiments.lib.options import Output, Served
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from experiments.lib.terminal import publish
@@ -36,7 +37,7 @@ from experiments.record import Record, record
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.loading import LoadedModel, load_pair
+from specdec_jax.loading import LoadedModel
 from specdec_jax.lossless.deviation import deviations
 from specdec_jax.replay.trace import Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
@@ -49,13 +50,9 @@ ROUND_UP = 128  # tokens, of their lengths, so that few shapes compile
 
 
 @dataclass(frozen=True)
-class Calibrate:
+class Calibrate(Output, Served):
     """Learn the hyperparameters of a pair."""
 
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
-    drafter: str = "smollm2-drafter"
-    """As target."""
     prompts: tuple[str, ...] = SETS
     """JSONL files, FILE:n for every n-th of its prompts, or hub:NAME."""
     split: str | None = "calibrate"
@@ -70,12 +67,8 @@ class Calibrate:
     """Bounds lenience: mean total variation a token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
-    dtype: str = "bfloat16"
-    """Of both models."""
     seed: int = 0
     """Of the answers."""
-    out: str | None = None
-    """Run folder; none: runs/calibrate-<time>."""
 
     def __post_init__(self) -> None:
         if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
@@ -91,8 +84,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         load_prompts(source, split=config.split)
     folder = RunFolder.create("calibrate", config, config.out)
     traces = _traces(config, folder, console)
-    with console.status("Loading the models"):
-        models = load_pair(config.target, config.drafter, config.dtype)
+    models = config.load(console)
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}

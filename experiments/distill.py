@@ -8,13 +8,18 @@ Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
 Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
+With --distributed the processes of a launch (docs/scaling.md) share the work: each writes and labels blocks of its own,
+all train together, and the first judges.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
+import jax
 from rich.console import Console
 
 from configs.base import load_config, override
@@ -22,12 +27,14 @@ from configs.base_distillation import DistillConfig, small
 from experiments.lib import distill_judge, distill_train, distill_write
 from experiments.lib.commands import config_words, exit_codes, terminal
 from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.lock import locked
 from specdec_jax.distillation.training import check_rows
 from specdec_jax.loading import load_model
-from specdec_jax.sharding import use_mesh
+from specdec_jax.locks import locked
+from specdec_jax.processes import Share, join, leave, together
+from specdec_jax.sharding import make_spanning_mesh, use_mesh
 
 SMOKE = "--smoke"
+DISTRIBUTED = "--distributed"
 STAGES: dict[str, Callable[..., None]] = {
     "write": distill_write.write,
     "label": distill_write.label,
@@ -42,29 +49,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
-        distill(_config(words[0], rest), stages, terminal())
+        share = join(stay=True) if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
+        console = terminal() if share is None or share.index == 0 else Console(quiet=True)
+        distill(_config(words[0], rest), stages, console, share)
     return 0
 
 
-def distill(config: DistillConfig, stages: Sequence[str], console: Console) -> Path:
-    """Runs the stages in the config's run folder. Raises ValueError, OSError: bad input, a full disk, a folder in
-    use."""
+def distill(config: DistillConfig, stages: Sequence[str], console: Console, share: Share | None = None) -> Path:
+    """Runs the stages in the config's run folder; `share`: with the other processes of a launch.
+
+    Raises ValueError, OSError: bad input, a full disk, a folder in use.
+    """
     folder = Path(config.out or f"runs/{config.name}")
     use_mesh(config.mesh)
-    if "train" in stages:
-        check_rows(config.packing)
-    with locked(folder):
+    with _training_mesh(config, share):
+        _check(config, stages, share)
+    first = share is None or share.index == 0
+    with locked(folder) if first else nullcontext():
         enable()
         with console.status("Loading the target"):
             target = load_model(config.target, dtype=config.dtype)
-        for stage in stages:
-            STAGES[stage](config, folder, target, console)
+        with together(folder, share) if share else nullcontext():
+            for stage in stages if share is None else [stage for stage in stages if stage != "judge"]:
+                with _training_mesh(config, share if stage == "train" else None):
+                    STAGES[stage](config, folder, target, console)
+        if share:
+            leave(share)
+            if first and "judge" in stages:
+                STAGES["judge"](config, folder, target, console)
     return folder
+
+
+def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContextManager[Any]:
+    """The devices of all processes, where there are several."""
+    return nullcontext() if share is None else jax.set_mesh(make_spanning_mesh(config.mesh))
+
+
+def _check(config: DistillConfig, stages: Sequence[str], share: Share | None) -> None:
+    """Raises ValueError for what can be told before anything is loaded."""
+    if "train" in stages:
+        check_rows(config.packing)
+        if share and not config.labels:
+            raise ValueError("several processes train on labels that are written: labels must be more than 0")
 
 
 def _config(path: str, arguments: list[str]) -> DistillConfig:
     """The config, made small by --smoke, with the other arguments over it."""
-    config, rest = load_config(path), [argument for argument in arguments if argument != SMOKE]
+    config, rest = load_config(path), [argument for argument in arguments if argument not in (SMOKE, DISTRIBUTED)]
     if not isinstance(config, DistillConfig):
         raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
     config = small(config) if SMOKE in arguments else config

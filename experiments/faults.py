@@ -9,17 +9,21 @@ Expected:  nothing lost, nothing half-written, the same bytes (docs/reliability.
 Output:    runs/faults-<time>/ with manifest.json, results.jsonl (a line a fault) and table.md
 
 Each fault is done to `generate-file` with the pair named, in float32 with estimated costs, so that every run must end
-with the same bytes; kills also to `record` and to a small distillation as they are, whose traces and weights must be
-the same bytes. `--full-disk` is a folder on a file system that is too small for the output: such as one that
-`mount -t tmpfs -o size=16k tmpfs FOLDER` makes.
+with the same bytes. Kills are also done to `record`, and to a small distillation on two processes: one of the two is
+killed, and the other must end within a minute and say why. Traces and weights must be the same bytes. `--full-disk` is
+a folder on a file system that is too small for the output: such as one that `mount -t tmpfs -o size=16k tmpfs FOLDER`
+makes.
 """
 
 import json
+import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,22 +45,18 @@ NONSENSE = (
 )
 
 
+GENERATE, MINUTE = "generate-file", 60.0
+KILLED = (GENERATE, "record", "distill")
+LOST = (b"has ended before the work was done", b"another task died")  # ours, and JAX's of the first process
+
+
 class Command(NamedTuple):
-    """A command that is killed, and the files that its folder ends with."""
+    """A command that is killed and started again."""
 
     words: list[str]
-    files: tuple[str, ...]
-
-
-OTHERS = {
-    "record": Command(
-        ["experiments.record", "--prompts", "configs/prompts/demo.jsonl:2", "--max-new-tokens", "32", "--batch", "1"],
-        ("trace-0.npz", "trace-0.7.npz", "trace-1.npz"),
-    ),
-    "distill": Command(
-        ["experiments.distill", "configs/distill_smollm2.py", "--smoke"], ("drafter/model.safetensors",)
-    ),
-}
+    output: Path  # a file of lines, or a folder
+    files: tuple[str, ...] = ()  # that the folder ends with, in the order they appear
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Faults(Output, Models):
     """As target."""
     kills: int = 20
     """Moments at which each process is killed."""
-    killed: tuple[str, ...] = ("generate-file", "record", "distill")
+    killed: tuple[str, ...] = KILLED
     """Commands that are killed."""
     full_disk: Path | None = None
     """A folder on a small file system; none: not tried."""
@@ -78,7 +78,7 @@ class Faults(Output, Models):
 def faults(config: Faults, console: Console) -> None:
     """Tries all and writes the run folder. Raises ValueError: bad input, or a run that could not be made."""
     check_least(config, 1, "kills")
-    unknown = set(config.killed) - {"generate-file", *OTHERS}
+    unknown = set(config.killed) - set(KILLED)
     if unknown:
         raise ValueError(f"nothing is known of kills of {min(unknown)!r}")
     folder = RunFolder.create("faults", config, config.out)
@@ -87,29 +87,28 @@ def faults(config: Faults, console: Console) -> None:
     source.write_text("\n".join(lines), encoding="utf-8")
     whole = folder.path / "whole.jsonl"
     with console.status("A run that nothing happens to"):
-        begun = time.monotonic()
         _check(_run(config, source, whole), 0)
-        seconds = time.monotonic() - begun
-    for name, tried in (("killed", _killed), ("full disk", _full_disk), ("nonsense", _nonsense), ("cut", _cut)):
+    for name in config.killed:
+        with console.status(f"{name} killed"):
+            command = _command(name, config, folder.path, source)
+            folder.append({"fault": f"{name} killed", **_killed(config, command)})
+    for name, tried in (("full disk", _full_disk), ("nonsense", _nonsense), ("cut", _cut)):
         with console.status(name):
-            row = tried(config, folder.path, source, whole, seconds)
+            row = tried(config, folder.path, source, whole)
         if row is not None:
             folder.append({"fault": name, **row})
-    for name in config.killed:
-        if name in OTHERS:
-            with console.status(f"{name} killed"):
-                folder.append({"fault": f"{name} killed", **_killed_folder(config, folder.path / name, OTHERS[name])})
     publish(folder, _table(folder.rows()), console)
 
 
 def _words(config: Faults, source: Path, output: Path) -> list[str]:
     options = ["--target", config.target, "--drafter", config.drafter, "--dtype", "float32", "--costs", "estimated"]
     options += ["--max-new-tokens", "24", "--batch", "4", "--tokens"]
-    return [sys.executable, "-m", "specdec_jax", "generate-file", str(source), str(output), *options]
+    return ["specdec_jax", GENERATE, str(source), str(output), *options]
 
 
 def _run(config: Faults, source: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_words(config, source, output), capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", *_words(config, source, output)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 def _check(done: subprocess.CompletedProcess[str], code: int) -> None:
@@ -117,65 +116,110 @@ def _check(done: subprocess.CompletedProcess[str], code: int) -> None:
         raise ValueError(f"generate-file ended with {done.returncode} instead of {code}: {done.stderr[-400:]}")
 
 
-def _killed(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any] | None:
-    """SIGKILL at random moments, of a run that begins anew when it was complete before they all have come."""
-    if "generate-file" not in config.killed:
-        return None
-    rng, output = random.Random(config.seed), folder / "killed.jsonl"
-    lost, different, completed, kills, kept = 0, 0, 0, 0, b""
+def _command(name: str, config: Faults, folder: Path, source: Path) -> Command:
+    """What can be killed; it writes below the folder."""
+    if name == GENERATE:
+        return Command(_words(config, source, folder / "killed.jsonl"), folder / "killed.jsonl")
+    out = folder / name
+    if name == "record":
+        words = ["experiments.record", "--prompts", "configs/prompts/demo.jsonl:2", "--max-new-tokens", "32"]
+        return Command(
+            [*words, "--batch", "1", "--out", str(out)], out, ("trace-0.npz", "trace-0.7.npz", "trace-1.npz")
+        )
+    words = ["experiments.distill", "configs/distill_smollm2.py", "--smoke", "--distributed", "--out", str(out)]
+    return Command(words, out, ("drafter/model.safetensors",), processes=2)
+
+
+def _killed(config: Faults, command: Command) -> dict[str, Any]:
+    """SIGKILL at random moments, of one process of several; it begins anew when it ended before they all have come."""
+    _to_its_end(command)
+    whole = _found(command)
+    _remove(command)
+    begun = time.monotonic()
+    _to_its_end(command)  # nothing is compiled this time
+    seconds, rng, different = time.monotonic() - begun, random.Random(config.seed), int(_found(command) != whole)
+    _remove(command)
+    lost, ends, kills, unclear, kept = 0, 0, 0, 0, b""
     while kills < config.kills:
-        kills += _killed_at(_words(config, source, output), rng.uniform(0.1, 1.1) * seconds)
-        now = output.read_bytes() if output.exists() else b""
-        lost += not now.startswith(kept)
-        different += not whole.read_bytes().startswith(now[: now.rfind(b"\n") + 1])
-        kept = now[: now.rfind(b"\n") + 1]
-        if kept == whole.read_bytes():
-            completed, kept = completed + 1, b""
-            output.unlink()
-    _check(_run(config, source, output), 0)
-    same = output.read_bytes() == whole.read_bytes()
-    return {"times": config.kills, "lost": lost, "different": different + (not same), "ends": completed + 1}
+        killed, clear = _killed_at(command, rng, rng.uniform(0.1, 1.1) * seconds)
+        now = _found(command)
+        kills, unclear = kills + killed, unclear + (killed and not clear)
+        lost, different = lost + (not now.startswith(kept)), different + (not whole.startswith(now))
+        kept = now
+        if now == whole:
+            ends, kept = ends + 1, b""
+            _remove(command)
+    _to_its_end(command)
+    same = _found(command) == whole
+    return {"times": kills, "lost": lost, "different": different + (not same), "unclear": unclear, "ends": ends + 1}
 
 
-def _killed_at(words: list[str], seconds: float) -> bool:
-    """Whether the command still ran after so long, and was killed."""
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _found(command: Command) -> bytes:
+    """What it has written by now: whole lines, whole files."""
+    if command.files:
+        paths = [command.output / name for name in command.files]
+        return b"".join(path.read_bytes() for path in paths if path.exists())
+    written = command.output.read_bytes() if command.output.exists() else b""
+    return written[: written.rfind(b"\n") + 1]
+
+
+def _remove(command: Command) -> None:
+    if command.files:
+        shutil.rmtree(command.output)
+    else:
+        command.output.unlink()
+
+
+def _start(command: Command, said: Any) -> list[subprocess.Popen[bytes]]:
+    """Its processes, which find each other where there are several."""
+    words, own = [sys.executable, "-m", *command.words], [{}]
+    if command.processes > 1:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            shared = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free.getsockname()[1]}"}
+        shared["JAX_NUM_PROCESSES"] = str(command.processes)
+        own = [shared | {"JAX_PROCESS_ID": str(index)} for index in range(command.processes)]
+    return [subprocess.Popen(words, env=os.environ | one, stdout=subprocess.DEVNULL, stderr=said) for one in own]
+
+
+def _to_its_end(command: Command) -> None:
+    with tempfile.TemporaryFile() as said:
+        codes = [process.wait() for process in _start(command, said)]
+        said.seek(0)
+        if any(codes):
+            told = said.read().decode(errors="replace")[-400:]
+            raise ValueError(f"{command.words[0]} ended with {max(codes, key=abs)}: {told}")
+
+
+def _killed_at(command: Command, rng: random.Random, seconds: float) -> tuple[bool, bool]:
+    """(whether a process still ran after so long and was killed, whether all others ended in a minute and said why)."""
+    with tempfile.TemporaryFile() as said:
+        processes, until = _start(command, said), time.monotonic() + seconds
+        while time.monotonic() < until and any(process.poll() is None for process in processes):
+            time.sleep(0.01)
+        running = [process for process in processes if process.poll() is None]
+        if not running:
+            return False, True
+        rng.choice(running).kill()
+        ended = [_ended(process) for process in running]
+        said.seek(0)
+        told = said.read()
+        lost = any(process.returncode not in (0, -signal.SIGKILL) for process in running)
+        return True, all(ended) and (not lost or any(words in told for words in LOST))
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it ends by itself within a minute; then it is made to."""
     try:
-        process.wait(seconds)
+        process.wait(MINUTE)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
-        return True
-    return False
+        return False
+    return True
 
 
-def _killed_folder(config: Faults, folder: Path, victim: Command) -> dict[str, Any]:
-    """SIGKILL at random moments of a command whose folder holds the files it must end with."""
-    words = [sys.executable, "-m", *victim.words, "--out"]
-
-    def found(output: Path) -> list[bytes]:
-        return [(output / name).read_bytes() for name in victim.files if (output / name).exists()]
-
-    def ends(output: Path) -> list[bytes]:
-        done = subprocess.run([*words, str(output)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"{victim.words[0]} ended with {done.returncode}: {done.stderr[-400:]}")
-        return found(output)
-
-    whole, begun = ends(folder / "whole"), time.monotonic()
-    different = int(ends(folder / "again") != whole)  # and nothing is compiled this time
-    seconds, rng, output = time.monotonic() - begun, random.Random(config.seed), folder / "killed"
-    kills, completed = 0, 0
-    while kills < config.kills:
-        kills += _killed_at([*words, str(output)], rng.uniform(0.1, 1.1) * seconds)
-        if len(found(output)) == len(victim.files):
-            different, completed = different + (ends(output) != whole), completed + 1
-            shutil.rmtree(output)
-    different += ends(output) != whole
-    return {"times": config.kills, "lost": "–", "different": different, "unclear": "–", "ends": completed + 1}
-
-
-def _full_disk(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any] | None:
+def _full_disk(config: Faults, folder: Path, source: Path, whole: Path) -> dict[str, Any] | None:
     """A disk that fills up; then the run goes on where there is room."""
     if config.full_disk is None:
         return None
@@ -193,7 +237,7 @@ def _full_disk(config: Faults, folder: Path, source: Path, whole: Path, seconds:
     return row | {"ends": 1, "unclear": int(not clear)}
 
 
-def _nonsense(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any]:
+def _nonsense(config: Faults, folder: Path, source: Path, whole: Path) -> dict[str, Any]:
     """1,000 lines that are no requests around those that are."""
     bad, good = [NONSENSE[i % len(NONSENSE)] for i in range(1000)], source.read_text(encoding="utf-8").splitlines()
     mixed, output = folder / "mixed.jsonl", folder / "mixed-out.jsonl"
@@ -207,7 +251,7 @@ def _nonsense(config: Faults, folder: Path, source: Path, whole: Path, seconds: 
     return {"times": 1000, "lost": LINES + 1000 - len(rows), "different": 0, "ends": 1, "unclear": unclear}
 
 
-def _cut(config: Faults, folder: Path, source: Path, whole: Path, seconds: float) -> dict[str, Any]:
+def _cut(config: Faults, folder: Path, source: Path, whole: Path) -> dict[str, Any]:
     """An input that ends within a line: that line is refused by its number, the others are decoded."""
     cut, output = folder / "cut.jsonl", folder / "cut-out.jsonl"
     cut.write_bytes(source.read_bytes()[:-9])

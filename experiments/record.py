@@ -5,6 +5,7 @@ Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0
 Time:      about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16)
 Output:    trace-<temperature>.npz in --out with manifest.json; batches that are there are not recorded again
 
+Processes with the same --out, on any hosts that see it, share the batches: start the command as often as you like.
 `python -m experiments.policies trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
 """
 
@@ -26,6 +27,7 @@ from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.distillation.judging import answers
+from specdec_jax.locks import claimed
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -87,36 +89,43 @@ def record(config: Record, console: Console) -> list[Path]:
     said = {"chat": config.chat, "system": config.system}
     asked = [Asked(prompt, encode(pair[0], prompt.turns[0], **said)) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
-    paths = []
-    for temperature in config.temperatures:
-        paths.append(folder.path / f"trace-{temperature:g}.npz")
-        if not paths[-1].exists():
-            save_trace(paths[-1], _record_one(config, pair, asked, temperature, folder, console))
-        trace = load_trace(paths[-1])
+    paths = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures]
+    for path, temperature in zip(paths, config.temperatures, strict=True):
+        _record_one(config, pair, asked, temperature, path, console)
+        trace = load_trace(path)
         accepted = trace.accepted.sum() / trace.num_positions
-        console.print(f"{paths[-1]}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
+        console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
     shutil.rmtree(folder.path / PARTS, ignore_errors=True)
     return paths
 
 
 def _record_one(
-    config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, folder: RunFolder, console: Console
-) -> Trace:
+    config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, path: Path, console: Console
+) -> None:
     """The trace of one temperature, in the prompts' order, seed by seed; prompts of similar length share a pass."""
-    count = len(asked) * (config.seeds if temperature > 0 else 1)
+    count, where = len(asked) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
     order = sorted(range(count), key=lambda index: len(asked[index % len(asked)].tokens))
-    (folder.path / PARTS).mkdir(exist_ok=True)
-    parts = []
-    with bar(console, f"Temperature {temperature:g}", len(order), 0, unit="prompts") as update:
-        for first in range(0, len(order), config.batch):
-            members = order[first : first + config.batch]
-            digest = hashlib.sha256(repr([(member, asked[member % len(asked)].tokens) for member in members]).encode())
-            path = folder.path / PARTS / f"{temperature:g}-{digest.hexdigest()[:12]}.npz"
-            if not path.exists():
-                save_trace(path, _batch(config, pair, asked, members, temperature))
-            parts.append(load_trace(path))
-            update(first + len(members))
-    return select(join(parts), np.argsort(order))
+    groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]
+    parts = {_name(asked, members, temperature): members for members in groups}
+
+    def missing() -> list[str]:
+        if path.exists():
+            return []
+        return [name for name in parts if not (where / name).exists()] or [path.name]
+
+    with bar(console, f"Temperature {temperature:g}", count, 0, unit="prompts") as update:
+        for name in claimed(where, missing):
+            if name == path.name:
+                save_trace(path, select(join([load_trace(where / part) for part in parts]), np.argsort(order)))
+            else:
+                save_trace(where / name, _batch(config, pair, asked, parts[name], temperature))
+                update(sum(len(members) for part, members in parts.items() if (where / part).exists()))
+
+
+def _name(asked: Sequence[Asked], members: Sequence[int], temperature: float) -> str:
+    """The file of a part."""
+    told = repr([(member, asked[member % len(asked)].tokens) for member in members])
+    return f"{temperature:g}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.npz"
 
 
 def _batch(

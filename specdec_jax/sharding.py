@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
@@ -34,6 +36,21 @@ def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
     return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=there[:needed])
 
 
+def make_spanning_mesh(words: str | None) -> Mesh:
+    """The mesh of the devices of all processes of a launch: each has that of `words`, rows are divided over all.
+
+    Raises ValueError as `make_mesh`.
+    """
+    data, model = mesh_sizes(words or f"{DATA}=1")
+    own: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        own.setdefault(device.process_index, []).append(device)
+    if short := [process for process, devices in own.items() if len(devices) < data * model]:
+        raise ValueError(f"mesh {words!r} needs {data * model} devices, process {short[0]} has {len(own[short[0]])}")
+    devices = [device for _, there in sorted(own.items()) for device in there[: data * model]]
+    return jax.make_mesh((data * len(own), model), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
 def mesh_sizes(words: str) -> tuple[int, int]:
     """Of `data` and `model` in `data=2,model=4`. Raises ValueError."""
     sizes: dict[str, int] = {}
@@ -45,10 +62,10 @@ def mesh_sizes(words: str) -> tuple[int, int]:
     return sizes.get(DATA, 1), sizes.get(MODEL, 1)
 
 
-def use_mesh(words: str | None) -> None:
-    """From here on, in this thread, decode on that mesh; None: nothing changes. Raises ValueError."""
+def use_mesh(words: str | None, devices: Sequence[Any] | None = None) -> None:
+    """From here on, in this thread, decode on that mesh (`make_mesh`); None: nothing changes. Raises ValueError."""
     if words is not None:
-        jax.set_mesh(make_mesh(words))
+        jax.set_mesh(make_mesh(words, devices))
 
 
 def mesh_here() -> Mesh | None:
@@ -86,13 +103,39 @@ def placed(tree: Any) -> Any:
     mesh = mesh_here()
     if mesh is None:
         return jax.tree.map(jax.numpy.array, tree)
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding(mesh, leaf.shape, DATA), may_alias=False), tree)
+
+    def put(leaf: Any) -> jax.Array:
+        where = sharding(mesh, leaf.shape, DATA)
+        return _spread(leaf, where) if mesh.is_multi_process else jax.device_put(leaf, where, may_alias=False)
+
+    return jax.tree.map(put, tree)
+
+
+def on_host(tree: Any) -> Any:
+    """Arrays of devices as host arrays. Those of a mesh of several processes all of them must ask for."""
+
+    def read(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        return np.asarray(leaf)
+
+    return jax.tree.map(read, tree)
+
+
+def spans_processes() -> bool:
+    """Whether the mesh that was set has devices of other processes."""
+    mesh = mesh_here()
+    return mesh is not None and mesh.is_multi_process
 
 
 def everywhere(tree: Any) -> Any:
     """Arrays whole on every device of the mesh that was set; as they are without one."""
     mesh = mesh_here()
-    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    if mesh is None:
+        return tree
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree.map(lambda leaf: (_spread if mesh.is_multi_process else jax.device_put)(leaf, whole), tree)
 
 
 def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
@@ -123,6 +166,12 @@ def constrain(x: jax.Array, *axes: Any) -> jax.Array:
 def by_rows(tree: Any) -> Any:
     """Inside a program: arrays [B, ...] with rows over `data`, the rest as the compiler likes."""
     return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
+
+
+def _spread(leaf: Any, where: NamedSharding) -> jax.Array:
+    """An array that all processes have, on the devices of all."""
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
 def _spec(mesh: Any, shape: Sequence[int], axes: Sequence[Any]) -> PartitionSpec:

@@ -27,6 +27,8 @@ CORE = {
     "hyperparameters": {"types"},
     "compilation_cache": set(),
     "sharding": set(),
+    "locks": set(),
+    "processes": {"locks"},
     "decoding.sampling": {"types", "hyperparameters"},
     "decoding.phase": {"types"},
     "decoding.statistics": {"types", "hyperparameters"},

@@ -30,6 +30,7 @@ from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models.llama_reading import LlamaReadingConfig, reading_config, with_reading
+from specdec_jax.processes import is_first
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # what the training was told, beside its checkpoints
@@ -63,15 +64,17 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         validate = _validation(config, drafter, [aside.at(i) for i in range(VALIDATION_BATCHES)])
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
-    _write_settings(where, config, corpus)
+    if is_first():
+        _write_settings(where, config, corpus)
     if config.start_from is not None:
         console.print(f"Starting from the exported weights of {config.start_from}, with a fresh optimiser")
     total = config.schedule.steps * config.packing.tokens
     with bar(console, "Training", total, 0) as update:
         report = _reporter(config, console, update)
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, validate)
-    with replacing(where / "curve.png") as path:
-        curve(where).savefig(path)
+    if is_first():
+        with replacing(where / "curve.png") as path:
+            curve(where).savefig(path)
     console.print(f"Training: {where / loop.METRICS}, {where / 'curve.png'}")
 
 
@@ -112,7 +115,7 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         drafter = drafter_config(config.shape, target.config)
         params = initial_params(config.shape, target.config, target.params, counts, config.seed)
     else:
-        start = load_model(config.start_from, dtype="float32")
+        start = load_model(config.start_from, dtype="float32", replicate=True)
         drafter, params = start.config, start.params
         if isinstance(drafter, LlamaReadingConfig) and drafter.target_layers != config.shape.reads:
             raise ValueError(

@@ -13,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from specdec_jax.distillation.conversations import Author
+from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_openings, read_texts
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.loading import LoadedModel
+from specdec_jax.locks import claimed
 
 DOCUMENTS = "documents"
 OWN_FACTS = ("file", "sha256", "tokens", "conversations", "hidden", "layers")  # what the manifest says by itself
@@ -47,15 +48,35 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     )
     _tell_size(config, target, console)
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
-        while data.num_tokens < config.tokens:
-            number, before = len(data.entries), data.num_tokens
-            kind = config.cycle[number % len(config.cycle)]
-            pool = config.long if kind == "long" else config.short
+        for name in claimed(data.path, lambda: _blocks_missing(config, data)):
+            number, before = int(name), data.num_tokens
+            kind, pool = _kind(config, number)
             shard, facts = author.block(
                 number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
             )
-            data.add(f"{number:05d}", shard, rows=kind, layers=list(config.hidden_layers), **facts)
+            data.add(name, shard, rows=kind, layers=list(config.hidden_layers), **facts)
     console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
+
+
+def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
+    """Of a block: long or short, and its rows."""
+    kind = config.cycle[number % len(config.cycle)]
+    return kind, config.long if kind == "long" else config.short
+
+
+def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
+    """Blocks that are surely needed, whoever writes them: those before may have as many tokens as fit into them."""
+    data.refresh()
+    there = {entry["file"]: entry["tokens"] for entry in data.entries}
+    tokens, number, missing = 0, 0, []
+    while tokens < config.tokens:
+        name = f"{number:05d}"
+        _, pool = _kind(config, number)
+        if f"{name}.safetensors" not in there:
+            missing.append(name)
+        tokens += there.get(f"{name}.safetensors", pool.most_tokens)
+        number += 1
+    return missing
 
 
 def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -69,17 +90,27 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         return
     layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size
     labeller = build_labeller(target.model, config.labels, layers=config.hidden_layers)
-    done = 0
     with bar(console, "Labelling", data.num_tokens, 0) as update:
-        for index, entry in enumerate(list(data.entries)):
-            shard = data.load(index, hidden=False)
-            if shard.top.shape[1] != config.labels or (layers and layers != layers_of(entry)):
-                labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
-                facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
-                data.add(Path(entry["file"]).stem, labelled, **facts | {"layers": layers})
-            done += shard.num_tokens
-            update(done)
+        for name in claimed(data.path, lambda: _labels_missing(config, data)):
+            index = [Path(entry["file"]).stem for entry in data.entries].index(name)
+            entry, shard = data.entries[index], data.load(index, hidden=False)
+            labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
+            facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
+            data.add(name, labelled, **facts | {"layers": layers})
+            missing = set(_labels_missing(config, data))
+            update(sum(entry["tokens"] for entry in data.entries if Path(entry["file"]).stem not in missing))
     console.print(f"Labels: {config.labels} a position")
+
+
+def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
+    """Shards whose labels are not as many as asked for, or that lack hidden states."""
+    data.refresh()
+    layers = list(config.hidden_layers)
+    return [
+        Path(entry["file"]).stem
+        for index, entry in enumerate(data.entries)
+        if data.labels_of(index) != config.labels or (layers and layers != layers_of(entry))
+    ]
 
 
 def layers_of(entry: Mapping[str, Any]) -> list[int]:

@@ -29,6 +29,7 @@ from specdec_jax.loading.new_folder import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
+TEMPORARY = re.compile(r"\..*\.\d+\.tmp.*")  # what `replacing` writes to, or a killed run left
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _unused(path: Path) -> Path:
 
 def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
     """The folder's manifest, {} in an empty folder; refuses a folder of another config or of something else."""
-    there = sorted(entry.name for entry in path.iterdir())
+    there = sorted(entry.name for entry in path.iterdir() if not TEMPORARY.fullmatch(entry.name))
     if not there:
         return {}
     try:

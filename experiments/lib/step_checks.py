@@ -24,11 +24,12 @@ class Work(NamedTuple):
     monitor: Monitor | None = None
 
 
-WORK = {
-    "adaedl": Work(adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0)),
-    "survival": Work(survival(drafter_cost=1e-30, verification_times=(1.0,))),
-    "phases": Work(None, phases()),
-}
+def _work() -> dict[str, Work]:
+    return {
+        "adaedl": Work(adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0)),
+        "survival": Work(survival(drafter_cost=1e-30, verification_times=(1.0,))),
+        "phases": Work(None, phases()),
+    }
 
 
 class Check(NamedTuple):
@@ -43,7 +44,7 @@ def measure_check(config: Any, target: LoadedModel, drafter: LoadedModel) -> dic
     """Generations that draft the same tokens with and without that work, by "rule, temperature"; step_cost's config."""
     checks = {}
     plainly = static(draft_length=config.draft_length)
-    for rule, work in WORK.items():
+    for rule, work in _work().items():
         pairs = [
             build_pair(
                 target, drafter, policy=policy, max_draft_length=config.draft_length, monitor=monitor, costs=ESTIMATED

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat, VerifyLossless: run_verify}
-        if not isinstance(command, GenerateFile):  # which first finds the other processes
+        if not getattr(command, "distributed", False):  # else first of all the other processes must be found
             _use_mesh(command)
         with warned_in_a_line():
             return runs[type(command)](command)
@@ -79,6 +79,29 @@ def _parsed(arguments: list[str]) -> Any:
 
 def run_generate(command: Generate) -> int:
     """The `generate` command."""
+    return _generate_together(command) if command.distributed else _generate(command)
+
+
+def _generate_together(command: Generate) -> int:
+    """On the devices of all processes, which all do the same; the first one is heard."""
+    from specdec_jax.processes import join, leave
+
+    share = join(stay=True)
+    import jax
+
+    from specdec_jax.sharding import use_mesh
+
+    use_mesh(command.models.mesh or f"model={jax.device_count()}", jax.devices())
+    with contextlib.ExitStack() as stack:
+        stack.callback(leave, share)
+        if share.index:
+            unheard = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(unheard))
+            stack.enter_context(contextlib.redirect_stderr(unheard))
+        return _generate(command)
+
+
+def _generate(command: Generate) -> int:
     prompt = _prompt(command.prompt)
     output = command.output
     settings, policy, verifier = _checked(command)
@@ -125,11 +148,11 @@ def _run_search(command: Generate, prompt: str) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    if command.distributed:  # first of all: JAX's devices are those of all processes
-        from specdec_jax.app.processes import join
+    if command.distributed:
+        from specdec_jax.processes import join
 
         options["share"] = join()
-    _use_mesh(command)
+        _use_mesh(command)
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 

@@ -63,6 +63,8 @@ class Generate(Drafting):
     decoding: Decoding = field(default_factory=Decoding)
     beams: Beams = field(default_factory=Beams)
     output: Output = field(default_factory=Output)
+    distributed: Switch = False
+    """Decode on the devices of all processes of this launch, --mesh among them; the first one prints."""
 
 
 @dataclass(frozen=True)

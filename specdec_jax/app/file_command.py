@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.chat.settings import Settings, build
-from specdec_jax.app.processes import LOOK, Share, Watch, merge
+from specdec_jax.app.processes import Watch, merge
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
@@ -21,6 +21,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
+from specdec_jax.processes import LOOK, Share
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
 from specdec_jax.text.generation import Request

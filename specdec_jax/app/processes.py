@@ -1,78 +1,19 @@
-"""Several processes that share one file of requests: who this one is, and whether the others still work.
+"""A file of requests that several processes share: each decodes its lines into a file of its own, one makes one of all.
 
-JAX's own runtime makes them find each other (`jax.distributed`: SLURM, TPU pods, Kubernetes and Open MPI by themselves,
-elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID). Each decodes its share of the lines on its own
-devices and writes a file of its own, so nothing waits for another device; files are seen by all.
+Nothing waits for another device; files are seen by all.
 """
 
 import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
-from filelock import FileLock, Timeout
-from jax.experimental import multihost_utils
 
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.locks import held
+from specdec_jax.processes import LOOK, Lost, Share
 from specdec_jax.text.result_file import OLD, SETTINGS, Whole, known_settings, lock_of, whole_lines, write_settings
 
-VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-LOOK = 5.0  # seconds between two looks at the others
-SERVED = 1.0  # seconds in which all others leave
 GRACE = 20.0  # seconds in which all others begin
-
-
-class Lost(ConnectionError):
-    """Another process has ended before its lines were done."""
-
-
-class Share(NamedTuple):
-    """This process's lines are those at `index`, `index` + `count`, ..."""
-
-    index: int
-    count: int
-
-    def file(self, output: Path) -> Path:
-        """Where this process writes."""
-        return output.with_name(f"{output.name}.part-{self.index + 1}-of-{self.count}")
-
-    def lines(self, total: int) -> int:
-        """How many of `total` lines are this process's."""
-        return len(range(self.index, total, self.count))
-
-    @property
-    def others(self) -> list["Share"]:
-        """Of the other processes."""
-        return [Share(index, self.count) for index in range(self.count) if index != self.index]
-
-
-def join() -> Share:
-    """Meets the other processes of this launch. Raises ValueError where there are none to be found.
-
-    JAX is only asked who is here. Then all leave its service, which would abort every process when one is lost, without
-    a word of ours: `Watch` looks after the others.
-    """
-    given: dict[str, Any] = {}
-    for name, variable in VARIABLES.items():
-        if variable in os.environ:
-            if not os.environ[variable].isdecimal():
-                raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
-            given[name] = int(os.environ[variable])
-    jax.config.update("jax_enable_recoverability", True)  # else leaving waits for all to leave
-    try:
-        jax.distributed.initialize(**given)
-    except (ValueError, RuntimeError) as error:
-        names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
-        raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
-    share = Share(jax.process_index(), jax.process_count())
-    multihost_utils.sync_global_devices("generate-file")
-    if share.index:
-        jax.distributed.shutdown()
-    else:
-        time.sleep(SERVED)  # the service is this process's, and ends with it
-    return share
 
 
 class Watch:
@@ -94,7 +35,7 @@ class Watch:
 
     def _done(self, one: Share) -> bool:
         path = one.file(self._output)
-        if held(path):
+        if held(lock_of(path)):
             return False
         done = path.is_file() and whole_lines(path).lines >= one.lines(self._total)
         if not done and time.monotonic() - self._begun >= GRACE:
@@ -103,17 +44,6 @@ class Watch:
                 "kept: the same command goes on"
             )
         return done
-
-
-def held(path: Path) -> bool:
-    """Whether a process writes this file of results."""
-    lock = FileLock(lock_of(path))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def merge(output: Path, share: Share, overwrite: bool) -> Whole:

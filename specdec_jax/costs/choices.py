@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.costs.cost_model import CostModel, between, load_cost_model
+from specdec_jax.sharding import spans_processes
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import StoppingPolicy
 
@@ -22,12 +23,16 @@ def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
     """A cost model, or one of the words `measured` and `estimated`.
 
     Args:
-        costs: either, or a file that `save_cost_model` wrote. None: what SPECDEC_JAX_COSTS says, else measured.
+        costs: either, or a file that `save_cost_model` wrote. None: what SPECDEC_JAX_COSTS says, else measured, or
+            estimated on a mesh of several processes, which must all decide alike.
 
     Raises:
-        FileNotFoundError, ValueError: a file that is not there, or that is no cost model.
+        FileNotFoundError, ValueError: a file that is not there, or that is no cost model; measuring on such a mesh.
     """
-    asked = (os.environ.get(VARIABLE) or MEASURED) if costs is None else costs
+    usual = ESTIMATED if spans_processes() else MEASURED
+    asked = (os.environ.get(VARIABLE) or usual) if costs is None else costs
+    if asked == MEASURED and spans_processes():
+        raise ValueError("costs are measured by one process: give several the file of a cost model, or 'estimated'")
     if isinstance(asked, CostModel):
         return asked
     if asked in (MEASURED, ESTIMATED):

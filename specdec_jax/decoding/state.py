@@ -9,9 +9,11 @@ from specdec_jax.decoding.rounds import Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import no_counts, no_record
 from specdec_jax.hyperparameters import host
+from specdec_jax.sharding import on_host
 from specdec_jax.strategy import nearest
 from specdec_jax.types import Array, DecodeState, Monitor, StoppingPolicy, Verifier, Warp
 
+UNREAD = ("target_cache", "drafter", "policy", "verifier", "monitor", "warp")
 STOP_IDS = 8  # the stop tokens are padded to a multiple of this, so that one more compiles nothing
 
 
@@ -22,6 +24,11 @@ def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
     while bucket < needed:
         bucket = bucket * 3 // 2 if bucket & (bucket - 1) == 0 else bucket * 4 // 3
     return bucket
+
+
+def readable(state: DecodeState) -> DecodeState:
+    """Tokens, lengths, counts and records of all rows on the host; other fields are ()."""
+    return on_host(state._replace(**dict.fromkeys(UNREAD, ())))
 
 
 def fresh_state(

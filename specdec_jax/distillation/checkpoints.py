@@ -11,9 +11,18 @@ class Checkpoints:
     """A folder of training states by step. Saving over a full disk or reading a damaged one is an error that names it,
     and leaves the earlier ones alone."""
 
-    def __init__(self, path: str | Path, *, keep: int = 2):
+    def __init__(self, path: str | Path, *, keep: int = 2, alone: bool = False):
+        """`alone`: of several processes only this one reads; else all of them read, and write each its part."""
         self.path = Path(path).absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
+        own = {jax.process_index()} if alone and jax.process_count() > 1 else None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=own is None,
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=jax.process_index() if own else 0, active_processes=own, barrier_sync_key_prefix="alone"
+            ),
+        )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def latest(self) -> int | None:

@@ -16,6 +16,7 @@ from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import LanguageModel, Params
 
 TRIES = 50  # requests drawn until one fits the rows and touches nothing held out
+STEPS = 32  # a call of the device
 FOLLOW_UP = 40  # most tokens of a user's later turn where the first was given
 _MARK = "\u2063mark\u2063"  # no template changes it
 
@@ -32,6 +33,11 @@ class Pool:
         for name in ("batch", "slots", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of a pool must be positive, got {getattr(self, name)!r}")
+
+    @property
+    def most_tokens(self) -> int:
+        """No block has more."""
+        return self.batch * -(-self.steps // STEPS) * STEPS
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Author:
         label_dtype: Any = np.float16,
         layers: tuple[int, ...] = (),
         seed: int = 0,
-        chunk: int = 32,
+        chunk: int = STEPS,
         several_turns: float = 0.2,
     ):
         self._model, self._params, self._tokenizer = model, params, tokenizer

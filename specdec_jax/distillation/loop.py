@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from specdec_jax.distillation.batches import Batch, BatchOrder
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.training import Metrics, TrainState
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.processes import is_first
 
 METRICS = "metrics.jsonl"
 
@@ -47,9 +49,9 @@ def train(
     """Trains from the newest checkpoint in `folder`/checkpoints (or from `state`) to `steps`, and saves the end.
 
     Every `log_every` steps a line of means goes to metrics.jsonl; lines after the checkpoint resumed from are dropped,
-    since their steps are taken again. `progress(step, means)` is called with each line; what `validate(state)` measures
-    is added to the lines of steps that are saved. Raises FloatingPointError when
-    the loss is no number any more, OSError and ValueError as checkpoints do.
+    since their steps are taken again; of several processes the first one writes them. `progress(step, means)` is called
+    with each line; what `validate(state)` measures is added to the lines of steps that are saved. Raises
+    FloatingPointError when the loss is no number any more, OSError and ValueError as checkpoints do.
     """
     folder = Path(folder)
     checkpoints = Checkpoints(folder / "checkpoints", keep=intervals.keep)
@@ -57,15 +59,16 @@ def train(
         first = checkpoints.latest() or 0
         if first:
             state = checkpoints.restore(first, state)
-        keep_metrics(folder / METRICS, first)
-        ends, lines, since = time.monotonic() + 60 * (intervals.minutes or 1e9), [], time.monotonic()
+        if is_first():
+            keep_metrics(folder / METRICS, first)
+        ends, lines, since = time.monotonic() + 60 * intervals.minutes, [], time.monotonic()
         batch, at = order.at(first) if first < steps else None, first
         while batch is not None:
             state, metrics = step(state, batch)
             batch = order.at(at + 1) if at + 1 < steps else None  # made while the device works
             at += 1
             lines.append(metrics)
-            over = time.monotonic() > ends
+            over = bool(intervals.minutes) and _first_says(time.monotonic() > ends)
             saves = at % intervals.save_every == 0 or batch is None or over
             if at % intervals.log_every == 0 or saves:
                 jax.block_until_ready(lines)
@@ -73,7 +76,8 @@ def train(
                 if saves and validate is not None:
                     means |= validate(state)
                 lines, since = [], time.monotonic()
-                _log(folder / METRICS, at, means)
+                if is_first():
+                    _log(folder / METRICS, at, means)
                 if progress is not None:
                     progress(at, means)
             if saves:
@@ -83,6 +87,11 @@ def train(
         return state
     finally:
         checkpoints.close()
+
+
+def _first_says(word: bool) -> bool:
+    """What the first process says, for all."""
+    return word if jax.process_count() == 1 else bool(multihost_utils.broadcast_one_to_all(word))
 
 
 def keep_metrics(path: Path, last: int) -> None:

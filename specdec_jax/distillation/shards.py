@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -86,6 +87,10 @@ class ShardFolder:
         """Tokens of all shards listed."""
         return sum(entry["tokens"] for entry in self.entries)
 
+    def refresh(self) -> None:
+        """Reads the list anew: other processes add shards, too."""
+        self._read()
+
     def add(self, name: str, shard: Shard, **facts: Any) -> None:
         """Writes `name`.safetensors and lists it. Raises OSError naming the file, for instance on a full disk."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -100,9 +105,11 @@ class ShardFolder:
                 raise OSError(str(error)) from None
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
-        others = [known for known in self.entries if known["file"] != path.name]
-        self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
-        self._write_manifest()
+        with FileLock(self.path / f".{MANIFEST}.lock"):
+            self.refresh()
+            others = [known for known in self.entries if known["file"] != path.name]
+            self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
+            self._write_manifest()
 
     def load(self, index: int, *, check: bool = True, hidden: bool = True) -> Shard:
         """One shard, with its hidden states if there are some and they are asked for.
@@ -124,6 +131,15 @@ class ShardFolder:
             return Shard(**arrays, kinds=kinds, hidden=self._hidden(entry, check and hidden, hidden))
         except (SafetensorError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
+
+    def labels_of(self, index: int) -> int:
+        """How many labels a position of one shard has. Raises ValueError as `load`."""
+        path = self.path / self.entries[index]["file"]
+        try:
+            with safe_open(path, "numpy") as file:
+                return file.get_slice("top").get_shape()[1]
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is missing or damaged: {error}") from None
 
     def _add_hidden(self, path: Path, hidden: np.ndarray) -> dict[str, Any]:
         """Writes hidden states, as the bits of bfloat16: numpy's format knows no such type."""

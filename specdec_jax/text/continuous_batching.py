@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.state import readable, slots_for
+from specdec_jax.sharding import on_host, placed
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -162,7 +162,7 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, refill_aft
         leave = batch - len(busy) + min(refill_after, len(busy))
         state = decoder.run(pair.params, state, rounds=1 if stops else None, leave=leave)
         state = _stopped(pair, state, held) if stops else state
-        done = np.asarray(state.done)
+        done = on_host(state.done)
         ended = [row for row in busy if done[row]]
         for row, result in zip(ended, _results(pair, state, ended, held), strict=True):
             one, held[row] = held[row], None
@@ -184,20 +184,18 @@ def _begun(pair: Pair, request: Request, batch: int, slots: int) -> tuple[Decode
 
 def _stopped(pair: Pair, state: DecodeState, held: list[_Held | None]) -> DecodeState:
     """The state with the rows done whose text has a stop string."""
-    tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
-    done = np.array(state.done)
+    tokens, begin, end, done = on_host((state.tokens, state.prompt_length, state.length, state.done))
+    done = done.copy()
     for row, one in enumerate(held):
         if one is not None and one.request.stop and not done[row]:
             text = pair.target.tokenizer.decode(tokens[row, begin[row] : end[row]].tolist())
             done[row] = find_stop(text, one.request.stop) is not None
-    return state._replace(done=jax.numpy.asarray(done))
+    return state._replace(done=placed(done))
 
 
 def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held | None]) -> list[Generation]:
     """Of rows that are done, without looking at caches."""
-    empty = dict.fromkeys(("target_cache", "drafter", "policy", "verifier", "monitor", "warp"), ())
-    told = jax.tree.map(np.asarray, state._replace(**empty)) if rows else state  # type: ignore[arg-type]
-    found = []
+    told, found = readable(state) if rows else state, []
     for row in rows:
         one = held[row]
         assert one is not None

@@ -13,9 +13,10 @@ import numpy as np
 from specdec_jax.costs.choices import told
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
 from specdec_jax.loading import LoadedModel
+from specdec_jax.sharding import on_host
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.text.pair import Pair as Pair
@@ -184,8 +185,8 @@ def decode(pair: Pair, request: Request) -> Decoded:
     watch = time.perf_counter()
     state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
     seconds = time.perf_counter() - watch
-    rows = range(len(request.prompts))
-    return Decoded([finish(pair, request, state, row, seconds, prefilled) for row in rows], state)
+    rows, told = range(len(request.prompts)), readable(state)
+    return Decoded([finish(pair, request, told, row, seconds, prefilled) for row in rows], state)
 
 
 def start(pair: Pair, request: Request) -> Prefilled:
@@ -209,11 +210,10 @@ def _programs(decoder: Decoder) -> int:
 def finish(
     pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, prefilled: Prefilled
 ) -> Generation:
-    """Row `row` of a state as a Generation; ids that end a text are among the tokens and not in the text."""
-    length, limit = int(np.asarray(state.length)[row]), int(np.asarray(state.limit)[row])
-    prompt_length = int(np.asarray(state.prompt_length)[row])
-    tokens = [int(token) for token in np.asarray(state.tokens)[row, prompt_length:length]]
-    ends = set(np.asarray(state.stop_ids)[row].tolist())
+    """Row `row` of a `readable` state as a Generation; ids that end a text are among the tokens and not in the text."""
+    length, limit, prompt_length = (int(leaf[row]) for leaf in (state.length, state.limit, state.prompt_length))
+    tokens = [int(token) for token in state.tokens[row, prompt_length:length]]
+    ends = set(state.stop_ids[row].tolist())
     text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
     cut = find_stop(text, request.stop)
     reason = "interrupted"
@@ -223,7 +223,7 @@ def finish(
         reason = "stop"
     elif length >= limit:
         reason = "length"
-    counts = jax.tree.map(lambda leaf: np.asarray(leaf)[row : row + 1], state.statistics)
+    counts = jax.tree.map(lambda leaf: leaf[row : row + 1], state.statistics)
     rounds = None if state.record is None else recorded_rounds(state, row)
     return Generation(
         text=text,
@@ -272,9 +272,9 @@ def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
     """To the end in one dispatch; with stop strings in dispatches of a few rounds, the texts read in between."""
     if not stop:
         return pair.decoder.run(pair.params, state)
-    while not np.all(np.asarray(state.done)):
+    while not np.all(on_host(state.done)):
         state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
-        tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
+        tokens, begin, end = on_host((state.tokens, state.prompt_length, state.length))
         texts = [pair.target.tokenizer.decode(tokens[i, begin[i] : end[i]].tolist()) for i in range(len(end))]
         ended = np.array([find_stop(text, stop) is not None for text in texts])
         state = state._replace(done=state.done | ended)

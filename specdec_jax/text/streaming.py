@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.decoding.state import readable
 from specdec_jax.decoding.statistics import recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import (
     Conversation,
     Generation,
@@ -73,7 +75,7 @@ class Stream(Iterator[Chunk]):
 
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self.pair, self.request, self._state, 0, self._seconds, self._prefilled)
+        return finish(self.pair, self.request, readable(self._state), 0, self._seconds, self._prefilled)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -82,10 +84,12 @@ class Stream(Iterator[Chunk]):
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
-        ends = set(np.asarray(self._state.stop_ids)[0].tolist())
-        while not bool(np.asarray(self._state.done)[0]):
+        told = readable(self._state)
+        ends = set(told.stop_ids[0].tolist())
+        while not told.done[0]:
             self._run()
-            for chunk in _chunks(self._state, played):
+            told = readable(self._state)
+            for chunk in _chunks(told, played):
                 played += 1
                 text.add(chunk, ends)
                 yield _filled(chunk, text.take())
@@ -116,8 +120,9 @@ def can_continue(pair: Pair, request: Request, kept: DecodeState) -> bool:
 
 def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
     """How many tokens of the prompt the state's target cache holds: it never held the last token of its text."""
-    length = int(np.asarray(kept.length)[0])
-    known = np.asarray(kept.tokens)[0, : min(length, len(prompt))]
+    ends, tokens = on_host((kept.length, kept.tokens))
+    length = int(ends[0])
+    known = tokens[0, : min(length, len(prompt))]
     differs = np.flatnonzero(known != np.asarray(prompt[: len(known)], known.dtype))
     return min(int(differs[0]) if len(differs) else len(known), length - 1, len(prompt) - 1)
 
@@ -233,11 +238,11 @@ def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
 
 
 def _chunks(state: DecodeState, known: int) -> list[Chunk]:
-    """The rounds of row 0 from `known` on, their text still empty."""
-    end = int(np.asarray(state.length)[0])
+    """The rounds of row 0 of a `readable` state from `known` on, their text still empty."""
+    end = int(state.length[0])
     found = recorded_rounds(state, known=known)
     begin = end - sum(int(round_["emitted"]) for round_ in found)
-    tokens = np.asarray(state.tokens)[0].tolist()
+    tokens = state.tokens[0].tolist()
     chunks = []
     for round_ in found:
         emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))

@@ -3,17 +3,19 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
+import launched
 import pytest
+from launched import ended
 from tiny_pair import write_pair
 
 from specdec_jax.app import processes
 from specdec_jax.app.cli import main
-from specdec_jax.app.processes import Lost, Share, Watch, merge
+from specdec_jax.app.processes import Watch, merge
+from specdec_jax.processes import Lost, Share
 
 pytestmark = pytest.mark.slow
 
@@ -46,30 +48,7 @@ def whole(command, source):
 
 def launch(count, source, output, command):
     """Processes of one run, and the files of what each says."""
-    launched = []
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    for index in range(count):
-        environment = os.environ | {
-            "JAX_COORDINATOR_ADDRESS": address,
-            "JAX_NUM_PROCESSES": str(count),
-            "JAX_PROCESS_ID": str(index),
-        }
-        words = [sys.executable, "-m", "specdec_jax", "generate-file", str(source), str(output), *command]
-        said = output.with_name(f"{output.name}.{index}.said").open("w+")
-        launched.append((subprocess.Popen([*words, "--distributed"], env=environment, stdout=said, stderr=said), said))
-    return launched
-
-
-def ended(processes, seconds=120):
-    """(exit code, what was said) of each."""
-    found = []
-    for process, said in processes:
-        code = process.wait(timeout=seconds)
-        said.seek(0)
-        found.append((code, said.read()))
-    return found
+    return launched.launch(count, ["-m", "specdec_jax", "generate-file", source, output, *command], output.parent)
 
 
 @pytest.mark.parametrize("count", [2, 4])

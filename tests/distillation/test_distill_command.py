@@ -17,8 +17,8 @@ from configs import distill_smollm2_reading as reading_config_file
 from configs.base_distillation import VariantsConfig
 from experiments import compare_distillation, distill
 from experiments.lib import distill_judge, distill_train
-from specdec_jax.distillation.lock import locked
 from specdec_jax.loading import load_model
+from specdec_jax.locks import locked
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,8 @@
 """experiments.record: traces of a pair of models from prompt to file, interrupted and whole."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,6 +86,20 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
     one, other = load_trace(out / "trace-0.9.npz"), load_trace(recorded / "trace-0.9.npz")
     for name in ("path", "accepted", "tails", "tokens", "overlap"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
+    path, options = place
+    out = path / "shared"
+    words = [sys.executable, "-m", "experiments.record", *options, "--temperatures", "0", "0.9", "--out", str(out)]
+    shared = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in shared]
+    assert [process.returncode for process in shared] == [0, 0], said
+    assert sorted(entry.name for entry in out.iterdir()) == ["manifest.json", "trace-0.9.npz", "trace-0.npz"]
+    for name in ("trace-0.npz", "trace-0.9.npz"):
+        one, other = load_trace(out / name), load_trace(recorded / name)
+        for field in ("path", "accepted", "tails", "tokens", "overlap"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
 def test_more_seeds_are_more_answers_to_the_same_prompts(place, recorded):

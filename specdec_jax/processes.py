@@ -1,0 +1,134 @@
+"""Several processes of one launch: who this one is, and whether the others still work.
+
+JAX's own runtime makes them find each other (`jax.distributed`: SLURM, TPU pods, Kubernetes and Open MPI by themselves,
+elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID). That one is lost is known from its lock on a
+disk that all see: JAX's service would end the others without a word of ours.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from filelock import FileLock
+from jax.experimental import multihost_utils
+
+from specdec_jax.locks import held
+
+VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+LOOK = 5.0  # seconds between two looks at the others
+SERVED = 1.0  # seconds in which all others leave
+AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
+
+
+class Lost(ConnectionError):
+    """Another process has ended before its work was done."""
+
+
+class Share(NamedTuple):
+    """This process's lines of a file are those at `index`, `index` + `count`, ..."""
+
+    index: int
+    count: int
+
+    def file(self, output: Path) -> Path:
+        """Where this process writes."""
+        return output.with_name(f"{output.name}.part-{self.index + 1}-of-{self.count}")
+
+    def lines(self, total: int) -> int:
+        """How many of `total` lines are this process's."""
+        return len(range(self.index, total, self.count))
+
+    @property
+    def others(self) -> list["Share"]:
+        """Of the other processes."""
+        return [Share(index, self.count) for index in range(self.count) if index != self.index]
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what all know."""
+    return jax.process_index() == 0
+
+
+def join(stay: bool = False) -> Share:
+    """Meets the other processes of this launch. Raises ValueError where there are none to be found.
+
+    Args:
+        stay: for programs that run on the devices of all (`together`), until `leave`. Else JAX is only asked who is
+            here, and all leave its service.
+    """
+    given: dict[str, Any] = {}
+    for name, variable in VARIABLES.items():
+        if variable in os.environ:
+            if not os.environ[variable].isdecimal():
+                raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
+            given[name] = int(os.environ[variable])
+    jax.config.update("jax_enable_recoverability", True)  # else leaving waits for all to leave
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as error:
+        names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
+        raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
+    share = Share(jax.process_index(), jax.process_count())
+    if stay:
+        return share
+    multihost_utils.sync_global_devices("join")
+    leave(share)
+    return share
+
+
+def leave(share: Share) -> None:
+    """Leaves JAX's service, in an order in which nobody misses it: it is the first process's, and ends with it."""
+    if share.index:
+        jax.distributed.shutdown()
+    else:
+        time.sleep(SERVED)
+
+
+@contextlib.contextmanager
+def together(folder: Path, share: Share) -> Iterator[None]:
+    """A block that all processes do at once. One that is lost meanwhile ends the others with one line and exit code 2.
+
+    If it is the first, JAX's service goes with it, and JAX ends the others in words of its own.
+
+    Args:
+        folder: seen by all; every process holds a lock in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    over = threading.Event()
+    with FileLock(_lock(folder, share)):
+        multihost_utils.sync_global_devices("begun")
+        threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
+        try:
+            yield
+            multihost_utils.sync_global_devices("done")
+        except Exception:  # a collective that the lost one was part of, perhaps
+            time.sleep(AGREED)
+            _end_if_lost(folder, share)
+            raise
+        finally:
+            over.set()
+
+
+def _lock(folder: Path, share: Share) -> Path:
+    return folder / f".process-{share.index + 1}-of-{share.count}.lock"
+
+
+def _watch(folder: Path, share: Share, over: threading.Event) -> None:
+    while not over.wait(LOOK):
+        if not all(held(_lock(folder, one)) for one in share.others) and not over.wait(AGREED):
+            _end_if_lost(folder, share)
+
+
+def _end_if_lost(folder: Path, share: Share) -> None:
+    """Ends this process where another has let go of its lock."""
+    for one in share.others:
+        if not held(_lock(folder, one)):
+            told = f"process {one.index + 1} of {one.count} has ended before the work was done"
+            print(f"error: {told}. What was saved is kept: the same command goes on", file=sys.stderr, flush=True)
+            os._exit(2)

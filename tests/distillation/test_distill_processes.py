@@ -1,0 +1,92 @@
+"""Distillation by processes that find each other on the loopback interface: one's data, and its weights but for the
+order of sums; a lost worker ends the others, and the run goes on to the same weights."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+from launched import ended, launch
+from safetensors.numpy import load_file
+from test_distill_command import place, weights, whole
+
+from experiments import distill
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["place", "whole"]
+
+
+def run(count, place, out, *more):
+    out.mkdir(exist_ok=True)
+    return launch(count, ["-m", "experiments.distill", place / "config.py", "--out", out, *more], out)
+
+
+@pytest.fixture(scope="module")
+def both(place):
+    """A run of two processes that nothing stopped."""
+    out = place / "both"
+    found = ended(run(2, place, out))
+    assert [code for code, _ in found] == [0, 0], found
+    assert "Written to" in found[0][1] and "Written to" not in found[1][1]
+    return out
+
+
+def test_two_processes_write_what_one_would(both, whole):
+    told = [json.loads((out / "data" / "manifest.json").read_text())["shards"] for out in (both, whole)]
+    assert told[0] == told[1] and len(told[0]) > 3
+    assert not list((both / "data").glob(".0*.lock"))
+
+
+def test_their_weights_are_those_of_one_but_for_the_order_of_sums(both, whole):
+    one, two = (load_file(out / "drafter" / "model.safetensors") for out in (whole, both))
+    for name, tensor in one.items():
+        np.testing.assert_allclose(tensor, two[name], rtol=2**-7, atol=2e-4, err_msg=name)  # exported in bfloat16
+    lines = [[json.loads(line) for line in (out / "train" / "metrics.jsonl").open()] for out in (whole, both)]
+    assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
+    for figure in ("loss", "agreement", "gradient_norm", "positions", "validation_loss"):
+        assert lines[0][-1][figure] == pytest.approx(lines[1][-1][figure], rel=1e-3, abs=1e-4), figure
+
+
+@pytest.mark.parametrize("mark", ["data/manifest.json", "train/metrics.jsonl"])
+def test_a_lost_worker_ends_the_other_and_the_run_goes_on_to_the_same_weights(place, both, mark):
+    out = place / f"lost-{mark[:4]}"
+    running = run(2, place, out, "--schedule.steps", "12")
+    until = time.monotonic() + 240
+    while not (out / mark).is_file():
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.02)
+    running[1][0].send_signal(signal.SIGKILL)
+    begun = time.monotonic()
+    code, said = ended(running, 60)[0]
+    assert time.monotonic() - begun < 60 and code == 2, said
+    assert said.count("error: ") == 1 and "Traceback" not in said
+    assert "process 2 of 2 has ended before the work was done" in said
+    found = ended(run(2, place, out))
+    assert [code for code, _ in found] == [0, 0], found
+    assert weights(out) == weights(both)
+
+
+def test_a_lost_first_process_ends_the_other_too(place, both):
+    """JAX's service goes with it: the other ends in JAX's words."""
+    out = place / "lost-first"
+    running = run(2, place, out)
+    until = time.monotonic() + 240
+    while not (out / "train" / "metrics.jsonl").is_file():
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.02)
+    running[0][0].send_signal(signal.SIGKILL)
+    code, said = ended(running, 60)[1]
+    assert code != 0 and ("another task died" in said or "process 1 of 2 has ended" in said), said
+    found = ended(run(2, place, out))
+    assert [code for code, _ in found] == [0, 0], found
+    assert weights(out) == weights(both)
+
+
+def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distill, "join", lambda stay: distill.Share(0, 2))
+    monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: distill.jax.make_mesh((1, 1), ("data", "model")))
+    words = [str(place / "config.py"), "--out", str(tmp_path), "--labels", "0", "--distributed"]
+    assert distill.main(words) == 2
+    assert "labels must be more than 0" in capsys.readouterr().err
