@@ -146,8 +146,8 @@ def _killed(config: Faults, command: Command) -> dict[str, Any]:
         kills, unclear = kills + killed, unclear + (killed and not clear)
         lost, different = lost + (not now.startswith(kept)), different + (not whole.startswith(now))
         kept = now
-        if now == whole:
-            ends, kept = ends + 1, b""
+        if now == whole or not killed:
+            different, ends, kept = different + (now != whole and whole.startswith(now)), ends + 1, b""
             _remove(command)
     _to_its_end(command)
     same = _found(command) == whole

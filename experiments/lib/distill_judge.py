@@ -49,7 +49,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
 
 def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[LoadedModel, int]:
     """The newest checkpoint as a model in the config's dtype, and its step. Raises ValueError without one."""
-    checkpoints = Checkpoints(folder / "train" / "checkpoints", alone=True)
+    checkpoints = Checkpoints(folder / "train" / "checkpoints", by_itself=True)
     try:
         step = checkpoints.latest()
         if step is None:

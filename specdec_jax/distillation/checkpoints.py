@@ -6,22 +6,21 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from specdec_jax.loading.orbax_checkpoint import alone
+
 
 class Checkpoints:
     """A folder of training states by step. Saving over a full disk or reading a damaged one is an error that names it,
     and leaves the earlier ones alone."""
 
-    def __init__(self, path: str | Path, *, keep: int = 2, alone: bool = False):
-        """`alone`: of several processes only this one reads; else all of them read, and write each its part."""
+    def __init__(self, path: str | Path, *, keep: int = 2, by_itself: bool = False):
+        """`by_itself`: of several processes only this one reads; else all of them read, and write each its part."""
         self.path = Path(path).absolute()
-        own = {jax.process_index()} if alone and jax.process_count() > 1 else None
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
-            create=own is None,
+            create=jax.process_count() == 1 or not by_itself,
             enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=jax.process_index() if own else 0, active_processes=own, barrier_sync_key_prefix="alone"
-            ),
+            multiprocessing_options=alone() if by_itself else ocp.options.MultiprocessingOptions(),
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 

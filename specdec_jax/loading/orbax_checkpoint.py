@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
@@ -41,11 +42,22 @@ def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer,
 
     marker = {"format": FORMAT, "model_type": family_of(config).__name__.rpartition(".")[2], "config": config.to_hf()}
     with new_folder(path, overwrite=overwrite) as folder:
-        with ocp.StandardCheckpointer() as checkpointer:  # leaving it waits for the last byte
-            checkpointer.save((folder / PARAMS).absolute(), params)
+        if jax.process_count() > 1:  # Orbax takes arrays of devices from all processes at once or not at all
+            params = jax.tree.map(np.asarray, params)
+        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as writer:  # leaving it waits for the last byte
+            writer.save((folder / PARAMS).absolute(), params)
         (folder / TOKENIZER).mkdir()
         tokenizer.save(folder / TOKENIZER)
         (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+
+
+def alone() -> Any:
+    """Orbax's options for what this process does without the others of its launch."""
+    import orbax.checkpoint as ocp
+
+    own = jax.process_index()
+    several = jax.process_count() > 1
+    return ocp.options.MultiprocessingOptions(own, {own} if several else None, "alone" if several else None)
 
 
 def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> Restored:

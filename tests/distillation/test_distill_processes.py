@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from test_distill_command import place, weights, whole
 
 from experiments import distill
+from specdec_jax.sharding import make_mesh
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def test_a_lost_first_process_ends_the_other_too(place, both):
 
 def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(distill, "join", lambda stay: distill.Share(0, 2))
-    monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: distill.jax.make_mesh((1, 1), ("data", "model")))
+    monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: make_mesh("data=1"))
     words = [str(place / "config.py"), "--out", str(tmp_path), "--labels", "0", "--distributed"]
     assert distill.main(words) == 2
     assert "labels must be more than 0" in capsys.readouterr().err
