@@ -92,7 +92,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
-        log_q = end.log_q if keep_log_q else state.log_q
+        log_q = state.log_q if end.log_q is None else end.log_q
         after = ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed), log_q)
         return draft, info, after, end.policy
 

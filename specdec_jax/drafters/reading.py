@@ -97,7 +97,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         # Only the first pass read the target; the entries of later ones are fed anew if their tokens are accepted.
         fed = jnp.where(passes > 0, context.length, state.valid)
-        log_q = end.log_q if keep_log_q else state.log_q
+        log_q = state.log_q if end.log_q is None else end.log_q
         after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed), log_q=log_q)
         return draft, info, after, end.policy
 
