@@ -30,7 +30,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.training import check_rows
 from specdec_jax.loading import load_model
 from specdec_jax.locks import locked
-from specdec_jax.processes import Share, join, leave, together
+from specdec_jax.processes import Share, join, together
 from specdec_jax.sharding import make_spanning_mesh, use_mesh
 
 SMOKE = "--smoke"
@@ -66,17 +66,15 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
         _check(config, stages, share)
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
-        enable()
-        with console.status("Loading the target"):
-            target = load_model(config.target, dtype=config.dtype)
         with together(folder, share) if share else nullcontext():
+            enable()
+            with console.status("Loading the target"):
+                target = load_model(config.target, dtype=config.dtype)
             for stage in stages if share is None else [stage for stage in stages if stage != "judge"]:
                 with _training_mesh(config, share if stage == "train" else None):
                     STAGES[stage](config, folder, target, console)
-        if share:
-            leave(share)
-            if first and "judge" in stages:
-                STAGES["judge"](config, folder, target, console)
+        if share and first and "judge" in stages:
+            STAGES["judge"](config, folder, target, console)
     return folder
 
 

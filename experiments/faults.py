@@ -143,7 +143,7 @@ def _killed(config: Faults, command: Command) -> dict[str, Any]:
     while kills < config.kills:
         killed, clear = _killed_at(command, rng, rng.uniform(0.1, 1.1) * seconds)
         now = _found(command)
-        kills, unclear = kills + killed, unclear + (killed and not clear)
+        kills, unclear = kills + killed, unclear + (not clear)
         lost, different = lost + (not now.startswith(kept)), different + (not whole.startswith(now))
         kept = now
         if now == whole or not killed:
@@ -165,9 +165,9 @@ def _found(command: Command) -> bytes:
 
 def _remove(command: Command) -> None:
     if command.files:
-        shutil.rmtree(command.output)
+        shutil.rmtree(command.output, ignore_errors=True)
     else:
-        command.output.unlink()
+        command.output.unlink(missing_ok=True)
 
 
 def _start(command: Command, said: Any) -> list[subprocess.Popen[bytes]]:
@@ -192,14 +192,17 @@ def _to_its_end(command: Command) -> None:
 
 
 def _killed_at(command: Command, rng: random.Random, seconds: float) -> tuple[bool, bool]:
-    """(whether a process still ran after so long and was killed, whether all others ended in a minute and said why)."""
+    """(whether a process still ran after so long and was killed, whether all others ended in a minute and said why).
+
+    Of processes that all had ended: whether they ended well.
+    """
     with tempfile.TemporaryFile() as said:
         processes, until = _start(command, said), time.monotonic() + seconds
         while time.monotonic() < until and any(process.poll() is None for process in processes):
             time.sleep(0.01)
         running = [process for process in processes if process.poll() is None]
         if not running:
-            return False, True
+            return False, not any(process.returncode for process in processes)
         rng.choice(running).kill()
         ended = [_ended(process) for process in running]
         said.seek(0)

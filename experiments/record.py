@@ -102,7 +102,7 @@ def record(config: Record, console: Console) -> list[Path]:
 def _record_one(
     config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, path: Path, console: Console
 ) -> None:
-    """The trace of one temperature, in the prompts' order, seed by seed; prompts of similar length share a pass."""
+    """Writes the trace of one temperature, in the prompts' order, seed by seed; similar lengths share a pass."""
     count, where = len(asked) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
     order = sorted(range(count), key=lambda index: len(asked[index % len(asked)].tokens))
     groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]

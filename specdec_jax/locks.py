@@ -47,7 +47,8 @@ def held(lock: str | Path) -> bool:
 def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: float = 1.0) -> Iterator[str]:
     """Pieces of work by name, each while no other process has it, until nothing is missing.
 
-    Any number of processes that see the folder share the work so, and one that dies leaves its piece to the others.
+    Any number of processes that see the folder share the work so, and one that dies leaves its piece to the others. An
+    error lets go of the piece when the iterator is closed: keep no other reference to it.
 
     Args:
         missing: () -> what is not done yet, by name, as the files say; what is given must be done before the next.

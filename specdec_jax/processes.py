@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from specdec_jax.locks import held
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 LOOK = 5.0  # seconds between two looks at the others
 SERVED = 1.0  # seconds in which all others leave
+GRACE = 60.0  # seconds in which all others begin, or leave
 AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
 
 
@@ -55,12 +56,12 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def join(stay: bool = False) -> Share:
+def join(stay: bool = False, watched: bool = True) -> Share:
     """Meets the other processes of this launch. Raises ValueError where there are none to be found.
 
     Args:
-        stay: for programs that run on the devices of all (`together`), until `leave`. Else JAX is only asked who is
-            here, and all leave its service.
+        stay: for programs on the devices of all. Else JAX is only asked who is here, and all leave its service.
+        watched: those programs run `together`. Else JAX ends all when one is lost, within two minutes.
     """
     given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
@@ -68,7 +69,8 @@ def join(stay: bool = False) -> Share:
             if not os.environ[variable].isdecimal():
                 raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
             given[name] = int(os.environ[variable])
-    jax.config.update("jax_enable_recoverability", True)  # else leaving waits for all to leave
+    # Else leaving waits for all, and JAX ends all when one is lost, without a word of ours.
+    jax.config.update("jax_enable_recoverability", watched)
     try:
         jax.distributed.initialize(**given)
     except (ValueError, RuntimeError) as error:
@@ -78,23 +80,19 @@ def join(stay: bool = False) -> Share:
     if stay:
         return share
     multihost_utils.sync_global_devices("join")
-    leave(share)
-    return share
-
-
-def leave(share: Share) -> None:
-    """Leaves JAX's service, in an order in which nobody misses it: it is the first process's, and ends with it."""
     if share.index:
         jax.distributed.shutdown()
     else:
-        time.sleep(SERVED)
+        time.sleep(SERVED)  # the service is this process's, and ends with it
+    return share
 
 
 @contextlib.contextmanager
 def together(folder: Path, share: Share) -> Iterator[None]:
-    """A block that all processes do at once. One that is lost meanwhile ends the others with one line and exit code 2.
+    """A block that all processes do at once, and after which they have left JAX's service.
 
-    If it is the first, JAX's service goes with it, and JAX ends the others in words of its own.
+    One that is lost meanwhile ends the others with one line and exit code 2. If it is the first, JAX's service goes
+    with it, and JAX ends the others in words of its own.
 
     Args:
         folder: seen by all; every process holds a lock in it.
@@ -102,17 +100,21 @@ def together(folder: Path, share: Share) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()
     with FileLock(_lock(folder, share)):
-        multihost_utils.sync_global_devices("begun")
         threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
         try:
             yield
             multihost_utils.sync_global_devices("done")
         except Exception:  # a collective that the lost one was part of, perhaps
             time.sleep(AGREED)
-            _end_if_lost(folder, share)
+            _end_if_lost([one for one in share.others if not held(_lock(folder, one))])
             raise
         finally:
             over.set()
+        if share.index:
+            jax.distributed.shutdown()
+        until = time.monotonic() + GRACE  # the service is the first process's: it stays until the others have left
+        while not share.index and time.monotonic() < until and any(held(_lock(folder, one)) for one in share.others):
+            time.sleep(0.05)
 
 
 def _lock(folder: Path, share: Share) -> Path:
@@ -120,15 +122,18 @@ def _lock(folder: Path, share: Share) -> Path:
 
 
 def _watch(folder: Path, share: Share, over: threading.Event) -> None:
+    """Ends this process when another has let go of its lock before the block was over, or never came to take it."""
+    seen, until = set(), time.monotonic() + GRACE
     while not over.wait(LOOK):
-        if not all(held(_lock(folder, one)) for one in share.others) and not over.wait(AGREED):
-            _end_if_lost(folder, share)
+        here = {one for one in share.others if held(_lock(folder, one))}
+        missed = (seen if time.monotonic() < until else set(share.others)) - here
+        if missed and not over.wait(AGREED):
+            _end_if_lost(sorted(missed))
+        seen |= here
 
 
-def _end_if_lost(folder: Path, share: Share) -> None:
-    """Ends this process where another has let go of its lock."""
-    for one in share.others:
-        if not held(_lock(folder, one)):
-            told = f"process {one.index + 1} of {one.count} has ended before the work was done"
-            print(f"error: {told}. What was saved is kept: the same command goes on", file=sys.stderr, flush=True)
-            os._exit(2)
+def _end_if_lost(lost: Sequence[Share]) -> None:
+    for one in lost:
+        told = f"process {one.index + 1} of {one.count} has ended before the work was done"
+        print(f"error: {told}. What was saved is kept: the same command goes on", file=sys.stderr, flush=True)
+        os._exit(2)

@@ -21,7 +21,8 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.locks import claimed
 
 DOCUMENTS = "documents"
-OWN_FACTS = ("file", "sha256", "tokens", "conversations", "hidden", "layers")  # what the manifest says by itself
+# What the manifest says by itself:
+OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")
 LEAST_WORDS = 40  # of a paragraph of a package's description
 
 

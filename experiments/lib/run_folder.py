@@ -29,7 +29,7 @@ from specdec_jax.loading.new_folder import replacing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
-TEMPORARY = re.compile(r"\..*\.\d+\.tmp.*")  # what `replacing` writes to, or a killed run left
+TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]+\.tmp.*")  # what `replacing` writes to, or a killed run left
 
 
 @dataclass(frozen=True)

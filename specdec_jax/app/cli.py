@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -84,17 +84,19 @@ def run_generate(command: Generate) -> int:
 
 def _generate_together(command: Generate) -> int:
     """On the devices of all processes, which all do the same; the first one is heard."""
-    from specdec_jax.processes import join, leave
+    if command.prompt == "-" or command.beams.beams is not None:
+        raise ValueError(f"{'a prompt from standard input' if command.prompt == '-' else '--beams'} is for one process")
+    from specdec_jax.processes import join
 
-    share = join(stay=True)
+    share = join(stay=True, watched=False)
     import jax
 
     from specdec_jax.sharding import use_mesh
 
     use_mesh(command.models.mesh or f"model={jax.device_count()}", jax.devices())
     with contextlib.ExitStack() as stack:
-        stack.callback(leave, share)
         if share.index:
+            command = replace(command, output=replace(command.output, page=None, picture=None, profile=None))
             unheard = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(unheard))
             stack.enter_context(contextlib.redirect_stderr(unheard))

@@ -105,6 +105,7 @@ class ShardFolder:
                 raise OSError(str(error)) from None
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
+        entry["labels"] = shard.top.shape[1]
         with FileLock(self.path / f".{MANIFEST}.lock"):
             self.refresh()
             others = [known for known in self.entries if known["file"] != path.name]
@@ -134,7 +135,9 @@ class ShardFolder:
 
     def labels_of(self, index: int) -> int:
         """How many labels a position of one shard has. Raises ValueError as `load`."""
-        path = self.path / self.entries[index]["file"]
+        if "labels" in self.entries[index]:
+            return self.entries[index]["labels"]
+        path = self.path / self.entries[index]["file"]  # written before the manifest told it
         try:
             with safe_open(path, "numpy") as file:
                 return file.get_slice("top").get_shape()[1]

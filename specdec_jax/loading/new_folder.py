@@ -1,6 +1,7 @@
 """Folders and files that appear complete or not at all."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises OSError naming `path`, for instance on a full disk.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    own = f"{os.getpid()}-{secrets.token_hex(3)}"  # other hosts have processes of the same number
+    temporary = path.with_name(f".{path.stem}.{own}.tmp{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)
