@@ -88,7 +88,7 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
 
 def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monkeypatch):
     asked = []
-    monkeypatch.setattr(distill, "distill", lambda config, stages, console: asked.append((config, stages)))
+    monkeypatch.setattr(distill, "distill", lambda config, stages, console, share: asked.append((config, stages)))
     assert distill.main([str(place / "config.py"), "--smoke", "--schedule.steps", "3", "--stage", "write"]) == 0
     ((made, stages),) = asked
     assert (made.name, made.schedule.steps, made.cycle, stages) == ("tiny-smoke", 3, ("short",), ["write"])
