@@ -16,11 +16,9 @@ makes.
 """
 
 import json
-import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +32,7 @@ from rich.console import Console
 from experiments.lib.cells import markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Models, Output, check_least
+from experiments.lib.process_groups import of_one_launch
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 
@@ -172,14 +171,8 @@ def _remove(command: Command) -> None:
 
 def _start(command: Command, said: Any) -> list[subprocess.Popen[bytes]]:
     """Its processes, which find each other where there are several."""
-    words, own = [sys.executable, "-m", *command.words], [{}]
-    if command.processes > 1:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            shared = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free.getsockname()[1]}"}
-        shared["JAX_NUM_PROCESSES"] = str(command.processes)
-        own = [shared | {"JAX_PROCESS_ID": str(index)} for index in range(command.processes)]
-    return [subprocess.Popen(words, env=os.environ | one, stdout=subprocess.DEVNULL, stderr=said) for one in own]
+    words, environments = [sys.executable, "-m", *command.words], of_one_launch(command.processes)
+    return [subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=said) for own in environments]
 
 
 def _to_its_end(command: Command) -> None:

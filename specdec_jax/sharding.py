@@ -103,12 +103,7 @@ def placed(tree: Any) -> Any:
     mesh = mesh_here()
     if mesh is None:
         return jax.tree.map(jax.numpy.array, tree)
-
-    def put(leaf: Any) -> jax.Array:
-        where = sharding(mesh, leaf.shape, DATA)
-        return _spread(leaf, where) if mesh.is_multi_process else jax.device_put(leaf, where, may_alias=False)
-
-    return jax.tree.map(put, tree)
+    return jax.tree.map(lambda leaf: _put(leaf, sharding(mesh, leaf.shape, DATA)), tree)
 
 
 def on_host(tree: Any) -> Any:
@@ -133,9 +128,7 @@ def everywhere(tree: Any) -> Any:
     mesh = mesh_here()
     if mesh is None:
         return tree
-    whole = NamedSharding(mesh, PartitionSpec())
-
-    return jax.tree.map(lambda leaf: (_spread if mesh.is_multi_process else jax.device_put)(leaf, whole), tree)
+    return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, PartitionSpec())), tree)
 
 
 def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
@@ -168,8 +161,10 @@ def by_rows(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
 
 
-def _spread(leaf: Any, where: NamedSharding) -> jax.Array:
-    """An array that all processes have, on the devices of all."""
+def _put(leaf: Any, where: NamedSharding) -> jax.Array:
+    """A copy of an array that this process has, or all processes of a launch, on the devices of its sharding."""
+    if where.is_fully_addressable:
+        return jax.device_put(leaf, where, may_alias=False)
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 

@@ -2,8 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
+
+
+def of_one_launch(count: int) -> list[dict[str, str]]:
+    """The environment of each of so many processes that find each other on the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        shared = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": str(count)}
+    return [os.environ | shared | {"JAX_PROCESS_ID": str(index)} for index in range(count)]
 
 
 def run_group(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":

@@ -106,7 +106,7 @@ class ShardFolder:
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         entry["labels"] = shard.top.shape[1]
-        with FileLock(self.path / f".{MANIFEST}.lock"):
+        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
             self.refresh()
             others = [known for known in self.entries if known["file"] != path.name]
             self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])

@@ -39,7 +39,6 @@ WIDE = 64  # tokens a pass of long texts
 class ModelDrafterState(NamedTuple):
     cache: Cache
     valid: Array  # [B] int32, entries of the cache that hold the row's own tokens
-    log_q: Array  # [B, K, V], room for a round's distributions; making it anew is 2 % of a round of eight rows
 
 
 class _Memory(NamedTuple):
@@ -65,10 +64,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
 
     def init(params: Params, batch: int, slots: int) -> ModelDrafterState:
-        cache = language_model.init_cache(params, batch, slots)
-        logits, _ = jax.eval_shape(language_model.apply, params, jnp.zeros((batch, FED), jnp.int32), cache)
-        shape = (batch, max_draft_length, language_model.spec.vocab_size)
-        return ModelDrafterState(cache, jnp.zeros((batch,), jnp.int32), jnp.zeros(shape, logits.dtype))
+        return ModelDrafterState(language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32))
 
     def propose(
         params: Params,
@@ -87,14 +83,12 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
                 cache, _ = feed(language_model, params, state.cache, tokens, known, wanted, catch_up)
             return model_source(language_model, params, cache, tokens, context)
 
-        log_q = state.log_q if keep_log_q else None
+        log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
         end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
         draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
-        log_q = state.log_q if end.log_q is None else end.log_q
-        after = ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed), log_q)
-        return draft, info, after, end.policy
+        return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy
 
     def commit(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
         """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out."""
@@ -103,9 +97,9 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
 
     def prefill(params: Params, state: ModelDrafterState, tokens: Array, length: Array) -> ModelDrafterState:
         """Feed what is missing up to the last two tokens, which a pass feeds."""
-        valid, wanted = still_valid(state.valid, length), jnp.maximum(length - FED, 0)
-        cache, valid = feed_long(language_model, params, state.cache, tokens, valid, wanted, catch_up, WIDE)
-        return state._replace(cache=cache, valid=valid)
+        cache, valid = commit(params, state, tokens, length)
+        wanted = jnp.maximum(length - FED, 0)
+        return ModelDrafterState(*feed_long(language_model, params, cache, tokens, valid, wanted, catch_up, WIDE))
 
     return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
 
@@ -162,6 +156,12 @@ def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: A
         return token if reduced is None else reduced.token(params, cache, token)
 
     return Next(own if reduced is None else _of_all_tokens(reduced, params, cache, own), draw_own)
+
+
+def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, most: int) -> Array:
+    """[B, K, V] of the logits' type, every probability zero."""
+    dtype = jax.eval_shape(language_model.apply, params, tokens[:, :FED], cache)[0].dtype
+    return jnp.full((tokens.shape[0], most, language_model.spec.vocab_size), -jnp.inf, dtype)
 
 
 def _of_all_tokens(reduced: ReducedHead, params: Params, cache: Cache, few: Distribution) -> Distribution:

@@ -39,7 +39,6 @@ class ReadingState(NamedTuple):
     valid: Array  # [B] int32, entries of the cache that hold the row's own tokens, fed with what the target left
     reads: Array  # [B, S, P], slot t: what was read at position t - 1; slot 0 is zero
     known: Array  # [B] int32, slots of `reads` that count; what lies beyond is garbage and never read
-    log_q: Array  # [B, K, V] float32, room for a round's distributions, as in drafters/model.py
 
 
 class _Memory(NamedTuple):
@@ -71,9 +70,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
     def init(params: Params, batch: int, slots: int) -> ReadingState:
         cache, none = language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32)
-        empty = jnp.zeros((batch, slots, reads.width), reads.dtype)
-        log_q = jnp.zeros((batch, max_draft_length, language_model.spec.vocab_size), jnp.float32)
-        return ReadingState(cache, none, empty, none + 1, log_q)
+        return ReadingState(cache, none, jnp.zeros((batch, slots, reads.width), reads.dtype), none + 1)
 
     def propose(
         params: Params,
@@ -91,14 +88,14 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
                 cache, _ = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
             return _source(language_model, params, state._replace(cache=cache), tokens, context)
 
-        log_q = state.log_q if keep_log_q else None
+        shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)
+        log_q = jnp.full(shape, -jnp.inf, jnp.float32) if keep_log_q else None
         end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
         draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         # Only the first pass read the target; the entries of later ones are fed anew if their tokens are accepted.
         fed = jnp.where(passes > 0, context.length, state.valid)
-        log_q = state.log_q if end.log_q is None else end.log_q
-        after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed), log_q=log_q)
+        after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed))
         return draft, info, after, end.policy
 
     def commit(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:

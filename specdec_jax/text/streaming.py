@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.state import readable
@@ -29,8 +28,6 @@ from specdec_jax.text.generation import (
 )
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
-
-ROOM = "log_q"  # of a drafter's state: what holds nothing from one round to the next
 
 CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
 
@@ -113,32 +110,12 @@ class Stream(Iterator[Chunk]):
 def can_continue(pair: Pair, request: Request, kept: DecodeState) -> bool:
     """Whether `resume` can take the state: one row, as many cache slots, and caches of the same shapes.
 
-    Room for drafts, which has their longest length in its shape, is made anew.
-
     Policy and verifier may be others. That the caches are of the same models only the caller knows.
     """
     slots = request.options["slots"]
-    drafter = _drafter_shapes(pair, slots)
+    drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
     same = jax.tree.structure(kept.drafter) == jax.tree.structure(drafter)
     return kept.tokens.shape == (1, slots) and same and _shapes(kept.drafter) == _shapes(drafter)
-
-
-def _drafter_shapes(pair: Pair, slots: int) -> Any:
-    return jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
-
-
-def _is_room(path: Any) -> bool:
-    return getattr(path[-1], "name", None) == ROOM
-
-
-def _with_room(pair: Pair, kept: DecodeState) -> DecodeState:
-    """The state with room for this pair's drafts."""
-
-    def fitting(path: Any, old: Any, wanted: Any) -> Any:
-        return jnp.zeros(wanted.shape, wanted.dtype) if _is_room(path) and old.shape != wanted.shape else old
-
-    wanted = _drafter_shapes(pair, kept.tokens.shape[1])
-    return kept._replace(drafter=jax.tree.map_with_path(fitting, kept.drafter, wanted))
 
 
 def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
@@ -155,7 +132,7 @@ def resume(pair: Pair, request: Request, kept: DecodeState) -> Prefilled:
 
     Everything but tokens and caches comes from the request, so it may be the state of another policy.
     """
-    kept = _with_room(pair, kept)._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
+    kept = kept._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
     extend, run = pair.decoder.jitted["extend"], pair.decoder.jitted["run"]
     known = extend._cache_size(), run._cache_size()
     watch = time.perf_counter()
@@ -278,7 +255,7 @@ def _chunks(state: DecodeState, known: int) -> list[Chunk]:
 
 
 def _shapes(tree: Any) -> list[Any]:
-    return [(leaf.shape, leaf.dtype) for path, leaf in jax.tree.leaves_with_path(tree) if not _is_room(path)]
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 @contextlib.contextmanager

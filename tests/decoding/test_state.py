@@ -236,8 +236,7 @@ def test_extending_is_prefilling_anew(temperature, change):
     lengths = np.array([len(prompt) for prompt in prompts])
     assert (np.asarray(continued.target_cache.length) == lengths - 1).all()
     assert (lengths - 2 <= np.asarray(continued.drafter.valid)).all()
-    # What lies beyond a row's length is never read.
-    target = ModelDrafterState(continued.target_cache, lengths - 1, None)
+    target = ModelDrafterState(continued.target_cache, lengths - 1)  # what lies beyond a row's length is never read
     for weights, filled in ((params.target, target), (params.drafter, continued.drafter)):
         tiny_llama.assert_filled(pair()[0], weights, filled, np.asarray(continued.tokens))
     assert texts(decoder.run(params, continued)) == texts(decoder.run(params, fresh))
