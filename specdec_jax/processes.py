@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from filelock import FileLock
 from jax.experimental import multihost_utils
 
@@ -85,6 +86,11 @@ def join(stay: bool = False, watched: bool = True) -> Share:
     else:
         time.sleep(SERVED)  # the service is this process's, and ends with it
     return share
+
+
+def agreed(numbers: Sequence[int]) -> list[int]:
+    """The first process's, on all that call it."""
+    return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.int32)).tolist()
 
 
 @contextlib.contextmanager

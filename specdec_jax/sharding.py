@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
+CACHE_AXES = 4  # of keys and of values: rows, heads, slots, width
 ANY = PartitionSpec.UNCONSTRAINED
 """Of an array's axis that the compiler may lay as it likes."""
 
@@ -96,6 +97,22 @@ def placement(replicate: bool = False) -> Callable[[Any], NamedSharding] | None:
     if mesh is None:
         return None
     return lambda weight: sharding(mesh, weight.leaf_shape) if replicate else weight_sharding(mesh, weight)
+
+
+def bytes_of_caches(params: Any, caches: Any) -> int:
+    """What a model's caches [B, heads, slots, width] take on one device, and its other arrays [B, ...].
+
+    Rows are divided over `data`; devices that share the model's weights share its heads, too.
+    """
+    mesh = mesh_here()
+    shared = any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+
+    def own(leaf: Any) -> int:
+        axes = (DATA, MODEL) if shared and len(leaf.shape) == CACHE_AXES else (DATA,)
+        shape = leaf.shape if mesh is None else sharding(mesh, leaf.shape, *axes).shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(own(leaf) for leaf in jax.tree.leaves(caches))
 
 
 def placed(tree: Any) -> Any:

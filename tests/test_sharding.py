@@ -38,7 +38,11 @@ def sizes(words):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [*(("llama", words) for words in MESHES), ("reading", "data=4,model=2"), ("uneven", "data=3,model=2")],
+    [
+        *(("llama", words) for words in MESHES),
+        *(("shared", "data=2,model=4"), ("reading", "data=4,model=2")),
+        ("uneven", "data=3,model=2"),
+    ],
 )
 def test_tokens_are_those_of_one_device(found, kind, words):
     """Of a batch decoded in part, refilled, decoded, cut back and extended; greedy and sampled rows."""
@@ -59,6 +63,15 @@ def test_every_device_holds_and_reads_its_share(found, words):
 @pytest.mark.parametrize("words", MESHES)
 def test_rows_and_heads_of_the_cache_are_shared(found, words):
     assert found["llama"][words]["cache"] == 1 / 8
+
+
+@pytest.mark.parametrize("kind", ["llama", "shared", "reading", "uneven"])
+def test_bytes_of_caches_are_told_beforehand(found, kind):
+    """What a device has of a batch that has decoded, and of one whose rows wait for their first prompts."""
+    for words, there in found[kind].items():
+        if words:
+            told, *held = there["bytes"]
+            assert held == [told, told], words
 
 
 def test_what_devices_cannot_share_evenly_is_whole(found):
@@ -83,6 +96,22 @@ def test_collectives_of_a_round(found, words):
     assert scalars <= (5 if rows > 1 else 0)
     gathered = [shape for kind, shape in found["llama"][words]["collectives"] if kind == "all-gather"]
     assert gathered == [f"f32[{8 // rows},{width},{VOCAB}]" for width in WIDTHS][: len(gathered)]
+
+
+def test_a_shared_drafter(found):
+    """A pass of it costs what one of the target does; feeding ends at the last layer's keys and values."""
+    there = found["shared"]["data=2,model=4"]
+    assert there["drafter"] == [1 / 4, 1 / 8] and found["llama"]["data=2,model=4"]["drafter"] == [1, 1 / 2]
+    own = Counter(map(tuple, there["collectives"])) - Counter(
+        map(tuple, found["llama"]["data=2,model=4"]["collectives"])
+    )
+    fed = Counter({("all-reduce", "f32[4,16,24]"): 1 + 2 * (LAYERS - 1)})
+    step = Counter({("all-reduce", "f32[4,2,24]"): 1 + 2 * LAYERS, ("all-gather", f"f32[4,2,{VOCAB}]"): 1})
+    assert own == fed + step
+
+
+def test_a_drafter_is_shared_from_its_size_on(found):
+    assert found["drafters"] == [1 / 2, 1.0]
 
 
 def test_a_file_of_requests_on_a_mesh(found):

@@ -34,7 +34,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
     pair = PAIRS[job.pair]
-    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair.target, mesh)
+    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair, mesh)
     function, arguments = program(job.program, shapes)
     arguments = jax.tree.map(lambda leaf: _everywhere(leaf, mesh), arguments)
     found: dict[str, Any] = {

@@ -15,10 +15,11 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import family_of
+from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.models.weights import placed_shapes
-from specdec_jax.sharding import DATA, MODEL, sharding, weight_sharding
+from specdec_jax.sharding import CACHE_AXES, DATA, MODEL, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -86,19 +87,31 @@ def _reader(decoder: Decoder, params: ModelParams) -> Any:
     return None if decoder.parts.drafter.observer.features is None else params.drafter
 
 
-def placed(shapes: Shapes, target: llama.LlamaConfig, mesh: Mesh) -> Shapes:
-    """The same on a mesh: chips share rows, the target's weights and its cache's heads; each has the drafter."""
+def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
+    """The same on a mesh: chips share rows, the weights and heads of caches; a small drafter is whole on each."""
 
     def put(leaf: Any, *axes: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding(mesh, np.shape(leaf), *axes))
 
-    table = llama.parameter_table(target)
-    weights = placed_shapes(table, shapes.params.target, lambda weight: weight_sharding(mesh, weight))
-    params = ModelParams(weights, jax.tree.map(put, shapes.params.drafter))
+    def weights(config: llama.LlamaConfig, tree: Any) -> Any:
+        return placed_shapes(family_of(config).parameter_table(config), tree, lambda one: weight_sharding(mesh, one))
+
+    def heads(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: put(leaf, *(DATA, MODEL)[: 2 if len(leaf.shape) == CACHE_AXES else 1]), tree)
+
+    own = shapes.params.drafter
+    drafter = weights(pair.drafter, own) if is_shared(pair) else jax.tree.map(put, own)
     request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
-    cache = jax.tree.map(lambda leaf: put(leaf, *(DATA, MODEL)[: len(leaf.shape)]), shapes.state.target_cache)
-    return Shapes(shapes.decoder, params, request, state._replace(target_cache=cache))
+    state = state._replace(target_cache=heads(shapes.state.target_cache))
+    if is_shared(pair):
+        state = state._replace(drafter=heads(shapes.state.drafter))
+    return Shapes(shapes.decoder, ModelParams(weights(pair.target, shapes.params.target), drafter), request, state)
+
+
+def is_shared(pair: Pair) -> bool:
+    """Whether chips share the drafter's weights, as `load_pair` has it."""
+    return pair.draft_vocabulary is None and bytes_of(_weights(pair.drafter)) >= SHARE_DRAFTER
 
 
 def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
@@ -117,11 +130,12 @@ def _weights(config: llama.LlamaConfig) -> Any:
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
     """Bytes of weights that a pass of either model reads: of a table that only embeds, single rows.
 
-    `shares`: chips that share the target's.
+    `shares`: chips that share the target's, and a large drafter's.
     """
     return {
         "target": _read(pair.target, pair.target.vocab_size) // shares,
-        "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size),
+        "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size)
+        // (shares if is_shared(pair) else 1),
     }
 
 

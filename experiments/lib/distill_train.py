@@ -1,6 +1,7 @@
 """Stage 3 of a distillation: the drafter learns the target's distributions."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,7 +116,7 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         drafter = drafter_config(config.shape, target.config)
         params = initial_params(config.shape, target.config, target.params, counts, config.seed)
     else:
-        start = load_model(config.start_from, dtype="float32", replicate=True)
+        start = load_model(config.start_from, dtype="float32", share_from=math.inf)
         drafter, params = start.config, start.params
         if isinstance(drafter, LlamaReadingConfig) and drafter.target_layers != config.shape.reads:
             raise ValueError(

@@ -58,6 +58,15 @@ def _use_mesh(command: Any) -> None:
         use_mesh(asked)
 
 
+def _use_all_devices(mesh: str | None) -> None:
+    """Those of all processes, which share the target's weights unless the mesh says otherwise."""
+    import jax
+
+    from specdec_jax.sharding import use_mesh
+
+    use_mesh(mesh or f"model={jax.device_count()}", jax.devices())
+
+
 def _parsed(arguments: list[str]) -> Any:
     """The command's dataclass. Without a command's name the program ends with the list of them, a line each."""
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
@@ -89,11 +98,7 @@ def _generate_together(command: Generate) -> int:
     from specdec_jax.processes import join
 
     share = join(stay=True, watched=False)
-    import jax
-
-    from specdec_jax.sharding import use_mesh
-
-    use_mesh(command.models.mesh or f"model={jax.device_count()}", jax.devices())
+    _use_all_devices(command.models.mesh)
     with contextlib.ExitStack() as stack:
         if share.index:
             command = replace(command, output=replace(command.output, page=None, picture=None, profile=None))
@@ -153,8 +158,13 @@ def run_file(command: GenerateFile) -> int:
     if command.distributed:
         from specdec_jax.processes import join
 
-        options["share"] = join()
-        _use_mesh(command)
+        options["share"] = join(stay=command.spanning)
+        if command.spanning:
+            _use_all_devices(command.models.mesh)
+        else:
+            _use_mesh(command)
+    elif command.spanning:
+        raise ValueError("--spanning is for the processes of --distributed")
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 

@@ -111,6 +111,9 @@ class GenerateFile(Drafting):
     distributed: Switch = False
     """Share the lines with the other processes of this launch: SLURM, TPU pods and Kubernetes find each other, others
     by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+    spanning: Switch = False
+    """With --distributed, for a target too large for one process: all decode every line on the devices of all, --mesh
+    among them; the first one writes."""
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)

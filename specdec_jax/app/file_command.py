@@ -1,9 +1,11 @@
 """`generate-file`: requests from a JSONL file through one batch, results appended line by line."""
 
+import contextlib
 import functools
 import hashlib
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,22 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.processes import LOOK, Share
-from specdec_jax.text.calibration import fingerprint
+from specdec_jax.processes import LOOK, Share, agreed, is_first, together
+from specdec_jax.sharding import spans_processes
+from specdec_jax.text.calibration import fingerprint, same_weights
 from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, finished, known_settings, opened, write_settings
+from specdec_jax.text.result_file import (
+    SETTINGS,
+    ResultFile,
+    Unwritten,
+    finished,
+    known_settings,
+    opened,
+    write_settings,
+)
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -78,7 +89,8 @@ def generate_file(
 ) -> int:
     """Decode what `output` does not have yet; returns how many lines of the input were refused.
 
-    `share`: of the lines, this process's (processes.py); None: all.
+    `share`: of the lines, this process's (processes.py); None: all. On a mesh that spans processes all of them decode
+    every line, and the first one writes.
 
     Raises:
         ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
@@ -92,8 +104,11 @@ def generate_file(
     content = source.read_bytes()
     check_file(output)
     wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    heard = not spans_processes() or is_first()
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
     run = _Run(settings, policy, verifier, batch, with_tokens, console)
+    if share is not None and spans_processes():
+        return _together(run, share, output, wanted, content, overwrite)
     if share is not None:
         return _shared(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
@@ -119,14 +134,28 @@ def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], co
     return refused
 
 
-def _complete(run: _Run, lines: _Lines, results: ResultFile, watch: Callable[[], Any]) -> int:
+def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
+    """All lines, which all processes decode at once."""
+    meeting = output.with_name(f".{output.name}.processes")
+    with together(meeting, share), contextlib.ExitStack() as stack:
+        results: ResultFile | Unwritten = Unwritten(output)
+        if is_first():
+            results = stack.enter_context(opened(output, wanted, content, overwrite))
+        results.lines, results.refused = agreed([results.lines, results.refused])
+        refused = _complete(run, _lines(content), results, lambda: True)
+    if is_first():
+        shutil.rmtree(meeting, ignore_errors=True)
+    return refused
+
+
+def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> int:
     """Decodes the lines that the results lack; `watch` is called now and then. Returns how many were refused."""
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
     enable()
     with interrupts_end_here():  # every line is written in one piece: nothing is lost
-        pair = _pair(run, results.path)
+        pair = _pair(run, results)
         _decode(run, pair, lines, results, watch)
     return results.refused + lines.refused
 
@@ -147,9 +176,9 @@ def _lines(content: bytes) -> _Lines:
     return _Lines([number for number, _ in numbered], [line for _, line in numbered], list(range(len(numbered))))
 
 
-def _pair(run: _Run, output: Path) -> Pair:
+def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     """The pair; what the machine decides of it is written beside the output, and read from there by a later run."""
-    known = known_settings(output)
+    known = known_settings(results.path)
     decided = known.get(DECIDED)
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
@@ -161,9 +190,9 @@ def _pair(run: _Run, output: Path) -> Pair:
     with run.console.status(Text(f"Loading {' and '.join(names)}")):
         pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
-    if decided is not None and decided.get("weights") != weights:
-        raise ValueError(f"{output} was written with other weights: give another name, or --overwrite")
-    if decided is None:
+    if decided is not None and not _same(decided.get("weights") or [], weights):
+        raise ValueError(f"{results.path} was written with other weights: give another name, or --overwrite")
+    if decided is None and isinstance(results, ResultFile):
         parts = pair.decoder.parts
         own = {
             "weights": weights,
@@ -172,11 +201,15 @@ def _pair(run: _Run, output: Path) -> Pair:
             "verification_widths": parts.widths,
             "costs": None if pair.costs is None else pair.costs._asdict(),
         }
-        write_settings(output, {**known, DECIDED: own})
+        write_settings(results.path, {**known, DECIDED: own})
     return pair
 
 
-def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile, watch: Callable[[], Any]) -> None:
+def _same(known: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
+    return len(known) == len(weights) and all(map(same_weights, known, weights))
+
+
+def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> None:
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
@@ -187,7 +220,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile, watch: Ca
 
     @functools.cache
     def fits(slots: int) -> None:
-        rows_that_fit(pair, slots, free)
+        rows_that_fit(pair, run.batch, slots, free)
 
     def requests() -> Iterator[Request]:
         for index in range(first, len(lines.lines)):
@@ -230,7 +263,7 @@ def _shape(pair: Pair, done: Completed) -> str:
     return f"{done.rows} rows of {done.slots} cache slots: {size:,.0f} MB of caches, {took}"
 
 
-def _write(lines: _Lines, results: ResultFile) -> None:
+def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
     """What is ready, as far as no line before it is missing."""
     while results.lines in lines.ready:
         results.append(lines.ready.pop(results.lines))

@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from specdec_jax.sharding import mesh_here, spans_processes
 
 GROUPS = {  # of a container's processes, versions 2 and 1
     Path("/sys/fs/cgroup"): ("memory.max", "memory.current"),
@@ -44,7 +48,22 @@ def device() -> str:
 
 
 def free_memory() -> int | None:
-    """Bytes that jax's first device, or on a CPU this machine or its control group, has left; None: it does not say."""
+    """Bytes that a device has left: the first of the mesh that was set or of jax; None: it does not say.
+
+    Of a CPU what this machine or its control group has, in equal parts for the mesh's devices. Processes that decode
+    together are all told the least that one of them has.
+    """
+    free, mesh = _free_here(), mesh_here()
+    if free is not None and mesh is not None and jax.default_backend() == "cpu":
+        free //= len(mesh.local_devices)
+    if not spans_processes():
+        return free
+    megabytes = np.int32(-1 if free is None else free >> 20)  # jax would cut 64 bits to 32
+    least = int(np.min(multihost_utils.process_allgather(megabytes)))
+    return None if least < 0 else least << 20
+
+
+def _free_here() -> int | None:
     counts = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in counts:
         return counts["bytes_limit"] - counts.get("bytes_in_use", 0)

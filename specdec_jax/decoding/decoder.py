@@ -131,9 +131,6 @@ def build_decoder(
         drafter_state = drafter.fill(params.drafter, drafter_state, fresh.tokens, fresh.length)
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
-    def init_both(params: ModelParams, batch: int, slots: int) -> tuple[Any, Any]:
-        return by_rows((target.init_cache(params.target, batch, slots), drafter.init(params.drafter, batch, slots)))
-
     told = options_here() if compiler_options is None else dict(compiler_options)
     jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
@@ -142,7 +139,7 @@ def build_decoder(
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
-        "caches": jit(init_both, static_argnums=(1, 2)),
+        "repeat": jit(_repeat, static_argnums=1),
         "place": jit(_place, donate_argnums=0),
         "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
@@ -195,9 +192,8 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         return jitted["extend"](params, state, fresh)
 
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
-        state = begin([[0]] * rows, {**options, "max_new_tokens": 0, "slots": slots})
-        cache, drafter = jitted["caches"](params, rows, slots)
-        return state._replace(target_cache=cache, drafter=drafter)
+        one = prefill(params, [[0]], **{**options, "max_new_tokens": 0, "slots": slots})
+        return jitted["repeat"](one, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
         batch, slots = state.tokens.shape
@@ -282,6 +278,11 @@ def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
     slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]
     both = slot < jnp.minimum(state.length, fresh.length)[:, None]
     return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
+
+
+def _repeat(state: DecodeState, rows: int) -> DecodeState:
+    """So many rows like the one of the state."""
+    return by_rows(jax.tree.map(lambda leaf: jnp.repeat(leaf, rows, axis=0), state))
 
 
 def _place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:

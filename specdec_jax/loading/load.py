@@ -16,13 +16,15 @@ from specdec_jax.loading.hub import hub_folder
 from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.models.weights import Place
+from specdec_jax.models.weights import Layout, Place, Table, num_weights
 from specdec_jax.sharding import placement
 from specdec_jax.types import LanguageModel, Params
 
 DTYPES = ("bfloat16", "float16", "float32")
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
+SHARE_DRAFTER = 1e9
+"""Bytes of weights from which devices share a drafter: fewer are read sooner than two sums a layer cross the links."""
 
 
 class LoadedModel(NamedTuple):
@@ -41,7 +43,7 @@ def load_model(
     dtype: Any = "bfloat16",
     revision: str | None = None,
     cache_dir: str | Path | None = None,
-    replicate: bool = False,
+    share_from: float = 0,
 ) -> LoadedModel:
     """Loads a model by its source: the first of these that it is.
 
@@ -52,31 +54,35 @@ def load_model(
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
     Where a mesh was set (`sharding.make_mesh`), its devices share the weights, and each reads its part of safetensors;
-    `replicate` gives every device all of them, as suits drafters.
+    those of a model with fewer bytes than `share_from` are whole on every device, as suits small drafters.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
     name, checked = str(source), check_dtype(dtype)
     whole, vocabulary = split_source(name)
     if vocabulary:
         tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
-        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, replicate=replicate)
+        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
     if revision is not None and not _is_hub_id(name):
         raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
-    path, place = _locate(name, revision, cache_dir), placement(replicate)
+    path = _locate(name, revision, cache_dir)
+
+    def layout(table: Table) -> Place | None:
+        return placement(replicate=num_weights(table) * checked.itemsize < share_from)
+
     if path.is_file():
-        return _assemble(open_gguf(path), checked, name, place)
+        return _assemble(open_gguf(path), checked, name, layout)
     if (path / CONFIG).is_file():
-        return _assemble(open_hf_folder(path), checked, name, place)
+        return _assemble(open_hf_folder(path), checked, name, layout)
     if (path / MARKER).is_file():
-        config, params, tokenizer = restore_orbax(path, checked, place)
+        config, params, tokenizer = restore_orbax(path, checked, layout)
         return _loaded(config, params, tokenizer, checked, name)
     raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{_gguf_hint(path)}")
 
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
-    """Target and drafter; on a mesh devices share the target, and each has the drafter. Raises as `load_model`."""
-    return load_model(target, dtype=dtype), load_model(drafter, dtype=dtype, replicate=True)
+    """Target and drafter; on a mesh devices share the target, and a drafter that is large. Raises as `load_model`."""
+    return load_model(target, dtype=dtype), load_model(drafter, dtype=dtype, share_from=SHARE_DRAFTER)
 
 
 def check_dtype(dtype: Any) -> Any:
@@ -116,12 +122,12 @@ def _gguf_hint(folder: Path) -> str:
     return f"; give the file itself: {folder / found[0]}" if found else ""
 
 
-def _assemble(checkpoint: Checkpoint, dtype: Any, name: str, place: Place | None) -> LoadedModel:
+def _assemble(checkpoint: Checkpoint, dtype: Any, name: str, layout: Layout) -> LoadedModel:
     where, settings, named, tokenizer = checkpoint
     try:
         module = family(settings.get("model_type"))
         config = config_class(module).from_hf(settings)
-        params = module.params_from_named(config, named, dtype, place)
+        params = module.params_from_named(config, named, dtype, layout(module.parameter_table(config)))
     except ValueError as error:
         message = str(error)
         raise ValueError(message if message.startswith(where) else f"{where}: {message}") from None

@@ -17,7 +17,7 @@ from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
-from specdec_jax.models.weights import Place, placed_shapes
+from specdec_jax.models.weights import Layout, placed_shapes
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 2  # of 1, fused weights had another layout
@@ -60,8 +60,8 @@ def alone() -> Any:
     return ocp.options.MultiprocessingOptions(own, {own} if several else None, "alone" if several else None)
 
 
-def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> Restored:
-    """Reads a checkpoint, every parameter in `dtype` on the default device, or where `place` says.
+def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) -> Restored:
+    """Reads a checkpoint, every parameter in `dtype` on the default device, or where `layout` says.
 
     Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
     damaged or of another shape than the config says.
@@ -80,7 +80,9 @@ def restore_orbax(path: str | Path, dtype: Any, place: Place | None = None) -> R
     tokenizer = tokenizer_from_folder(folder / TOKENIZER)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    wanted = placed_shapes(module.parameter_table(config), shapes, place or (lambda _: device))
+    table = module.parameter_table(config)
+    place = layout(table) if layout else None
+    wanted = placed_shapes(table, shapes, place or (lambda _: device))
     return Restored(config, _restore(folder / PARAMS, wanted), tokenizer)
 
 

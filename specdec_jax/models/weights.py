@@ -55,6 +55,7 @@ Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
 Place = Callable[[Parameter], jax.sharding.Sharding]  # where the leaf lies
+Layout = Callable[[Table], Place | None]  # where each leaf of a whole model lies; None: on the default device
 
 
 def params_from_named(
@@ -89,6 +90,11 @@ def params_from_named(
         faults = [_listed(kind, names) for kind, names in wrong.items() if names]
         raise ValueError(f"weights do not fit the model: {'; '.join(faults)}")
     return _tree(leaves)
+
+
+def num_weights(table: Table) -> int:
+    """Of all leaves."""
+    return sum(math.prod(shape) for shape in {one.path: one.leaf_shape for one in table.values()}.values())
 
 
 def placed_shapes(table: Table, shapes: Any, place: Place) -> Any:

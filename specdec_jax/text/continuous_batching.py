@@ -4,8 +4,6 @@ One compiled generation a shape: the rows of a state share their cache slots, on
 and requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
 """
 
-import math
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -14,7 +12,7 @@ import jax
 
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.state import readable, slots_for
-from specdec_jax.sharding import on_host, placed
+from specdec_jax.sharding import bytes_of_caches, on_host, placed
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -64,7 +62,8 @@ def complete(
             raise ValueError(f"{name} must be at least 1, got {value}")
     waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
     while (slots := waiting.next_slots()) is not None:
-        yield from _one_shape(pair, waiting, min(batch, rows_that_fit(pair, slots, free_memory())), slots, refill_after)
+        rows = rows_that_fit(pair, batch, slots, free_memory())
+        yield from _one_shape(pair, waiting, rows, slots, refill_after)
 
 
 def slots_of(pair: Pair, request: Request) -> int:
@@ -74,25 +73,28 @@ def slots_of(pair: Pair, request: Request) -> int:
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
-    """What the caches of both models take, by their shapes."""
-    shapes = pair.decoder.jitted["caches"].eval_shape(pair.params, batch, slots)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    """What the caches of both models take on one device, by their shapes."""
+    target, drafter, given = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
+    kept = jax.eval_shape(lambda params: target.init_cache(params, batch, slots), given.target)
+    own = jax.eval_shape(lambda params: drafter.init(params, batch, slots), given.drafter)
+    return bytes_of_caches(given.target, kept) + bytes_of_caches(given.drafter, own)
 
 
-def rows_that_fit(pair: Pair, slots: int, free: int | None) -> int:
-    """Rows of so many slots whose caches fit into `free` bytes with one more, that of the row that is prefilled next.
+def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
+    """How many rows of `batch` fit: caches of so many slots into `free` bytes a device, with the row prefilled next.
 
     Raises:
         ValueError: not one does.
     """
     one = cache_bytes(pair, 1, slots)
-    most = sys.maxsize if free is None else free // one - 1
-    if most < 1:
+    while free is not None and batch and cache_bytes(pair, batch, slots) + one > free:
+        batch -= 1
+    if not batch:
         raise ValueError(
             f"{slots} cache slots take {one / 1e9:.2f} GB a row, two rows while one is prefilled, "
             f"and {(free or 0) / 1e9:.2f} GB are free"
         )
-    return most
+    return batch
 
 
 class _Waiting:

@@ -20,6 +20,7 @@ from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
@@ -247,7 +248,7 @@ def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Dr
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
     try:
-        return _loaded(source, dtype, mesh_here(), replicate=True)
+        return _loaded(source, dtype, mesh_here(), SHARE_DRAFTER)
     except FileNotFoundError as error:
         # A misspelt drafter is looked for among models last: only then is it known to be neither.
         if difflib.get_close_matches(source, _modelless(), n=1):
@@ -256,9 +257,9 @@ def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(source: str, dtype: str, mesh: Mesh | None, replicate: bool = False) -> LoadedModel:
+def _loaded(source: str, dtype: str, mesh: Mesh | None, share_from: float = 0) -> LoadedModel:
     """`mesh` is the one that was set: what was loaded on another is loaded again."""
-    return load_model(source, dtype=dtype, replicate=replicate)
+    return load_model(source, dtype=dtype, share_from=share_from)
 
 
 @functools.lru_cache(maxsize=16)

@@ -55,6 +55,17 @@ class ResultFile:
             os.close(self._descriptor)
 
 
+class Unwritten:
+    """In place of a file of results that another process writes."""
+
+    def __init__(self, path: Path):
+        self.path, self.lines, self.refused = path, 0, 0
+
+    def append(self, line: bytes) -> None:
+        """One line more is there."""
+        self.lines += bool(line)
+
+
 @contextlib.contextmanager
 def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
     """The file of results of these settings and this input, alone: with the whole lines it has, or empty.

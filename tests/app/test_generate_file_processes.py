@@ -104,6 +104,32 @@ def test_a_run_whose_processes_were_killed_ends_as_one_that_was_not(command, sou
     assert output.read_bytes() == whole
 
 
+@pytest.mark.parametrize("mesh", ["data=2", "model=2"])
+def test_one_target_on_the_devices_of_all(command, source, whole, tmp_path, mesh):
+    """Two processes that both decode every line, one of which writes; then one is killed, and the run goes on."""
+    output, more = tmp_path / "out.jsonl", ["--spanning", "--mesh", mesh]
+    running, until = launch(2, source, output, [*command, *more]), time.monotonic() + 240
+    while not (output.is_file() and output.read_bytes().count(b"\n")):
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.01)
+    running[1][0].kill()
+    begun = time.monotonic()
+    code, said = ended(running, 60)[0]
+    assert time.monotonic() - begun < 60 and code == 2, said
+    assert "process 2 of 2 has ended before the work was done" in said and "Traceback" not in said
+    kept = output.read_bytes()
+    found = ended(launch(2, source, output, [*command, *more]))
+    assert [code for code, _ in found] == [1, 1], found
+    assert output.read_bytes() == whole and whole.startswith(kept) and len(kept) < len(whole)
+    assert not list(tmp_path.glob(".*.processes"))
+    assert "23 lines" not in found[1][1] and "lines in" in found[0][1]
+
+
+def test_spanning_is_for_several(command, source, tmp_path, capsys):
+    assert main(["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, "--spanning"]) == 2
+    assert "--spanning is for the processes of --distributed" in capsys.readouterr().err
+
+
 def test_who_finds_no_others_says_what_is_missing(command, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     assert main(["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, "--distributed"]) == 2
