@@ -98,7 +98,7 @@ def test_the_family_loads_from_a_hugging_face_folder(folder, tmp_path):
     from specdec_jax.models import olmo
 
     write_tokenizer(tmp_path)
-    config = olmo.OlmoConfig(272, 24, 40, 2, 4, 2, max_position_embeddings=64, eos_token_id=2)
+    config = olmo.OlmoConfig(272, 24, 40, 2, 4, 2, 6, max_position_embeddings=64, eos_token_ids=(2,))
     params = olmo.init_params(config, jax.random.key(1), "float32")
     save_hf_folder(tmp_path / "olmo", config, params, tokenizer_from_folder(tmp_path))
     loaded = load_model(tmp_path / "olmo", dtype="float32")

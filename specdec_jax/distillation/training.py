@@ -13,7 +13,8 @@ import optax
 from specdec_jax.distillation.batches import Batch, Packing
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
-from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models import llama
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, Params
@@ -170,7 +171,7 @@ def _objective(
     head = "embedding" if config.tie_word_embeddings else "head"
     if isinstance(config, LlamaReadingConfig):
         return _reading_objective(config, head_loss, head, dtype, unroll)
-    model = Llama(config, dtype)
+    model = llama.module(config, dtype)
 
     def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
         segments = batch.segments

@@ -205,7 +205,10 @@ def split_heads(fused: Array, heads: tuple[int, int, int]) -> tuple[Array, Array
 
 
 class Attention(nn.Module):
-    """Cached self-attention with rotary positions; q, k and v are one fused projection (`fused_heads`)."""
+    """Cached self-attention with rotary positions; q, k and v are one fused projection (`fused_heads`).
+
+    With `norm_eps` queries and keys are normed head by head, before they are rotated.
+    """
 
     heads: int
     kv_heads: int
@@ -213,6 +216,7 @@ class Attention(nn.Module):
     qkv_bias: bool
     output_bias: bool
     dtype: Any
+    norm_eps: float | None = None
 
     @nn.compact
     def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
@@ -224,6 +228,9 @@ class Attention(nn.Module):
         heads = fused_heads(self.heads, self.kv_heads, self.head_dim)
         fused = Projection(math.prod(heads), self.qkv_bias, self.dtype, name="qkv")(x)
         query, key, value = split_heads(fused, heads)
+        if self.norm_eps is not None:
+            query = RMSNorm(self.norm_eps, self.dtype, name="query_norm")(query)
+            key = RMSNorm(self.norm_eps, self.dtype, name="key_norm")(key)
         key, value = rotate(key, cos_sin).swapaxes(1, 2), value.swapaxes(1, 2)
         output = Projection(model_width, self.output_bias, self.dtype, name="output")
         if keys is None:
@@ -262,19 +269,26 @@ class GatedMLP(nn.Module):
 
 
 def attention_table(
-    name: str, path: tuple[str, ...], heads: tuple[int, int, int], width: int, bias: bool = False
+    name: str,
+    path: tuple[str, ...],
+    heads: tuple[int, int, int],
+    width: int,
+    biases: tuple[bool, bool] = (False, False),
+    norms: bool = False,
 ) -> dict[str, Parameter]:
     """Of `Attention`: Hugging Face's names of its weights behind `name`, and where they live at `path`.
 
-    `heads` are H, Hkv and head_dim.
+    `heads` are H, Hkv and head_dim; `biases` those of q, k and v, and of the output; `norms` those of queries and keys.
     """
     count, kv_heads, head_dim = heads
     table: dict[str, Parameter] = {}
     for kind, at in (("q", slice(-2)), ("k", -2), ("v", -1)):
         rows = (count if kind == "q" else kv_heads) * head_dim
         fused = Fused(fused_heads(*heads), at)
-        table |= _fused(f"{name}{kind}_proj", (*path, "qkv"), rows, width, fused, bias)
-    return table | _back(f"{name}o_proj", (*path, "output"), width, count * head_dim, kv_heads, bias)
+        table |= _fused(f"{name}{kind}_proj", (*path, "qkv"), rows, width, fused, biases[0])
+    for kind, leaf in (("q", "query_norm"), ("k", "key_norm")) if norms else ():
+        table[f"{name}{kind}_norm.weight"] = Parameter((*path, leaf, "scale"), (head_dim,))
+    return table | _back(f"{name}o_proj", (*path, "output"), width, count * head_dim, kv_heads, biases[1])
 
 
 def gated_mlp_table(
@@ -299,11 +313,13 @@ def _fused(name: str, path: tuple[str, ...], rows: int, width: int, fused: Fused
     return table | ({f"{name}.bias": Parameter((*path, "bias"), (rows,), fused, split=0, units=units)} if bias else {})
 
 
-def causal_mask(start: Array, width: int, slots: int, mask: Array | None) -> Array:
+def causal_mask(start: Array, width: int, slots: int, mask: Array | None, window: int | None = None) -> Array:
     """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own, and of these only those in `mask`.
 
+    With a window the last so many of them, its own among them.
     By slot, not by position, so that a tree's nodes (several slots at one position) only need their ancestors masked.
     """
     query = start[:, None, None] + jnp.arange(width)[None, :, None]
-    causal = jnp.arange(slots)[None, None, :] <= query
+    slot = jnp.arange(slots)[None, None, :]
+    causal = slot <= query if window is None else (slot <= query) & (slot > query - window)
     return causal if mask is None else causal & mask

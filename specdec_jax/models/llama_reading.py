@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.models import layers, llama, weights
-from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.weights import Parameter
 from specdec_jax.types import Head, LanguageModel, Params, Reading
 
@@ -101,7 +101,7 @@ def own(params: Params, hidden: Array, dtype: Any) -> Array:
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The decoding seam. It decodes beside its target only: `apply` raises ValueError, `reading` is what drafts."""
     base = llama.language_model(config, dtype)
-    module, head = Llama(config, dtype), base.head
+    module, head = llama.module(config, dtype), base.head
     assert head is not None
 
     def alone(params, tokens, cache, positions=None, mask=None):

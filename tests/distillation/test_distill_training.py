@@ -121,7 +121,7 @@ def test_texts_of_a_row_do_not_see_each_other(target):
     segments = jnp.asarray([[0] * 5 + [1] * 7])
     positions = jnp.asarray([[*range(5), *range(7)]])
     mask = segments[:, :, None] == segments[:, None, :]
-    packed, _ = llama.Llama(TARGET, jnp.float32).apply({"params": params}, tokens, None, positions, mask)
+    packed, _ = llama.module(TARGET, jnp.float32).apply({"params": params}, tokens, None, positions, mask)
     for start, stop in ((0, 5), (5, 12)):
         alone, _ = model.apply(params, tokens[:, start:stop], model.init_cache(params, 1, 16))
         np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-4)
@@ -205,7 +205,7 @@ def test_an_induction_drafter_copies_before_it_is_trained():
             layers=2, width=160, heads=4, kv_heads=2, head_dim=64, hidden=64, init=init, rope_theta=1e8
         )
         drafter = initial.initial_params(shape, big, params, np.ones(400), 0)
-        logits, _ = llama.Llama(initial.drafter_config(shape, big), jnp.float32).apply({"params": drafter}, text, None)
+        logits, _ = llama.module(initial.drafter_config(shape, big), jnp.float32).apply({"params": drafter}, text, None)
         hits[init] = float(np.mean(np.argmax(logits[0, 120:-1], axis=-1) == np.asarray(text)[0, 121:]))
     assert hits["induction"] > 0.5 > 0.1 > hits["projection"]
 

@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_weights import random_tensors
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
 
 from specdec_jax import models
+from specdec_jax.loading.families import config_class
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.types import LanguageModel, ModelSpec
 
 pytestmark = pytest.mark.slow
 
-SHARED = {"adapters", "layers", "reduced_head", "rope", "weights"}  # parts of families; the other files are families
+SHARED = {"adapters", "decoder_only", "layers", "reduced_head", "rope", "rotary_decoder", "weights"}
+"""Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 
 
@@ -177,6 +180,24 @@ def test_what_is_read_of_the_target_changes_what_comes_next():
 def test_a_reading_config_refuses(change, named):
     with pytest.raises(ValueError, match=named):
         llama_reading.LlamaReadingConfig.from_hf(llama_reading.example_config().to_hf() | change)
+
+
+# --- other implementations --------------------------------------------------------------------------------------------
+
+FAMILY_LOGITS = json.loads(pathlib.Path(__file__).parents[1].joinpath("data", "family_logits.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", FAMILY_LOGITS["cases"])
+def test_a_family_equals_transformers(name):
+    """Logits by transformers on torch of the same random weights, in float32: tests/data/make_family_logits.py."""
+    case = FAMILY_LOGITS["cases"][name]
+    family = importlib.import_module(f"specdec_jax.models.{case['config']['model_type']}")
+    config = config_class(family).from_hf(case["config"])
+    params = family.params_from_named(config, random_tensors(case["shapes"]), jnp.float32)
+    logits, _ = one_pass(family.language_model(config, jnp.float32), params, jnp.asarray(FAMILY_LOGITS["tokens"]))
+    ours = np.asarray(logits[:, FAMILY_LOGITS["positions"]])
+    np.testing.assert_allclose(ours, case["logits"], atol=1e-4 * np.abs(case["logits"]).max())
+    assert family.named_from_params(config, params).keys() == case["shapes"].keys()
 
 
 # --- the real target --------------------------------------------------------------------------------------------------

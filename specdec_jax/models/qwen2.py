@@ -1,0 +1,53 @@
+"""Hugging Face's model_type `qwen2` (arXiv 2407.10671): Llama's block with biases of queries, keys and values."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from specdec_jax.models import decoder_only
+from specdec_jax.models.decoder_only import FULL, SLIDING
+from specdec_jax.models.rotary_decoder import FAMILY, WindowedConfig, parameter_table
+
+__all__ = ["Qwen2Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+
+WINDOW, FULL_LAYERS = 4096, 28  # of a config.json that says neither
+
+
+@dataclass(frozen=True)
+class Qwen2Config(WindowedConfig):
+    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+
+    There are windows only with `use_sliding_window`, and by default from layer `max_window_layers` on.
+    """
+
+    model_type: ClassVar[str] = "qwen2"
+    architecture: ClassVar[str] = "Qwen2ForCausalLM"
+    qkv_bias: ClassVar[Any] = True
+
+    max_position_embeddings: int = 32768
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """The fields as the family means them."""
+        if not config.get("use_sliding_window"):
+            return given | {"sliding_window": None, "layer_types": None}
+        first, count = config.get("max_window_layers", FULL_LAYERS), config["num_hidden_layers"]
+        kinds = given.get("layer_types") or [SLIDING if i >= first else FULL for i in range(count)]
+        return {"sliding_window": WINDOW, **given, "layer_types": tuple(kinds)}
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that `from_hf` reads back."""
+        return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
+
+
+language_model = functools.partial(decoder_only.language_model, FAMILY)
+init_params = functools.partial(decoder_only.init_params, FAMILY)
+params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
+named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+
+
+def example_config() -> Qwen2Config:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    windows = {"sliding_window": 5, "layer_types": (FULL, SLIDING)}
+    return Qwen2Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **windows)

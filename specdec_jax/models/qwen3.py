@@ -1,0 +1,53 @@
+"""Hugging Face's model_type `qwen3` (arXiv 2505.09388): Llama's block with norms of queries and keys, head by head."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from specdec_jax.models import decoder_only
+from specdec_jax.models.decoder_only import FULL, SLIDING
+from specdec_jax.models.qwen2 import Qwen2Config
+from specdec_jax.models.rotary_decoder import FAMILY, parameter_table
+
+__all__ = ["Qwen3Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+
+HEAD_DIM = 128  # of a config.json that names none, whatever the width
+
+
+@dataclass(frozen=True)
+class Qwen3Config(Qwen2Config):
+    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+
+    model_type: ClassVar[str] = "qwen3"
+    architecture: ClassVar[str] = "Qwen3ForCausalLM"
+    qk_norm: ClassVar[bool] = True
+
+    attention_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Of the projections into attention."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Of the projection out of it."""
+        return self.attention_bias
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """The fields as the family means them."""
+        return super().own_fields(config, given) | {"head_dim": config.get("head_dim") or HEAD_DIM}
+
+
+language_model = functools.partial(decoder_only.language_model, FAMILY)
+init_params = functools.partial(decoder_only.init_params, FAMILY)
+params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
+named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+
+
+def example_config() -> Qwen3Config:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "attention_bias": True}
+    return Qwen3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)
