@@ -6,6 +6,7 @@ disk that all see: JAX's service would end the others without a word of ours.
 """
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from jax.experimental import multihost_utils
 
 from specdec_jax.locks import held
@@ -25,6 +26,7 @@ VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID
 LOOK = 5.0  # seconds between two looks at the others
 SERVED = 1.0  # seconds in which all others leave
 GRACE = 60.0  # seconds in which all others begin, or leave
+LEFT = 30.0  # seconds in which a launch that was ended lets go of its locks
 AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
 
 
@@ -88,9 +90,12 @@ def join(stay: bool = False, watched: bool = True) -> Share:
     return share
 
 
-def agreed(numbers: Sequence[int]) -> list[int]:
-    """The first process's, on all that call it."""
-    return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.int32)).tolist()
+def told_by_first(facts: Any) -> Any:
+    """What the first process knows, as JSON carries it. All processes must call it."""
+    told = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(told.size)))
+    told = told if is_first() else np.zeros(size, np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(told)))
 
 
 @contextlib.contextmanager
@@ -102,14 +107,19 @@ def together(folder: Path, share: Share) -> Iterator[None]:
 
     Args:
         folder: seen by all; every process holds a lock in it.
+
+    Raises:
+        BlockingIOError: processes of another launch hold the locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()
-    with FileLock(_lock(folder, share)):
+    with _alone(folder, share):
         threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
         try:
             yield
             multihost_utils.sync_global_devices("done")
+        except (ValueError, OSError):  # this process's own word, whatever becomes of the others
+            raise
         except Exception:  # a collective that the lost one was part of, perhaps
             time.sleep(AGREED)
             _end_if_lost([one for one in share.others if not held(_lock(folder, one))])
@@ -121,6 +131,19 @@ def together(folder: Path, share: Share) -> Iterator[None]:
         until = time.monotonic() + GRACE  # the service is the first process's: it stays until the others have left
         while not share.index and time.monotonic() < until and any(held(_lock(folder, one)) for one in share.others):
             time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, share: Share) -> Iterator[None]:
+    lock = FileLock(_lock(folder, share))
+    try:
+        lock.acquire(timeout=LEFT)
+    except Timeout:
+        raise BlockingIOError(f"{folder} is in use by the processes of another launch") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _lock(folder: Path, share: Share) -> Path:

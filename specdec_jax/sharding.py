@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
-CACHE_AXES = 4  # of keys and of values: rows, heads, slots, width
+CACHES = ("keys", "values")  # of what has rows, heads, slots and width
 ANY = PartitionSpec.UNCONSTRAINED
 """Of an array's axis that the compiler may lay as it likes."""
 
@@ -28,12 +28,16 @@ def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
         devices: None: those of this process.
 
     Raises:
-        ValueError: something else than these axes with positive sizes, or more devices than there are.
+        ValueError: something else than these axes with positive sizes, more devices than there are, or devices of
+            several processes of which one would have none in the mesh.
     """
     shape = mesh_sizes(words)
     needed, there = math.prod(shape), jax.local_devices() if devices is None else devices
     if needed > len(there):
         raise ValueError(f"mesh {words!r} needs {needed} devices, there are {len(there)} ({there[0].platform})")
+    out = {device.process_index for device in there} - {device.process_index for device in there[:needed]}
+    if out:
+        raise ValueError(f"mesh {words!r} has no device of process {min(out) + 1}: there are {len(there)}, use all")
     return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=there[:needed])
 
 
@@ -99,20 +103,45 @@ def placement(replicate: bool = False) -> Callable[[Any], NamedSharding] | None:
     return lambda weight: sharding(mesh, weight.leaf_shape) if replicate else weight_sharding(mesh, weight)
 
 
-def bytes_of_caches(params: Any, caches: Any) -> int:
-    """What a model's caches [B, heads, slots, width] take on one device, and its other arrays [B, ...].
+def caches_laid(mesh: Mesh, caches: Any, shared: bool) -> Any:
+    """Where a model's state [B, ...] lies: rows over `data`, heads too where devices share the model's weights."""
 
-    Rows are divided over `data`; devices that share the model's weights share its heads, too.
-    """
-    mesh = mesh_here()
-    shared = any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+    def where(path: Any, leaf: Any) -> NamedSharding:
+        heads = shared and any(getattr(key, "name", None) in CACHES for key in path)
+        return sharding(mesh, leaf.shape, *((DATA, MODEL) if heads else (DATA,)))
+
+    return jax.tree.map_with_path(where, caches)
+
+
+def are_shared(params: Any) -> bool:
+    """Whether devices share a model's weights."""
+    return any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+
+
+def bytes_here(tree: Any) -> int:
+    """What arrays, or shapes with a sharding, take on one device."""
 
     def own(leaf: Any) -> int:
-        axes = (DATA, MODEL) if shared and len(leaf.shape) == CACHE_AXES else (DATA,)
-        shape = leaf.shape if mesh is None else sharding(mesh, leaf.shape, *axes).shard_shape(leaf.shape)
-        return math.prod(shape) * leaf.dtype.itemsize
+        where = getattr(leaf, "sharding", None)
+        return math.prod(leaf.shape if where is None else where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
-    return sum(own(leaf) for leaf in jax.tree.leaves(caches))
+    return sum(own(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def bytes_of_caches(params: Any, caches: Any) -> int:
+    """What shapes of a model's state [B, ...] take on one device (`caches_laid`)."""
+    mesh = mesh_here()
+    if mesh is None:
+        return bytes_here(caches)
+    places = caches_laid(mesh, caches, are_shared(params))
+    laid = lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)  # noqa: E731
+    return bytes_here(jax.tree.map(laid, caches, places))
+
+
+def row_groups() -> int:
+    """Groups of devices that rows are divided over, on the mesh that was set."""
+    mesh = mesh_here()
+    return 1 if mesh is None else mesh.shape[DATA]
 
 
 def placed(tree: Any) -> Any:

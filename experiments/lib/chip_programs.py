@@ -19,7 +19,7 @@ from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.models.weights import placed_shapes
-from specdec_jax.sharding import CACHE_AXES, DATA, MODEL, sharding, weight_sharding
+from specdec_jax.sharding import DATA, caches_laid, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -97,20 +97,24 @@ def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
     def weights(config: llama.LlamaConfig, tree: Any) -> Any:
         return placed_shapes(family_of(config).parameter_table(config), tree, lambda one: weight_sharding(mesh, one))
 
-    def heads(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: put(leaf, *(DATA, MODEL)[: 2 if len(leaf.shape) == CACHE_AXES else 1]), tree)
+    def caches(tree: Any, shared: bool) -> Any:
+        def laid(leaf: Any, place: Any) -> Any:
+            return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=place)
+
+        return jax.tree.map(laid, tree, caches_laid(mesh, tree, shared))
 
     own = shapes.params.drafter
     drafter = weights(pair.drafter, own) if is_shared(pair) else jax.tree.map(put, own)
     request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
-    state = state._replace(target_cache=heads(shapes.state.target_cache))
-    if is_shared(pair):
-        state = state._replace(drafter=heads(shapes.state.drafter))
+    given = shapes.state
+    state = state._replace(
+        target_cache=caches(given.target_cache, True), drafter=caches(given.drafter, is_shared(pair))
+    )
     return Shapes(shapes.decoder, ModelParams(weights(pair.target, shapes.params.target), drafter), request, state)
 
 
 def is_shared(pair: Pair) -> bool:
-    """Whether chips share the drafter's weights, as `load_pair` has it."""
+    """Whether chips share the drafter's weights, as `load_drafter` has it; those with a vocabulary are small here."""
     return pair.draft_vocabulary is None and bytes_of(_weights(pair.drafter)) >= SHARE_DRAFTER
 
 

@@ -59,7 +59,7 @@ def _use_mesh(command: Any) -> None:
 
 
 def _use_all_devices(mesh: str | None) -> None:
-    """Those of all processes, which share the target's weights unless the mesh says otherwise."""
+    """A mesh of the devices of all processes, which share the target's weights unless it says otherwise."""
     import jax
 
     from specdec_jax.sharding import use_mesh

@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import hashlib
-import shutil
+import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,27 +24,19 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.processes import LOOK, Share, agreed, is_first, together
+from specdec_jax.processes import LOOK, Share, is_first, together, told_by_first
 from specdec_jax.sharding import spans_processes
-from specdec_jax.text.calibration import fingerprint, same_weights
+from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import (
-    SETTINGS,
-    ResultFile,
-    Unwritten,
-    finished,
-    known_settings,
-    opened,
-    write_settings,
-)
+from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, finished, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
 
-DECIDED = "decided"  # what this machine chose when the run began, and a run that goes on takes over
+MEANS = 1e-4  # relative, by which the order of sums may change a mean
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
@@ -89,8 +82,8 @@ def generate_file(
 ) -> int:
     """Decode what `output` does not have yet; returns how many lines of the input were refused.
 
-    `share`: of the lines, this process's (processes.py); None: all. On a mesh that spans processes all of them decode
-    every line, and the first one writes.
+    `share`: who this process is among those of a launch (processes.py); None: there are no others. Each decodes its
+    share of the lines; on a mesh that spans the processes all decode every line, and the first one writes.
 
     Raises:
         ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
@@ -136,16 +129,27 @@ def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], co
 
 def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
     """All lines, which all processes decode at once."""
-    meeting = output.with_name(f".{output.name}.processes")
-    with together(meeting, share), contextlib.ExitStack() as stack:
-        results: ResultFile | Unwritten = Unwritten(output)
+    with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
+        results: ResultFile | Unwritten | None = None
+        facts: dict[str, Any] = {"options": _digest(json.dumps(wanted, sort_keys=True).encode()), "bytes": len(content)}
         if is_first():
-            results = stack.enter_context(opened(output, wanted, content, overwrite))
-        results.lines, results.refused = agreed([results.lines, results.refused])
-        refused = _complete(run, _lines(content), results, lambda: True)
-    if is_first():
-        shutil.rmtree(meeting, ignore_errors=True)
-    return refused
+            try:
+                results = stack.enter_context(opened(output, wanted, content, overwrite))
+                facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
+            except (ValueError, OSError) as error:
+                facts["error"] = str(error)
+        told = told_by_first(facts | {"input": _digest(content)})
+        if "error" in told:
+            raise ValueError(told["error"])
+        content = content[: told["bytes"]]  # an input may have grown since
+        if (told["options"], told["input"]) != (facts["options"], _digest(content)):
+            raise ValueError("this process has other options, or another input, than the first of the launch")
+        results = results or Unwritten(output, told["lines"], told["refused"], told["decided"])
+        return _complete(run, _lines(content), results, lambda: True)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> int:
@@ -166,7 +170,7 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     for name in ("policy", "verifier", "drafter", "calibration", "costs"):
         path = Path(name_in(getattr(settings, name) or ""))
         if path.suffix in (".py", ".json") and path.is_file():
-            wanted[f"{name} holds"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            wanted[f"{name} holds"] = _digest(path.read_bytes())
     return wanted
 
 
@@ -178,8 +182,7 @@ def _lines(content: bytes) -> _Lines:
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     """The pair; what the machine decides of it is written beside the output, and read from there by a later run."""
-    known = known_settings(results.path)
-    decided = known.get(DECIDED)
+    decided = results.decided
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
         costs = decided["costs"]
@@ -192,7 +195,7 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
     if decided is not None and not _same(decided.get("weights") or [], weights):
         raise ValueError(f"{results.path} was written with other weights: give another name, or --overwrite")
-    if decided is None and isinstance(results, ResultFile):
+    if decided is None:
         parts = pair.decoder.parts
         own = {
             "weights": weights,
@@ -201,12 +204,18 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
             "verification_widths": parts.widths,
             "costs": None if pair.costs is None else pair.costs._asdict(),
         }
-        write_settings(results.path, {**known, DECIDED: own})
+        results.decide(own)
     return pair
 
 
 def _same(known: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
-    return len(known) == len(weights) and all(map(same_weights, known, weights))
+    """Whether fingerprints are of the same weights. Their means differ a little by the devices they were taken on."""
+
+    def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        near = math.isclose(one["scale"], other["scale"], rel_tol=MEANS)
+        return near and {**one, "scale": other["scale"]} == dict(other)
+
+    return len(known) == len(weights) and all(map(same, known, weights))
 
 
 def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> None:

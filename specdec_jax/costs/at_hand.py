@@ -30,7 +30,7 @@ from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.sharding import mesh_here
+from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
@@ -54,7 +54,7 @@ def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
     mesh = mesh_here()
     shapes += [batch, FEW] if batch > 1 else []  # files of one row on one device are named as they always were
-    shapes += [dict(mesh.shape)] if mesh else []
+    shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
 
     def measure() -> CostModel:

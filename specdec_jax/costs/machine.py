@@ -5,6 +5,7 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,12 +49,13 @@ def device() -> str:
 
 
 def free_memory() -> int | None:
-    """Bytes that a device has left: the first of the mesh that was set or of jax; None: it does not say.
+    """Bytes that a device has left: this process's first of the mesh that was set, or of jax; None: it does not say.
 
-    Of a CPU what this machine or its control group has, in equal parts for the mesh's devices. Processes that decode
-    together are all told the least that one of them has.
+    Of a CPU what this machine or its control group has, in equal parts for the mesh's devices. On a mesh that spans
+    processes all of them must ask, and are told the least that one of them has.
     """
-    free, mesh = _free_here(), mesh_here()
+    mesh = mesh_here()
+    free = _free_here(jax.local_devices()[0] if mesh is None else mesh.local_devices[0])
     if free is not None and mesh is not None and jax.default_backend() == "cpu":
         free //= len(mesh.local_devices)
     if not spans_processes():
@@ -63,8 +65,8 @@ def free_memory() -> int | None:
     return None if least < 0 else least << 20
 
 
-def _free_here() -> int | None:
-    counts = jax.local_devices()[0].memory_stats() or {}
+def _free_here(device: Any) -> int | None:
+    counts = device.memory_stats() or {}
     if "bytes_limit" in counts:
         return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
     found = []

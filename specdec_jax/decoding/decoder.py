@@ -52,7 +52,7 @@ class Decoder(NamedTuple):
     prefill: Callable[..., DecodeState]
     compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
     extend: Callable[..., DecodeState]
-    idle: Callable[..., DecodeState]  # (params, rows, slots, **options): a state of rows that are done
+    idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of rows that are done
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): the prompt in place of what it held
     step: Callable[[ModelParams, DecodeState], DecodeState]
     run: Callable[..., DecodeState]  # rounds=n: n at most; leave=k: until k rows are done
@@ -192,7 +192,9 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         return jitted["extend"](params, state, fresh)
 
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
-        one = prefill(params, [[0]], **{**options, "max_new_tokens": 0, "slots": slots})
+        options = {**options, "max_new_tokens": 0, "slots": slots}
+        begin([[0]] * rows, options)  # a policy must answer so many
+        one = prefill(params, [[0]], **options)
         return jitted["repeat"](one, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:

@@ -106,7 +106,7 @@ class ShardFolder:
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         entry["labels"] = shard.top.shape[1]
-        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+        with FileLock(_beside(self.path)):
             self.refresh()
             others = [known for known in self.entries if known["file"] != path.name]
             self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
@@ -166,6 +166,12 @@ class ShardFolder:
         content = {"format": FORMAT, "about": self.about, "tokens": self.num_tokens, "shards": self.entries}
         with replacing(file) as temporary:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _beside(folder: Path) -> Path:
+    """The lock of its manifest, by whatever name the folder is given."""
+    folder = folder.resolve()
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _sha256(path: Path) -> str:

@@ -17,14 +17,15 @@ from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.weights import Layout, Place, Table, num_weights
-from specdec_jax.sharding import placement
+from specdec_jax.sharding import mesh_here, placement
 from specdec_jax.types import LanguageModel, Params
 
 DTYPES = ("bfloat16", "float16", "float32")
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
 SHARE_DRAFTER = 1e9
-"""Bytes of weights from which devices share a drafter: fewer are read sooner than two sums a layer cross the links."""
+"""Bytes of weights from which devices share a drafter. A guess: fewer may be read sooner than two sums a layer, each
+of a few microseconds, cross the links."""
 
 
 class LoadedModel(NamedTuple):
@@ -58,6 +59,7 @@ def load_model(
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
     name, checked = str(source), check_dtype(dtype)
+    mesh_here()  # refuses one of other axes, whatever is loaded
     whole, vocabulary = split_source(name)
     if vocabulary:
         tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
@@ -82,7 +84,12 @@ def load_model(
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
     """Target and drafter; on a mesh devices share the target, and a drafter that is large. Raises as `load_model`."""
-    return load_model(target, dtype=dtype), load_model(drafter, dtype=dtype, share_from=SHARE_DRAFTER)
+    return load_model(target, dtype=dtype), load_drafter(drafter, dtype=dtype)
+
+
+def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
+    """As `load_model`; on a mesh a small one is whole on every device."""
+    return load_model(source, dtype=dtype, share_from=SHARE_DRAFTER)
 
 
 def check_dtype(dtype: Any) -> Any:

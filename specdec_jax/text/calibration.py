@@ -59,12 +59,6 @@ def fingerprint(params: Params) -> dict[str, Any]:
     return found | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
-def same_weights(known: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints are of the same weights, on whatever devices their means were taken."""
-    near = abs(here["scale"] - known["scale"]) <= SCALE_TOLERANCE * known["scale"]
-    return near and here["parameters"] == known["parameters"]
-
-
 _scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
 
 
@@ -198,8 +192,8 @@ def _difference(calibration: Calibration, pair: Pair) -> str:
 
 def _unlike(model: Mapping[str, Any], params: Params) -> str:
     here = fingerprint(params)
-    if same_weights(model, here):
+    same = here["parameters"] == model["parameters"]
+    if same and abs(here["scale"] - model["scale"]) <= SCALE_TOLERANCE * model["scale"]:
         return ""
-    size = here["parameters"]
-    why = f"{size:,} parameters" if size != model["parameters"] else "other weights of that size"
+    why = f"{here['parameters']:,} parameters" if not same else "other weights of that size"
     return f"{model['name']} of {model['parameters']:,} parameters, this one has {why}"

@@ -12,7 +12,8 @@ import jax
 
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.state import readable, slots_for
-from specdec_jax.sharding import bytes_of_caches, on_host, placed
+from specdec_jax.drafters.multi_drafter import MultiDrafterState
+from specdec_jax.sharding import bytes_of_caches, on_host, placed, row_groups
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -77,7 +78,9 @@ def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
     target, drafter, given = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
     kept = jax.eval_shape(lambda params: target.init_cache(params, batch, slots), given.target)
     own = jax.eval_shape(lambda params: drafter.init(params, batch, slots), given.drafter)
-    return bytes_of_caches(given.target, kept) + bytes_of_caches(given.drafter, own)
+    several = isinstance(own, MultiDrafterState)
+    drafters = zip(given.drafter, own.states, strict=True) if several else [(given.drafter, own)]
+    return bytes_of_caches(given.target, kept) + sum(bytes_of_caches(*one) for one in drafters)
 
 
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
@@ -86,15 +89,21 @@ def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
     Raises:
         ValueError: not one does.
     """
-    one = cache_bytes(pair, 1, slots)
-    while free is not None and batch and cache_bytes(pair, batch, slots) + one > free:
-        batch -= 1
-    if not batch:
+    if free is None:
+        return batch
+    groups, one = row_groups(), cache_bytes(pair, 1, slots)
+    divided = cache_bytes(pair, groups, slots)  # rows that do not divide are whole on each device
+
+    def taken(rows: int) -> int:
+        return rows // groups * divided if rows % groups == 0 else rows * one
+
+    most = next((rows for rows in range(batch, 0, -1) if taken(rows) + one <= free), 0)
+    if not most:
         raise ValueError(
             f"{slots} cache slots take {one / 1e9:.2f} GB a row, two rows while one is prefilled, "
-            f"and {(free or 0) / 1e9:.2f} GB are free"
+            f"and {free / 1e9:.2f} GB are free"
         )
-    return batch
+    return most
 
 
 class _Waiting:

@@ -3,11 +3,10 @@
 import difflib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-import jax
 from jax.sharding import Mesh
 
 from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
@@ -19,12 +18,11 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
-from specdec_jax.loading.load import SHARE_DRAFTER
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_drafter, load_model
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
-from specdec_jax.sharding import mesh_here
+from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names, parse_call
@@ -196,7 +194,9 @@ def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> Lo
     if dtype != "auto":
         return _loaded(target, dtype, mesh_here())
     big = _loaded(target, "bfloat16", mesh_here())
-    faster = faster_dtype(big, lambda other: load_model(target, dtype=other)) if asked != ESTIMATED else "bfloat16"
+    if asked == ESTIMATED or spans_processes():  # nothing is measured
+        return big
+    faster = faster_dtype(big, lambda other: load_model(target, dtype=other))
     return big if faster == "bfloat16" else _loaded(target, faster, mesh_here())
 
 
@@ -248,7 +248,7 @@ def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Dr
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
     try:
-        return _loaded(source, dtype, mesh_here(), SHARE_DRAFTER)
+        return _loaded(source, dtype, mesh_here(), load_drafter)
     except FileNotFoundError as error:
         # A misspelt drafter is looked for among models last: only then is it known to be neither.
         if difflib.get_close_matches(source, _modelless(), n=1):
@@ -257,9 +257,10 @@ def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(source: str, dtype: str, mesh: Mesh | None, share_from: float = 0) -> LoadedModel:
+def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., LoadedModel] = load_model) -> LoadedModel:
     """`mesh` is the one that was set: what was loaded on another is loaded again."""
-    return load_model(source, dtype=dtype, share_from=share_from)
+    del mesh
+    return load(source, dtype=dtype)
 
 
 @functools.lru_cache(maxsize=16)
@@ -288,7 +289,7 @@ def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
 
 def _relative_size(params: Params, target: Params) -> float:
     """What a pass of a drafter costs, in target passes, as far as the bytes of the weights it reads tell."""
-    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, target)]
+    sizes = [bytes_here(tree) for tree in (params, target)]
     if isinstance(params, ReducedParams):
         sizes[0] -= params.unread_bytes
     return sizes[0] / sizes[1]

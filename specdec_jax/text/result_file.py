@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from specdec_jax.loading.new_folder import replacing
 
 SETTINGS, OLD = ".settings.json", ".old"
+DECIDED = "decided"  # what this machine chose when the run began, and a run that goes on takes over
 ERROR = b'"error": '  # a line's field; inside a text its quotes would be escaped
 
 
@@ -31,6 +32,7 @@ class ResultFile:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self.lines, self.refused, self._size = whole_lines(path)
+        self.decided = known_settings(path).get(DECIDED)  # by the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
@@ -45,6 +47,10 @@ class ResultFile:
         self._size += len(line)
         self.lines += 1
 
+    def decide(self, facts: Mapping[str, Any]) -> None:
+        """Writes beside the results what this machine chose, for a run that goes on."""
+        write_settings(self.path, {**known_settings(self.path), DECIDED: dict(facts)})
+
     def close(self) -> None:
         """What was written is on the disk afterwards."""
         try:
@@ -56,14 +62,19 @@ class ResultFile:
 
 
 class Unwritten:
-    """In place of a file of results that another process writes."""
+    """In place of a file of results that another process writes: what that one said of it."""
 
-    def __init__(self, path: Path):
-        self.path, self.lines, self.refused = path, 0, 0
+    def __init__(self, path: Path, lines: int, refused: int, decided: Any):
+        self.path, self.lines, self.refused, self.decided = path, lines, refused, decided
 
     def append(self, line: bytes) -> None:
         """One line more is there."""
-        self.lines += bool(line)
+        del line
+        self.lines += 1
+
+    def decide(self, facts: Mapping[str, Any]) -> None:
+        """Nothing is written."""
+        del facts
 
 
 @contextlib.contextmanager

@@ -121,8 +121,23 @@ def test_one_target_on_the_devices_of_all(command, source, whole, tmp_path, mesh
     found = ended(launch(2, source, output, [*command, *more]))
     assert [code for code, _ in found] == [1, 1], found
     assert output.read_bytes() == whole and whole.startswith(kept) and len(kept) < len(whole)
-    assert not list(tmp_path.glob(".*.processes"))
-    assert "23 lines" not in found[1][1] and "lines in" in found[0][1]
+    assert "lines in" in found[0][1] and "lines" not in found[1][1]  # the first is heard
+    found = ended(launch(2, source, output, [*command, *more]))
+    assert [code for code, _ in found] == [1, 1] and "is complete: 23 lines" in found[0][1]
+    found = ended(launch(2, source, output, [*command, *more, "--temperature", "0.3"]))
+    assert [code for code, _ in found] == [2, 2], found
+    assert all(f"{output} was written with temperature" in said and "Traceback" not in said for _, said in found), found
+
+
+def test_all_say_what_is_wrong(command, source, tmp_path):
+    """Each its own error, not that another has ended."""
+    for more, why in (
+        (["--spanning", "--mesh", "data=1"], "mesh 'data=1' has no device of process 2"),
+        (["--spanning", "--drafter", "nobody"], "nobody"),
+    ):
+        found = ended(launch(2, source, tmp_path / "out.jsonl", [*command, *more]))
+        assert [code for code, _ in found] == [2, 2], found
+        assert all(said.count("error: ") == 1 and why in said for _, said in found), found
 
 
 def test_spanning_is_for_several(command, source, tmp_path, capsys):
