@@ -26,6 +26,8 @@ VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID
 LOOK = 5.0  # seconds between two looks at the others
 SERVED = 1.0  # seconds in which all others leave
 GRACE = 60.0  # seconds in which all others begin, or leave
+ALIKE = 3.0  # seconds after its error that a process keeps its lock: others with the same error are not told it is lost
+SAID = 8.0  # seconds in which all others notice that the first one has let go of its lock, or say their own error
 LEFT = 30.0  # seconds in which a launch that was ended lets go of its locks
 AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
 
@@ -99,6 +101,22 @@ def told_by_first(facts: Any) -> Any:
 
 
 @contextlib.contextmanager
+def leaving(share: Share) -> Iterator[None]:
+    """A block of processes that stayed (`join(stay=True)`): one that ends by an error of its own leaves JAX's service.
+
+    The first one stays a while longer, since JAX aborts those who lose the service.
+    """
+    try:
+        yield
+    except (ValueError, OSError):
+        if share.index:
+            jax.distributed.shutdown()
+        else:
+            time.sleep(SAID)
+        raise
+
+
+@contextlib.contextmanager
 def together(folder: Path, share: Share) -> Iterator[None]:
     """A block that all processes do at once, and after which they have left JAX's service.
 
@@ -113,16 +131,15 @@ def together(folder: Path, share: Share) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()
-    with _alone(folder, share):
+    with leaving(share), _alone(folder, share):
         threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
         try:
             yield
             multihost_utils.sync_global_devices("done")
-        except (ValueError, OSError):  # this process's own word, whatever becomes of the others
-            raise
-        except Exception:  # a collective that the lost one was part of, perhaps
+        except Exception:  # a collective that the lost one was part of, perhaps: ValueError, too
             time.sleep(AGREED)
             _end_if_lost([one for one in share.others if not held(_lock(folder, one))])
+            time.sleep(ALIKE)
             raise
         finally:
             over.set()

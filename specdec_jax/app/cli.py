@@ -156,11 +156,12 @@ def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
     if command.distributed:
-        from specdec_jax.processes import join
+        from specdec_jax.processes import join, leaving
 
-        options["share"] = join(stay=command.spanning)
+        options["share"] = share = join(stay=command.spanning)
         if command.spanning:
-            _use_all_devices(command.models.mesh)
+            with leaving(share):
+                _use_all_devices(command.models.mesh)
         else:
             _use_mesh(command)
     elif command.spanning:
