@@ -43,9 +43,14 @@ class Shape:
             induction.check(self.layers, self.width, self.head_dim)
 
 
-def drafter_config(shape: Shape, target: LlamaConfig) -> LlamaConfig:
-    """The drafter's configuration: the target's vocabulary, end ids and positions, a tied head."""
+def drafter_config(shape: Shape, target: Any) -> LlamaConfig:
+    """The drafter's configuration, a llama whatever the target is: its vocabulary, end ids and positions, a tied head.
+
+    Raises ValueError: `first_layers` of a target that is no llama, or has fewer.
+    """
     if shape.init == "first_layers":
+        if type(target) is not LlamaConfig:
+            raise ValueError(f"init 'first_layers' takes layers of a llama, the target has {type(target).__name__}")
         if shape.layers > target.num_hidden_layers:
             raise ValueError(f"the target has {target.num_hidden_layers} layers, {shape.layers} were asked for")
         return dataclasses.replace(target, num_hidden_layers=shape.layers)
@@ -57,7 +62,7 @@ def drafter_config(shape: Shape, target: LlamaConfig) -> LlamaConfig:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        rms_norm_eps=target.rms_norm_eps,
+        rms_norm_eps=getattr(target, "rms_norm_eps", LlamaConfig.rms_norm_eps),  # families with layer norms have none
         rope_theta=shape.rope_theta or target.rope_theta,
         rope_scaling=target.rope_scaling,
         max_position_embeddings=target.max_position_embeddings,
@@ -67,7 +72,7 @@ def drafter_config(shape: Shape, target: LlamaConfig) -> LlamaConfig:
     )
 
 
-def initial_params(shape: Shape, target: LlamaConfig, target_params: Params, counts: Any, seed: int) -> Params:
+def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any, seed: int) -> Params:
     """Float32 parameters. `counts` [V]: how often each token occurs; the projection serves frequent ones."""
     config = drafter_config(shape, target)
     if shape.init == "first_layers":

@@ -5,7 +5,7 @@ against 1.6 ms a step, measured). They are traced once: XLA compiles a kernel on
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -41,6 +41,34 @@ class Family(NamedTuple):
     table: Callable[[Any], weights.Table]  # (config)
     ignored: Callable[[Any], weights.Ignored]  # (config): names that a checkpoint may have besides
     kinds: Callable[[Any], tuple[str, ...]] = all_full  # (config): of each layer
+
+
+def check_given(config: Mapping[str, Any], model_type: str, required: Sequence[str]) -> None:
+    """Raises ValueError for a config.json of another family, or one that lacks a number."""
+    if config.get("model_type", model_type) != model_type:
+        raise ValueError(f"models/{model_type}.py serves model_type {model_type!r}, got {config['model_type']!r}")
+    missing = [name for name in required if config.get(name) is None]
+    if missing:
+        raise ValueError(f"the model's config lacks {', '.join(missing)}")
+
+
+def check_positive(config: Any, names: Sequence[str]) -> None:
+    """Raises ValueError naming the first of these fields that is no positive integer."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def ends_from_hf(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """`eos_token_id`, which config.json has as none, a number or a list."""
+    eos = config.get("eos_token_id")
+    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
+
+
+def ends_to_hf(ends: tuple[int, ...]) -> Any:
+    """As config.json has it."""
+    return ends[0] if len(ends) == 1 else list(ends) or None
 
 
 class Decoder(nn.Module):

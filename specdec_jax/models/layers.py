@@ -4,6 +4,7 @@ Activations and the residual stream are float32; only what enters a matmul is ro
 Hugging Face's own layout: it needs no transpose at loading, and in bfloat16 on CPU it is twice as fast as [in, out].
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -20,6 +21,13 @@ Array = jax.Array
 LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
 KEY_BLOCK = 256  # keys
 MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # of a gated projection; columns
+ACTIVATIONS = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_fast": jax.nn.gelu,
+    "gelu_new": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
 WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
@@ -107,6 +115,22 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.dtype).astype(jnp.float32)
         x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
         return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+class LayerNorm(nn.Module):
+    """Layer norm (arXiv 1607.06450) in float32, with scale and shift."""
+
+    eps: float
+    dtype: Any  # of the stored numbers
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = (1,) * (x.ndim - 1) + (-1,)
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.dtype).astype(jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), self.dtype).astype(jnp.float32)
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return x * scale.reshape(shape) + bias.reshape(shape)
 
 
 def attend(query: Array, keys: Array, values: Array, mask: Array) -> Array:
@@ -268,6 +292,45 @@ class GatedMLP(nn.Module):
         return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(gated)
 
 
+class MLP(nn.Module):
+    """down(activation(up x)), with biases."""
+
+    hidden: int
+    activation: str  # as Hugging Face names it, one of ACTIVATIONS
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        up = Projection(self.hidden, True, self.dtype, name="up")(x)
+        return Projection(x.shape[-1], True, self.dtype, name="down")(ACTIVATIONS[self.activation](up))
+
+
+def norm_table(name: str, path: tuple[str, ...], width: int) -> dict[str, Parameter]:
+    """Of `LayerNorm`, as `attention_table`."""
+    return {
+        f"{name}.{ours}": Parameter((*path, leaf), (width,)) for ours, leaf in (("weight", "scale"), ("bias", "bias"))
+    }
+
+
+def mlp_table(names: tuple[str, str], path: tuple[str, ...], hidden: int, width: int) -> dict[str, Parameter]:
+    """Of `MLP`, as `attention_table`; `names` are those of the projections up and down."""
+    up, down = names
+    table = _whole(up, (*path, "up"), hidden, width, hidden, True)
+    return table | _back(down, (*path, "down"), width, hidden, hidden, True)
+
+
+def fused_attention_table(
+    names: tuple[str, str], path: tuple[str, ...], heads: tuple[int, int], width: int, bias: bool
+) -> dict[str, Parameter]:
+    """Of `Attention` without groups, q, k and v in one tensor of a checkpoint, head by head as here (`fused_heads`).
+
+    `names` are those of it and of the output, `heads` H and head_dim.
+    """
+    (qkv, output), (count, head_dim) = names, heads
+    table = _whole(qkv, (*path, "qkv"), 3 * count * head_dim, width, count, bias)
+    return table | _back(output, (*path, "output"), width, count * head_dim, count, bias)
+
+
 def attention_table(
     name: str,
     path: tuple[str, ...],
@@ -305,6 +368,12 @@ def _back(name: str, path: tuple[str, ...], width: int, inputs: int, units: int,
     """A projection back to the residual stream: devices share its inputs, and each adds the whole bias once summed."""
     table = {f"{name}.weight": Parameter((*path, "kernel"), (width, inputs), split=1, units=units)}
     return table | ({f"{name}.bias": Parameter((*path, "bias"), (width,))} if bias else {})
+
+
+def _whole(name: str, path: tuple[str, ...], rows: int, width: int, units: int, bias: bool) -> dict[str, Parameter]:
+    """A projection whose rows devices share, as the checkpoint has it."""
+    table = {f"{name}.weight": Parameter((*path, "kernel"), (rows, width), split=0, units=units)}
+    return table | ({f"{name}.bias": Parameter((*path, "bias"), (rows,), split=0, units=units)} if bias else {})
 
 
 def _fused(name: str, path: tuple[str, ...], rows: int, width: int, fused: Fused, bias: bool) -> dict[str, Parameter]:

@@ -38,6 +38,18 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
             raise ValueError(f"rope type {kind!r} needs a positive {name!r}, got {value!r}")
 
 
+def rope_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta and rope_scaling, from either generation of config.json. Raises ValueError for partial rotation."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor other than 1 is not served, got {rope or config!r}")
+    kind = rope_type(rope)
+    rope.pop("type", None)
+    scaling = None if kind == "default" else {**rope, "rope_type": kind}
+    return {"rope_theta": float(theta), "rope_scaling": scaling}
+
+
 def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> np.ndarray:
     """Radians a position, [head_dim / 2] float32, as transformers' `ROPE_INIT_FUNCTIONS` gives them.
 
@@ -72,10 +84,14 @@ def rotation(positions: Array, frequency: np.ndarray) -> tuple[Array, Array]:
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
     """Rotates x [B, T, H, head_dim] float32: first * cos - second * sin, second * cos + first * sin.
 
+    Of heads wider than `cos_sin` the first part is rotated, the rest is left as it is (partial rotary positions).
     The halves change places by `rev`, not by a concatenation: XLA's CPU code compiles each of those by itself, however
     many are alike, and fuses none. As a difference, so that compilers round the product of the sine in either half and
     fuse the other into the subtraction.
     """
     cos, sin = cos_sin
+    rotated = 2 * cos.shape[-1]
+    if rotated < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :rotated], cos_sin), x[..., rotated:]], axis=-1)
     halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
     return (halves * cos - lax.rev(halves, (halves.ndim - 2,)) * sin).reshape(x.shape)

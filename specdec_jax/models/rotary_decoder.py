@@ -8,8 +8,16 @@ import flax.linen as nn
 import jax
 
 from specdec_jax.models import layers
-from specdec_jax.models.decoder_only import FULL, SLIDING, Family
-from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_type, rotation
+from specdec_jax.models.decoder_only import (
+    FULL,
+    SLIDING,
+    Family,
+    check_given,
+    check_positive,
+    ends_from_hf,
+    ends_to_hf,
+)
+from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_from_hf, rotation
 from specdec_jax.models.weights import Parameter
 
 Array = jax.Array
@@ -41,10 +49,7 @@ class RotaryConfig:
     bos_token_id: int | None = None
 
     def __post_init__(self):
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_positive(self, POSITIVE)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -71,19 +76,16 @@ class RotaryConfig:
 
         Raises ValueError on another model_type or activation, a missing number, an unknown rope type.
         """
-        _expect(cls, config, "model_type", cls.model_type)
-        _expect(cls, config, "hidden_act", "silu")
-        missing = [name for name in REQUIRED if config.get(name) is None]
-        if missing:
-            raise ValueError(f"the model's config lacks {', '.join(missing)}")
+        check_given(config, cls.model_type, REQUIRED)
+        if config.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"models/{cls.model_type}.py serves hidden_act 'silu', got {config['hidden_act']!r}")
         known = {f.name for f in fields(cls)} - {"rope_theta", "rope_scaling"}
         given = {name: config[name] for name in known if config.get(name) is not None}
         heads = config["num_attention_heads"]
         given.setdefault("num_key_value_heads", heads)
         given.setdefault("head_dim", config["hidden_size"] // heads if heads else 0)
-        eos = config.get("eos_token_id")
-        given["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-        return cls(**cls.own_fields(config, given), **_rope_from_hf(config))
+        given["eos_token_ids"] = ends_from_hf(config)
+        return cls(**cls.own_fields(config, given), **rope_from_hf(config))
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -95,13 +97,12 @@ class RotaryConfig:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         scaling = self.rope_scaling or {"rope_type": "default"}
         config = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "eos_token_ids"}
-        eos = list(self.eos_token_ids)
         return config | {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "hidden_act": "silu",
             "rope_parameters": {**scaling, "rope_theta": self.rope_theta},
-            "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+            "eos_token_id": ends_to_hf(self.eos_token_ids),
         }
 
 
@@ -199,20 +200,3 @@ def _norm(config: RotaryConfig, dtype: Any, name: str) -> nn.Module:
 
 
 FAMILY = Family(RotaryBlock, _norm, _told, parameter_table, _ignored, lambda config: config.layer_kinds)
-
-
-def _expect(cls: type[RotaryConfig], config: Mapping[str, Any], name: str, value: str) -> None:
-    if config.get(name, value) != value:
-        raise ValueError(f"models/{cls.model_type}.py serves {name} {value!r}, got {config[name]!r}")
-
-
-def _rope_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and rope_scaling, from either generation of config.json."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor other than 1 is not served, got {rope or config!r}")
-    kind = rope_type(rope)
-    rope.pop("type", None)
-    scaling = None if kind == "default" else {**rope, "rope_type": kind}
-    return {"rope_theta": float(theta), "rope_scaling": scaling}

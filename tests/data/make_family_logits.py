@@ -2,7 +2,7 @@
 
 Implementations that share no line with ours. A case is the config.json that transformers writes, the names and shapes
 of its weights, and logits at some positions; the weights follow from their names (tests/fixtures/random_weights.py).
-Needs torch and transformers (`make .venv/... requirements-peers.txt`); takes seconds:
+Needs torch and transformers; takes seconds:
 
     python tests/data/make_family_logits.py
 """
@@ -10,10 +10,12 @@ Needs torch and transformers (`make .venv/... requirements-peers.txt`); takes se
 import json
 import pathlib
 import sys
+import tempfile
 
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "fixtures"))
@@ -36,6 +38,7 @@ SMALL = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 100.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}
 CASES = {
     "llama": ("llama", {}),
     "llama, biases, scaled": (
@@ -53,18 +56,31 @@ CASES = {
     "qwen2, windows, tied": ("qwen2", {**WINDOWS, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 8}),
     "qwen3, windows, biases": ("qwen3", {**WINDOWS, "head_dim": 6, "attention_bias": True, "num_key_value_heads": 1}),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": PARTIAL}),
+    "gpt_neox, one after the other": (
+        "gpt_neox",
+        {"rope_parameters": PARTIAL, "use_parallel_residual": False, "tie_word_embeddings": True},
+    ),
+    "gpt_neox, no biases": ("gpt_neox", {"attention_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 3}),
 }
+
+
+def filled(model):
+    """The model with random weights, and the shapes of them, by the names that a checkpoint on the hub has."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        (path,) = pathlib.Path(folder).glob("*.safetensors")
+        shapes = {name: list(tensor.shape) for name, tensor in load_file(path).items()}
+        save_file(random_tensors(shapes), path, metadata={"format": "pt"})
+        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return again.eval(), shapes
 
 
 def main() -> None:
     cases = {}
     for name, (model_type, changes) in CASES.items():
         config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-        shapes = {weight: list(tensor.shape) for weight, tensor in model.named_parameters()}  # tied ones once
-        tensors = {weight: torch.tensor(tensor) for weight, tensor in random_tensors(shapes).items()}
-        wrong = model.load_state_dict(tensors, strict=False)
-        assert not wrong.unexpected_keys and set(wrong.missing_keys) <= {"lm_head.weight"}, wrong
+        model, shapes = filled(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         with torch.no_grad():
             logits = model(torch.tensor(TOKENS)).logits[:, list(POSITIONS)].double().numpy()
         written = json.loads(model.config.to_json_string())

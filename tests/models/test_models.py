@@ -13,9 +13,14 @@ from random_weights import random_tensors
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
 
 from specdec_jax import models
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
 from specdec_jax.models import llama, llama_reading
+from specdec_jax.stopping import static
 from specdec_jax.types import LanguageModel, ModelSpec
+from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +125,29 @@ def test_every_family_obeys_the_seam(name):
     again = family.params_from_named(config, named, jnp.float32)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
     assert all(x.dtype != jnp.float64 for x in jax.tree.leaves((params, cache)))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama_reading"])
+def test_every_family_decodes_what_one_pass_would(name):
+    """Greedily, drafts as long as windows are and longer than what is left of them, rows of several lengths."""
+    family = importlib.import_module(f"specdec_jax.models.{name}")
+    config = family.example_config()
+    model = family.language_model(config, jnp.float32)
+    params = jax.tree.map(
+        lambda x: x * 8 if x.ndim > 1 else x, family.init_params(config, jax.random.key(0), jnp.float32)
+    )
+    noisy = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params)
+    policy, more = static(draft_length=6), {"verification_widths": (7,), "prefill_chunk": 4}
+    decoder = build_decoder(model, drafter_of(model, 6), policy, rejection(), **more)
+    prompts, given = [[3, 4, 5], [7] * 9, [1, 2]], ModelParams(params, noisy)
+    state = decoder.prefill(given, prompts, max_new_tokens=40, stop_ids=())
+    state = jax.tree.map(np.asarray, decoder.run(given, state))
+    assert 0 < state.statistics.num_accepted_tokens.sum() < state.statistics.num_draft_tokens.sum()
+    logits, _ = one_pass(model, params, jnp.asarray(state.tokens), state.tokens.shape[1])
+    for row, prompt in enumerate(prompts):
+        begin, end = len(prompt), len(prompt) + 40
+        assert state.length[row] == end
+        assert state.tokens[row, begin:end].tolist() == logits[row, begin - 1 : end - 1].argmax(-1).tolist()
 
 
 def with_something_to_read(params):
