@@ -8,30 +8,19 @@ import jax.numpy as jnp
 
 from specdec_jax.models import decoder_only
 from specdec_jax.models.decoder_only import Decoder
-from specdec_jax.models.rotary_decoder import FAMILY, RotaryConfig, parameter_table
+from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, RotaryConfig, parameter_table
 
 __all__ = ["LlamaConfig", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
 
 
 @dataclass(frozen=True)
-class LlamaConfig(RotaryConfig):
+class LlamaConfig(AttentionBias, RotaryConfig):
     """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
 
-    attention_bias: bool = False
     mlp_bias: bool = False
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Of the projections into attention."""
-        return self.attention_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """Of the projection out of it."""
-        return self.attention_bias
 
     @property
     def gated_bias(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from specdec_jax.models import decoder_only
 from specdec_jax.models.decoder_only import FULL, SLIDING
 from specdec_jax.models.qwen2 import Qwen2Config
-from specdec_jax.models.rotary_decoder import FAMILY, parameter_table
+from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, parameter_table
 
 __all__ = ["Qwen3Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
 
@@ -16,24 +16,12 @@ HEAD_DIM = 128  # of a config.json that names none, whatever the width
 
 
 @dataclass(frozen=True)
-class Qwen3Config(Qwen2Config):
+class Qwen3Config(AttentionBias, Qwen2Config):
     """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
     qk_norm: ClassVar[bool] = True
-
-    attention_bias: bool = False
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Of the projections into attention."""
-        return self.attention_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """Of the projection out of it."""
-        return self.attention_bias
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:

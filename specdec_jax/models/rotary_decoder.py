@@ -107,6 +107,23 @@ class RotaryConfig:
 
 
 @dataclass(frozen=True)
+class AttentionBias:
+    """A base before a family's config: one field says of all of attention's projections whether they have biases."""
+
+    attention_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Of the projections into attention."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Of the projection out of it."""
+        return self.attention_bias
+
+
+@dataclass(frozen=True)
 class WindowedConfig(RotaryConfig):
     """A family of which some layers see `sliding_window` tokens only, their own among them; None: no layer does."""
 
