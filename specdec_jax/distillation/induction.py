@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.models.layers import fused_heads
+from specdec_jax.models.attention import fused_heads
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.rope import inverse_frequencies
 
@@ -128,7 +128,7 @@ def _content(known: int, size: int) -> np.ndarray:
 
 
 def _heads(attention: Any, config: LlamaConfig, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Views of a group's first query head, its key and its value, [head_dim, D] each (`layers.fused_heads`)."""
+    """Views of a group's first query head, its key and its value, [head_dim, D] each (`attention.fused_heads`)."""
     heads = fused_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     fused = attention["qkv"]["kernel"].reshape(*heads, -1)[kv]
     return fused[0], fused[-2], fused[-1]

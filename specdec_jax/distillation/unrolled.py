@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.models import layers, llama_reading
+from specdec_jax.models import attention, layers, llama_reading
 from specdec_jax.models.llama_reading import LlamaReadingConfig
-from specdec_jax.models.rope import inverse_frequencies, rotate, rotation
+from specdec_jax.models.rope import rope, rotate
 from specdec_jax.types import Array, Params
 
 
@@ -58,7 +58,7 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
 
     A position is step j's only if j - 1 others of its conversation stand before it.
     """
-    cos_sin = rotation(texts.positions, inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+    cos_sin = rope(config, texts.positions)
     behind = (texts.positions > 0)[..., None]
     embedded = params["embedding"].astype(dtype)[texts.tokens].astype(jnp.float32)
     added = llama_reading.read(params, texts.hidden, config.rms_norm_eps, dtype)
@@ -99,9 +99,9 @@ def _layer(
     def linear(module: str, name: str, features: int, bias: bool, x: Array) -> Array:
         return jnp.asarray(layers.Projection(features, bias, dtype).apply({"params": params[module][name]}, x))
 
-    heads = layers.fused_heads(c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+    heads = attention.fused_heads(c.num_attention_heads, c.num_key_value_heads, c.head_dim)
     qkv = linear("attention", "qkv", math.prod(heads), c.attention_bias, norm("attention_norm", x))
-    query, key, value = layers.split_heads(qkv, heads)
+    query, key, value = attention.split_heads(qkv, heads)
     now = _Keys(rotate(key, cos_sin), value)
     out = attend(rotate(query, cos_sin), [*earlier, now], texts.segments, texts.positions)
     x = x + linear("attention", "output", c.hidden_size, c.attention_bias, out)
@@ -112,7 +112,7 @@ def _layer(
 def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Array) -> Array:
     """Attention of query [R, T, H, head_dim] of step j = len(steps), [R, T, H head_dim] float32.
 
-    A row at a time, its weights computed again for the gradient, as `layers.attend_whole` does.
+    A row at a time, its weights computed again for the gradient, as `attention.attend_whole` does.
     """
     group, back = query.shape[2] // steps[0].keys.shape[2], len(steps) - 1
     scale, least = query.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min

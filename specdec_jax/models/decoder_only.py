@@ -5,7 +5,7 @@ against 1.6 ms a step, measured). They are traced once: XLA compiles a kernel on
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,62 +13,24 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
-from specdec_jax.models.layers import KVCache
+from specdec_jax.models.attention import KVCache, causal_mask, init_kv_cache, with_length
+from specdec_jax.models.config import SLIDING
 from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Head, LanguageModel, ModelSpec, Tap
 
 Array = jax.Array
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of layers, as Hugging Face's `layer_types` names them."""
-
-
-def all_full(config: Any) -> tuple[str, ...]:
-    """Kinds of layers that all see everything before them."""
-    return (FULL,) * config.num_hidden_layers
-
 
 class Family(NamedTuple):
-    """What a family brings to the stack. Functions take its config first.
-
-    A config has `vocab_size`, `hidden_size`, `num_hidden_layers`, `num_key_value_heads`, `head_dim`,
-    `max_position_embeddings`, `tie_word_embeddings` and `eos_token_ids`; with sliding layers `sliding_window`.
-    """
+    """What a family brings to the stack, beside its config (`config.HFConfig`). Functions take that first."""
 
     block: type[nn.Module]  # (config, dtype, kind): (x, keys, values, start, told, visible) -> (x, keys, values)
     norm: Callable[..., nn.Module]  # (config, dtype, name=): what follows the last block
     told: Callable[[Any, str, Array], Any]  # (config, kind, positions [B, T]): what its blocks know of positions
     table: Callable[[Any], weights.Table]  # (config)
     ignored: Callable[[Any], weights.Ignored]  # (config): names that a checkpoint may have besides
-    kinds: Callable[[Any], tuple[str, ...]] = all_full  # (config): of each layer
-
-
-def check_given(config: Mapping[str, Any], model_type: str, required: Sequence[str]) -> None:
-    """Raises ValueError for a config.json of another family, or one that lacks a number."""
-    if config.get("model_type", model_type) != model_type:
-        raise ValueError(f"models/{model_type}.py serves model_type {model_type!r}, got {config['model_type']!r}")
-    missing = [name for name in required if config.get(name) is None]
-    if missing:
-        raise ValueError(f"the model's config lacks {', '.join(missing)}")
-
-
-def check_positive(config: Any, names: Sequence[str]) -> None:
-    """Raises ValueError naming the first of these fields that is no positive integer."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
-def ends_from_hf(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """`eos_token_id`, which config.json has as none, a number or a list."""
-    eos = config.get("eos_token_id")
-    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-
-
-def ends_to_hf(ends: tuple[int, ...]) -> Any:
-    """As config.json has it."""
-    return ends[0] if len(ends) == 1 else list(ends) or None
+    embed: Callable[..., nn.Module] | None = None  # (config, dtype, name=): (embeddings [B, T, E], positions) -> x
+    prefix: str = ""  # of names but the head's; checkpoints of base models lack it
 
 
 class Decoder(nn.Module):
@@ -88,17 +50,20 @@ class Decoder(nn.Module):
     def __call__(
         self, tokens, cache: KVCache | None, positions=None, mask=None, head: bool = True, tapped=(), added=None
     ):
-        c, width, kinds = self.config, tokens.shape[1], self.family.kinds(self.config)
+        c, width, kinds = self.config, tokens.shape[1], self.config.layer_kinds
         start = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.length
         slots = width if cache is None else cache.keys[0].shape[2]
         if positions is None:
             positions = start[:, None] + jnp.arange(width)[None, :]
         told = {kind: self.family.told(c, kind, positions) for kind in dict.fromkeys(kinds)}
-        windows = {kind: c.sliding_window if kind == SLIDING else None for kind in told}
-        visible = {kind: layers.causal_mask(start, width, slots, mask, windows[kind]) for kind in told}
-        embedding = self.param("embedding", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
-        x = embedding[tokens].astype(jnp.float32) if added is None else embedding[tokens].astype(jnp.float32) + added
-        x = constrain(x, DATA)
+        windows = {kind: c.sliding_window if kind.startswith(SLIDING) else None for kind in told}
+        visible = {kind: causal_mask(start, width, slots, mask, windows[kind]) for kind in told}
+        shape = c.vocab_size, c.embedding_width
+        embedding = self.param("embedding", layers.WEIGHT_INIT, shape, self.dtype)
+        x = embedding[tokens].astype(jnp.float32)
+        if self.family.embed is not None:
+            x = self.family.embed(c, self.dtype, name="embed")(x, positions)
+        x = constrain(x if added is None else x + added, DATA)
         keys: list[Any] = [None] * len(kinds) if cache is None else list(cache.keys)
         values: list[Any] = [None] * len(kinds) if cache is None else list(cache.values)
         streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
@@ -110,12 +75,13 @@ class Decoder(nn.Module):
         cache = None if cache is None else KVCache(tuple(keys), tuple(values), start + width)
         x = self.family.norm(c, self.dtype, name="norm")(x)
         if not c.tie_word_embeddings:
-            embedding = self.param("head", layers.WEIGHT_INIT, (c.vocab_size, c.hidden_size), self.dtype)
+            embedding = self.param("head", layers.WEIGHT_INIT, shape, self.dtype)
         if not head:
             return x, cache
         with jax.named_scope("head"):
             logits = constrain(layers.project(x, embedding, self.dtype), DATA, None, ANY)
         logits = constrain(logits, DATA)  # gathered, and not the head's rows before the product
+        logits = layers.soft_cap(logits, c.logit_cap)
         return ((logits, jnp.stack([streams[i] for i in tapped], axis=2)) if tapped else logits), cache
 
     def _layer(self, name: str, kind: str, *inputs: Any) -> tuple[Array, Array | None, Array | None]:
@@ -135,13 +101,28 @@ def _traced_block(family: Family, config: Any, dtype: Any, kind: str, params: An
     return family.block(config, dtype, kind, parent=None).apply({"params": params}, *inputs)
 
 
+class Functions(NamedTuple):
+    """What `loading` asks of a family's module, besides its config and its table."""
+
+    language_model: Callable[..., LanguageModel]  # (config, dtype)
+    init_params: Callable[..., Any]  # (config, key, dtype)
+    params_from_named: Callable[..., Any]  # (config, named, dtype, place)
+    named_from_params: Callable[..., Any]  # (config, params)
+
+
+def functions(family: Family) -> Functions:
+    """Those of a family, each as described below."""
+    every = (language_model, init_params, params_from_named, named_from_params)
+    return Functions(*(functools.partial(one, family) for one in every))
+
+
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
     module, c = Decoder(family, config, dtype), config
 
     def init_cache(params, batch, slots, source=None):
         del params, source  # no encoder, nothing to precompute
-        return layers.init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
+        return init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
 
     def apply(params, tokens, cache, positions=None, mask=None):
         return module.apply({"params": params}, tokens, cache, positions, mask)
@@ -156,9 +137,9 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     def kernel(params):
         return jnp.asarray(params["embedding" if c.tie_word_embeddings else "head"]).astype(dtype)
 
-    spec = ModelSpec(c.vocab_size, c.max_position_embeddings, c.eos_token_ids)
+    spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids)
     tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
-    return LanguageModel(init_cache, apply, layers.with_length, spec, Head(hidden, kernel), tap)
+    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, c.logit_cap), tap)
 
 
 def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat16):
@@ -175,8 +156,14 @@ def params_from_named(
     place: weights.Place | None = None,
 ):
     """Parameters in `dtype` from tensors named as Hugging Face names them. Raises ValueError as `weights` says."""
-    ignored = family.ignored(config)
-    return weights.params_from_named(family.table(config), named, dtype, ignored=ignored, place=place)
+    table, ignored = family.table(config), family.ignored(config)
+    known = {*table, *ignored}
+
+    def own(name: str) -> str:
+        return name if name in known or family.prefix + name not in known else family.prefix + name
+
+    renamed = ((own(name), tensor) for name, tensor in weights.pairs(named))
+    return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place)
 
 
 def named_from_params(family: Family, config: Any, params: Any):

@@ -1,14 +1,14 @@
 """Hugging Face's model_type `llama`: Llama 2 and 3, TinyLlama, SmolLM2 and whoever shares their architecture."""
 
-import functools
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from specdec_jax.models import decoder_only
+from specdec_jax.models.config import AttentionBias
 from specdec_jax.models.decoder_only import Decoder
-from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, RotaryConfig, parameter_table
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryConfig, parameter_table
 
 __all__ = ["LlamaConfig", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
 
@@ -20,6 +20,7 @@ class LlamaConfig(AttentionBias, RotaryConfig):
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
 
+    _: KW_ONLY
     mlp_bias: bool = False
 
     @property
@@ -33,10 +34,7 @@ def module(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> Decoder:
     return Decoder(FAMILY, config, dtype)
 
 
-language_model = functools.partial(decoder_only.language_model, FAMILY)
-init_params = functools.partial(decoder_only.init_params, FAMILY)
-params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
-named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> LlamaConfig:

@@ -1,37 +1,34 @@
 """Hugging Face's model_type `mistral` (arXiv 2310.06825): Llama's block, every layer of which may see a window only."""
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.rotary_decoder import FAMILY, WindowedConfig, parameter_table
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig, parameter_table
 
 __all__ = ["MistralConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
 
-WINDOW = 4096  # of a config.json that names none; null is no window
-
 
 @dataclass(frozen=True)
-class MistralConfig(WindowedConfig):
+class MistralConfig(RotaryWindowedConfig):
     """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
 
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
+    window: ClassVar[int | None] = 4096  # of a config.json that names none; null is no window
 
+    _: KW_ONLY
     max_position_embeddings: int = 131072
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them."""
-        return given | {"sliding_window": config.get("sliding_window", WINDOW), "layer_types": None}
+        given = super().own_fields(config, given)
+        return given | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 
 
-language_model = functools.partial(decoder_only.language_model, FAMILY)
-init_params = functools.partial(decoder_only.init_params, FAMILY)
-params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
-named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> MistralConfig:

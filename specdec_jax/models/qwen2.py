@@ -1,13 +1,12 @@
 """Hugging Face's model_type `qwen2` (arXiv 2407.10671): Llama's block with biases of queries, keys and values."""
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.decoder_only import FULL, SLIDING
-from specdec_jax.models.rotary_decoder import FAMILY, WindowedConfig, parameter_table
+from specdec_jax.models.config import FULL, SLIDING
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig, parameter_table
 
 __all__ = ["Qwen2Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
 
@@ -15,7 +14,7 @@ WINDOW, FULL_LAYERS = 4096, 28  # of a config.json that says neither
 
 
 @dataclass(frozen=True)
-class Qwen2Config(WindowedConfig):
+class Qwen2Config(RotaryWindowedConfig):
     """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
 
     There are windows only with `use_sliding_window`, and by default from layer `max_window_layers` on.
@@ -25,11 +24,13 @@ class Qwen2Config(WindowedConfig):
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
     qkv_bias: ClassVar[Any] = True
 
+    _: KW_ONLY
     max_position_embeddings: int = 32768
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them."""
+        given = super().own_fields(config, given)
         if not config.get("use_sliding_window"):
             return given | {"sliding_window": None, "layer_types": None}
         first, count = config.get("max_window_layers", FULL_LAYERS), config["num_hidden_layers"]
@@ -41,10 +42,7 @@ class Qwen2Config(WindowedConfig):
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 
-language_model = functools.partial(decoder_only.language_model, FAMILY)
-init_params = functools.partial(decoder_only.init_params, FAMILY)
-params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
-named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Qwen2Config:

@@ -1,14 +1,13 @@
 """Hugging Face's model_type `qwen3` (arXiv 2505.09388): Llama's block with norms of queries and keys, head by head."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.decoder_only import FULL, SLIDING
+from specdec_jax.models.config import FULL, SLIDING, AttentionBias
 from specdec_jax.models.qwen2 import Qwen2Config
-from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, parameter_table
+from specdec_jax.models.rotary_decoder import FAMILY, parameter_table
 
 __all__ = ["Qwen3Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
 
@@ -29,10 +28,7 @@ class Qwen3Config(AttentionBias, Qwen2Config):
         return super().own_fields(config, given) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 
-language_model = functools.partial(decoder_only.language_model, FAMILY)
-init_params = functools.partial(decoder_only.init_params, FAMILY)
-params_from_named = functools.partial(decoder_only.params_from_named, FAMILY)
-named_from_params = functools.partial(decoder_only.named_from_params, FAMILY)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Qwen3Config:

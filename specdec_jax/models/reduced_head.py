@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.models.layers import project
+from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.types import Array, Cache, Head, LanguageModel, Params, Reading, ReducedHead
 
 LOCAL = 128  # most local tokens of a text
@@ -131,8 +131,9 @@ def _logits(head: Head, params: ReducedParams, hidden: Array, before: ReducedCac
     rows = head.kernel(params.model)[before.local]
     rare = jnp.einsum("btd,bmd->btm", hidden.astype(dtype), rows, preferred_element_type=jnp.float32)
     slots = before.length[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
-    rare = jnp.where(before.at[:, None] <= slots[:, :, None], rare, -jnp.inf)
-    return jnp.concatenate([project(hidden, params.kernel, dtype), rare], axis=-1)
+    rare = jnp.where(before.at[:, None] <= slots[:, :, None], soft_cap(rare, head.cap), -jnp.inf)
+    few = soft_cap(project(hidden, params.kernel, dtype), head.cap)
+    return jnp.concatenate([few, rare], axis=-1)
 
 
 def token_of(params: ReducedParams, cache: ReducedCache, index: Array) -> Array:

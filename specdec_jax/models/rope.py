@@ -15,7 +15,15 @@ from jax import lax
 
 Array = jax.Array
 
-ROPE_TYPES = ("default", "dynamic", "linear", "llama3")
+NEEDED = {
+    "default": (),
+    "dynamic": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""Kinds of scaling, as transformers' `rope_type` names them, and the positive numbers each has to have."""
 
 
 def rope_type(scaling: Mapping[str, Any] | None) -> str:
@@ -28,56 +36,116 @@ def rope_type(scaling: Mapping[str, Any] | None) -> str:
 def check_scaling(scaling: Mapping[str, Any] | None) -> None:
     """Raises ValueError unless `scaling` is a kind served here, with every number it needs."""
     kind = rope_type(scaling)
-    if kind not in ROPE_TYPES:
-        raise ValueError(f"unknown rope type {kind!r}; there are {', '.join(ROPE_TYPES)}")
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor",
-              "original_max_position_embeddings")}.get(kind, ())  # fmt: skip
-    for name in needed:
+    if kind not in NEEDED:
+        raise ValueError(f"unknown rope type {kind!r}; there are {', '.join(NEEDED)}")
+    for name in NEEDED[kind]:
         value = (scaling or {}).get(name)
         if not isinstance(value, (int, float)) or value <= 0:
             raise ValueError(f"rope type {kind!r} needs a positive {name!r}, got {value!r}")
+    if kind == "longrope" and not (scaling or {}).get("short_factor"):
+        raise ValueError(f"rope type {kind!r} needs a list 'short_factor', got {(scaling or {}).get('short_factor')!r}")
 
 
-def rope_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and rope_scaling, from either generation of config.json. Raises ValueError for partial rotation."""
+def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any], Any]:
+    """(rope_theta and rope_scaling, partial_rotary_factor or None), from either generation of config.json.
+
+    `theta` is the family's where config.json has none. The context before the scaling and the factor of it may follow
+    from numbers beside the entry, as Phi-3's do.
+    """
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor other than 1 is not served, got {rope or config!r}")
-    kind = rope_type(rope)
+    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or theta
+    part = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    kind, most = rope_type(rope), config.get("max_position_embeddings")
     rope.pop("type", None)
+    if kind in ("longrope", "yarn"):
+        before = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or most
+        rope["original_max_position_embeddings"] = before
+        if rope.get("factor") is None and most and before:
+            rope["factor"] = most / before
     scaling = None if kind == "default" else {**rope, "rope_type": kind}
-    return {"rope_theta": float(theta), "rope_scaling": scaling}
+    return {"rope_theta": float(theta), "rope_scaling": scaling}, part
+
+
+def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The entry `rope_parameters` of a config.json."""
+    return {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> np.ndarray:
     """Radians a position, [head_dim / 2] float32, as transformers' `ROPE_INIT_FUNCTIONS` gives them.
 
     `dynamic` equals `default` up to the context the model states, and nothing beyond it is decoded: past it every
-    cached key would have to be rotated anew. Raises ValueError on a scaling `check_scaling` refuses.
+    cached key would have to be rotated anew. So with `longrope` (LongRoPE, arXiv 2402.13753): the short factors, up to
+    the context before the scaling. `yarn`: arXiv 2309.00071, section 3.2. Raises ValueError on a scaling
+    `check_scaling` refuses.
     """
     check_scaling(scaling)
     kind = rope_type(scaling)
     frequency = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is not None and kind == "linear":
-        frequency = frequency / scaling["factor"]
-    elif scaling is not None and kind == "llama3":
+    if scaling is None or kind in ("default", "dynamic"):
+        return frequency.astype(np.float32)
+    if kind == "longrope":
+        return (frequency / np.asarray(scaling["short_factor"], np.float64)).astype(np.float32)
+    kept = 0.0  # 0: slow, fully scaled; 1: fast, left alone
+    if kind == "llama3":
         turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: slow, fully scaled; 1: fast, left alone
-        frequency = kept * frequency + (1 - kept) * frequency / scaling["factor"]
-    return frequency.astype(np.float32)
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    elif kind == "yarn":
+        kept = _kept_by_yarn(head_dim, theta, scaling)
+    return (kept * frequency + (1 - kept) * frequency / scaling["factor"]).astype(np.float32)
 
 
-def rotation(positions: Array, frequency: np.ndarray) -> tuple[Array, Array]:
+def _kept_by_yarn(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
+    """[head_dim / 2]: a ramp between the dimensions that turn `beta_fast` and `beta_slow` times over the context."""
+    context = scaling["original_max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return 1.0 - np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+
+
+def attention_factor(scaling: Mapping[str, Any] | None) -> float:
+    """What cosines and sines are multiplied with, as in transformers; 1 but for `longrope` and `yarn`."""
+    kind = rope_type(scaling)
+    if scaling is None or kind not in ("longrope", "yarn"):
+        return 1.0
+    given, factor = scaling.get("attention_factor"), scaling["factor"]
+    if given is not None or factor <= 1:
+        return 1.0 if given is None else float(given)
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(scaling["original_max_position_embeddings"]))
+    own, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if own and all_dim:
+        return (0.1 * own * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
+    return 0.1 * math.log(factor) + 1
+
+
+def rope(config: Any, positions: Array, theta: float | None = None) -> tuple[Array, Array]:
+    """`rotation` of a config with `rotated`, `rope_theta` and `rope_scaling`; another `theta` is plain rotary."""
+    scaling = config.rope_scaling if theta is None else None
+    frequency = inverse_frequencies(config.rotated, config.rope_theta if theta is None else theta, scaling)
+    return rotation(positions, frequency, attention_factor(scaling))
+
+
+def rotation(positions: Array, frequency: np.ndarray, factor: float = 1.0) -> tuple[Array, Array]:
     """cos and signed sin, each [B, T, 1, 2, head_dim / 2] float32, of positions [B, T]; once a pass, for every layer.
+
+    Both are multiplied with `factor` (`attention_factor`).
 
     The sine comes with the sign of what each half subtracts. The barrier makes them once: XLA's CPU code would fuse
     cosine and sine into each layer, to compile and compute them there anew.
     """
     angle = positions.astype(jnp.float32)[:, :, None, None, None] * jnp.asarray(frequency)[None, None, None, None, :]
-    sin = jnp.sin(angle)
-    cos = jnp.broadcast_to(jnp.cos(angle), (*sin.shape[:3], 2, sin.shape[4]))
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    if factor != 1.0:
+        sin, cos = factor * sin, factor * cos
+    cos = jnp.broadcast_to(cos, (*sin.shape[:3], 2, sin.shape[4]))
     return lax.optimization_barrier((cos, jnp.concatenate([sin, -sin], axis=3)))
 
 

@@ -1,178 +1,91 @@
 """Families of rotary attention and a gated MLP behind RMS norms, as Llama's: config, block, table of weights."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import functools
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 
-from specdec_jax.models import layers
-from specdec_jax.models.decoder_only import (
-    FULL,
-    SLIDING,
-    Family,
-    check_given,
-    check_positive,
-    ends_from_hf,
-    ends_to_hf,
-)
-from specdec_jax.models.rope import check_scaling, inverse_frequencies, rope_from_hf, rotation
+from specdec_jax.models import attention, layers
+from specdec_jax.models.config import GroupedConfig, WindowedConfig
+from specdec_jax.models.decoder_only import Family
+from specdec_jax.models.rope import rope
 from specdec_jax.models.weights import Parameter
 
 Array = jax.Array
 
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-POSITIVE = (*REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
 
+class Rotary:
+    """What a block has; a family's config says otherwise where its block does."""
 
-@dataclass(frozen=True)
-class RotaryConfig:
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
-
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)  # with `rope_type`; None is plain rotary
-    max_position_embeddings: int = 2048
-    tie_word_embeddings: bool = False
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-
-    def __post_init__(self):
-        check_positive(self, POSITIVE)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
-        check_scaling(self.rope_scaling)
-
-    # What a block has; a family's class says otherwise where its block does.
     qkv_bias: ClassVar[Any] = False
     output_bias: ClassVar[Any] = False
     gated_bias: ClassVar[Any] = False
-    qk_norm: ClassVar[bool] = False
-
-    @property
-    def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
-        return (FULL,) * self.num_hidden_layers
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Any:
-        """Reads config.json as transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`) writes it.
-
-        Raises ValueError on another model_type or activation, a missing number, an unknown rope type.
-        """
-        check_given(config, cls.model_type, REQUIRED)
-        if config.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"models/{cls.model_type}.py serves hidden_act 'silu', got {config['hidden_act']!r}")
-        known = {f.name for f in fields(cls)} - {"rope_theta", "rope_scaling"}
-        given = {name: config[name] for name in known if config.get(name) is not None}
-        heads = config["num_attention_heads"]
-        given.setdefault("num_key_value_heads", heads)
-        given.setdefault("head_dim", config["hidden_size"] // heads if heads else 0)
-        given["eos_token_ids"] = ends_from_hf(config)
-        return cls(**cls.own_fields(config, given), **rope_from_hf(config))
-
-    @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them, of those that config.json gives by name."""
-        del config
-        return given
-
-    def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
-        scaling = self.rope_scaling or {"rope_type": "default"}
-        config = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "eos_token_ids"}
-        return config | {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "hidden_act": "silu",
-            "rope_parameters": {**scaling, "rope_theta": self.rope_theta},
-            "eos_token_id": ends_to_hf(self.eos_token_ids),
-        }
+    qk_norm: ClassVar[bool] = False  # queries and keys are normed, head by head
+    post_norms: ClassVar[bool] = False  # what attention and MLP add to the stream is normed too
+    norm_offset: ClassVar[float] = 0.0  # `layers.RMSNorm`
+    fused_weights: ClassVar[bool] = False  # in a checkpoint q, k and v are one tensor, gate and up another
+    scoring: ClassVar[Any] = attention.PLAIN
 
 
 @dataclass(frozen=True)
-class AttentionBias:
-    """A base before a family's config: one field says of all of attention's projections whether they have biases."""
+class RotaryConfig(Rotary, GroupedConfig):
+    """A config of these families. Numbers that do not fit raise ValueError."""
 
-    attention_bias: bool = False
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Of the projections into attention."""
-        return self.attention_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """Of the projection out of it."""
-        return self.attention_bias
+    _: KW_ONLY
+    rms_norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
-class WindowedConfig(RotaryConfig):
-    """A family of which some layers see `sliding_window` tokens only, their own among them; None: no layer does."""
+class RotaryWindowedConfig(Rotary, WindowedConfig):
+    """A config of those of them that may have sliding windows. Numbers that do not fit raise ValueError."""
 
-    sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None  # None: all sliding, or none
+    _: KW_ONLY
+    rms_norm_eps: float = 1e-6
 
-    def __post_init__(self):
-        super().__post_init__()
-        window, kinds = self.sliding_window, self.layer_types
-        if window is not None and (type(window) is not int or window < 1):
-            raise ValueError(f"sliding_window must be a positive integer, got {window!r}")
-        if kinds is None:
-            return
-        if len(kinds) != self.num_hidden_layers or set(kinds) - {FULL, SLIDING}:
-            raise ValueError(f"layer_types must be {FULL} or {SLIDING} of each of {self.num_hidden_layers} layers")
-        if SLIDING in kinds and window is None:
-            raise ValueError(f"layer_types has {SLIDING}, and sliding_window is none")
 
-    @property
-    def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
-        usual = FULL if self.sliding_window is None else SLIDING
-        return self.layer_types or (usual,) * self.num_hidden_layers
+def _norm(config: Any, dtype: Any) -> Callable[..., nn.Module]:
+    return functools.partial(layers.RMSNorm, config.rms_norm_eps, dtype, config.norm_offset)
 
 
 class RotaryBlock(nn.Module):
     """Pre-norm attention and MLP around a float32 residual stream."""
 
-    config: RotaryConfig
+    config: Any
     dtype: Any
     kind: str
 
     @nn.compact
     def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
-        c, dtype = self.config, self.dtype
+        c, dtype, norm = self.config, self.dtype, _norm(self.config, self.dtype)
         with jax.named_scope("attention"):
-            normed = layers.RMSNorm(c.rms_norm_eps, dtype, name="attention_norm")(x)
             heads, biases = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), (c.qkv_bias, c.output_bias)
-            norm = c.rms_norm_eps if c.qk_norm else None
-            attention = layers.Attention(*heads, *biases, dtype, norm, name="attention")
-            out, keys, values = attention(normed, keys, values, start, cos_sin, mask)
-            x += out
+            own = norm if c.qk_norm else None
+            attend = attention.Attention(*heads, *biases, dtype, own, c.scoring, name="attention")
+            out, keys, values = attend(norm(name="attention_norm")(x), keys, values, start, cos_sin, mask)
+            x += norm(name="attention_post_norm")(out) if c.post_norms else out
         with jax.named_scope("mlp"):
-            normed = layers.RMSNorm(c.rms_norm_eps, dtype, name="mlp_norm")(x)
-            x += layers.GatedMLP(c.intermediate_size, c.gated_bias, dtype, name="mlp")(normed)
+            out = self.mlp()(norm(name="mlp_norm")(x))
+            x += norm(name="mlp_post_norm")(out) if c.post_norms else out
         return x, keys, values
 
+    def mlp(self) -> nn.Module:
+        """What follows attention, named `mlp`."""
+        c = self.config
+        return layers.GatedMLP(c.intermediate_size, c.gated_bias, self.dtype, c.hidden_act, name="mlp")
 
-def parameter_table(config: RotaryConfig) -> dict[str, Parameter]:
+
+def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
+    """Of a layer's MLP: Hugging Face's names behind `prefix`, the layer's, and where they live at `path`."""
+    del layer
+    gates = ("gate_up_proj",) if config.fused_weights else ("gate_proj", "up_proj")
+    names = (tuple(f"{prefix}mlp.{gate}" for gate in gates), f"{prefix}mlp.down_proj")
+    return layers.gated_mlp_table(names, path, config.intermediate_size, config.hidden_size, config.gated_bias)
+
+
+def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_table) -> dict[str, Parameter]:
     """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
     c = config
     table = {
@@ -182,22 +95,38 @@ def parameter_table(config: RotaryConfig) -> dict[str, Parameter]:
     if not c.tie_word_embeddings:
         table["lm_head.weight"] = Parameter(("head",), (c.vocab_size, c.hidden_size), split=0)
     for i in range(c.num_hidden_layers):
-        table |= _layer_table(c, f"model.layers.{i}.", f"layer_{i}")
+        prefix, layer = f"model.layers.{i}.", f"layer_{i}"
+        table |= norms_table(c, prefix, layer) | _attention_table(c, f"{prefix}self_attn.", (layer, "attention"))
+        table |= mlp(c, i, prefix, (layer, "mlp"))
     return table
 
 
-def _layer_table(c: RotaryConfig, prefix: str, layer: str) -> dict[str, Parameter]:
-    width, heads = c.hidden_size, (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    table = {
-        prefix + "input_layernorm.weight": Parameter((layer, "attention_norm", "scale"), (width,)),
-        prefix + "post_attention_layernorm.weight": Parameter((layer, "mlp_norm", "scale"), (width,)),
+def norms_table(c: Any, prefix: str, layer: str) -> dict[str, Parameter]:
+    """Of a layer's norms but those of queries and keys."""
+    names = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+    if c.post_norms:
+        names |= {"post_attention_layernorm": "attention_post_norm", "pre_feedforward_layernorm": "mlp_norm"}
+        names["post_feedforward_layernorm"] = "mlp_post_norm"
+    return {
+        f"{prefix}{name}.weight": Parameter((layer, leaf, "scale"), (c.hidden_size,)) for name, leaf in names.items()
     }
-    biases, own = (c.qkv_bias, c.output_bias), (layer, "attention")
-    table |= layers.attention_table(f"{prefix}self_attn.", own, heads, width, biases, c.qk_norm)
-    return table | layers.gated_mlp_table(f"{prefix}mlp.", (layer, "mlp"), c.intermediate_size, width, c.gated_bias)
 
 
-def _ignored(config: RotaryConfig) -> dict[str, tuple[int, ...] | None]:
+def _attention_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
+    heads, biases = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), (c.qkv_bias, c.output_bias)
+    norms = {
+        f"{prefix}{kind}_norm.weight": Parameter((*path, leaf, "scale"), (c.head_dim,))
+        for kind, leaf in (("q", "query_norm"), ("k", "key_norm"))
+        if c.qk_norm
+    }
+    if c.fused_weights:
+        names = f"{prefix}qkv_proj", f"{prefix}o_proj"
+        return norms | attention.fused_attention_table(names, path, heads, c.hidden_size, biases, by_kind=True)
+    names = f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj", f"{prefix}o_proj"
+    return norms | attention.attention_table(names, path, heads, c.hidden_size, biases)
+
+
+def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
     """A tied checkpoint may repeat its embedding as the head, and old ones store rotary frequencies: both dropped."""
     ignored: dict[str, tuple[int, ...] | None] = {"model.rotary_emb.inv_freq": None}
     ignored |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": None for i in range(config.num_hidden_layers)}
@@ -206,14 +135,14 @@ def _ignored(config: RotaryConfig) -> dict[str, tuple[int, ...] | None]:
     return ignored
 
 
-def _told(config: RotaryConfig, kind: str, positions: Array) -> tuple[Array, Array]:
+def _told(config: Any, kind: str, positions: Array) -> tuple[Array, Array]:
     """Cosines and sines."""
     del kind
-    return rotation(positions, inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
+    return rope(config, positions)
 
 
-def _norm(config: RotaryConfig, dtype: Any, name: str) -> nn.Module:
-    return layers.RMSNorm(config.rms_norm_eps, dtype, name=name)
+def _last_norm(config: Any, dtype: Any, name: str) -> nn.Module:
+    return _norm(config, dtype)(name=name)
 
 
-FAMILY = Family(RotaryBlock, _norm, _told, parameter_table, _ignored, lambda config: config.layer_kinds)
+FAMILY = Family(RotaryBlock, _last_norm, _told, parameter_table, _ignored, prefix="model.")

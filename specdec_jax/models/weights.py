@@ -6,9 +6,9 @@ right decodes to fluent nonsense.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class Fused(NamedTuple):
     """Which rows of a fused leaf a tensor has."""
 
     rows: tuple[int, int, int]  # how the leaf's rows lie: units, parts of each, rows of a part
-    at: slice | int  # the tensor's parts of each unit
+    at: tuple[slice | int, ...]  # the tensor's parts of each unit; of several: one after the other, of all units each
 
 
 class Parameter(NamedTuple):
@@ -29,14 +29,22 @@ class Parameter(NamedTuple):
 
     path: tuple[str, ...]
     shape: tuple[int, ...]  # of the checkpoint's tensor
-    fused: Fused | None = None  # the leaf has other tensors' rows too
+    fused: Fused | None = None  # the leaf's rows lie in another order, or are several tensors'
     split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`); None: each device has all
     units: int | None = None  # in how many equal parts they may share it; None: as many as it is long
+    turned: bool = False  # the checkpoint has it as [in, out]
+    stacked: tuple[int, int] | None = None  # the leaf has so many of these on its first axis (second), this is which
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
         """Of the leaf."""
-        return self.shape if self.fused is None else (math.prod(self.fused.rows), *self.shape[1:])
+        shape = self.shape[::-1] if self.turned else self.shape
+        shape = shape if self.fused is None else (math.prod(self.fused.rows), *shape[1:])
+        return shape if self.stacked is None else (self.stacked[1], *shape)
+
+    def own(self, leaf: np.ndarray) -> np.ndarray:
+        """Of a stack, the part that this tensor has numbers in, as a view."""
+        return leaf if self.stacked is None else leaf[self.stacked[0]]
 
 
 class Tensor(Protocol):
@@ -73,7 +81,7 @@ def params_from_named(
     leaves: dict[tuple[str, ...], jax.Array] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
-    for name, tensor in _pairs(named):
+    for name, tensor in pairs(named):
         kind, note = _fault(name, tensor, table, ignored, seen)
         seen.add(name)
         if kind:
@@ -118,16 +126,29 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
         if np.shape(leaf) != parameter.leaf_shape:
             wrong = f"has shape {np.shape(leaf)} instead of {parameter.leaf_shape}"
             raise ValueError(f"parameter {'/'.join(parameter.path)}, {name}, {wrong}")
-        named[name] = _own(parameter, np.asarray(leaf)).reshape(parameter.shape)
+        array = parameter.own(np.asarray(leaf))
+        parts = [view.reshape(-1, *array.shape[1:]) for view, _ in _sections(parameter, array, slice(None))]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        named[name] = whole.T if parameter.turned else whole
     return named
 
 
-def _own(parameter: Parameter, leaf: np.ndarray) -> np.ndarray:
-    """The tensor's numbers in a leaf or in a part of it that has whole units, as a view."""
+def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[tuple[np.ndarray, slice]]:
+    """Where the tensor's numbers are in a leaf, or in these rows of it, which are whole units; and its own rows there.
+
+    As views of the leaf.
+    """
     if parameter.fused is None:
-        return leaf
-    _, *unit = parameter.fused.rows
-    return leaf.reshape(-1, *unit, *leaf.shape[1:])[:, parameter.fused.at]
+        yield leaf, rows
+        return
+    units, *unit = parameter.fused.rows
+    first, last = (row // math.prod(unit) for row in rows.indices(units * math.prod(unit))[:2])
+    begin = 0
+    for at in parameter.fused.at:
+        view = leaf.reshape(-1, *unit, *leaf.shape[1:])[:, at]
+        own = math.prod(view.shape[1:]) // math.prod(leaf.shape[1:])  # rows of a unit
+        yield view, slice(begin + first * own, begin + last * own)
+        begin += units * own
 
 
 def _leaf(parts: list[tuple[Parameter, Tensor]], dtype: Any, place: Place | None) -> jax.Array:
@@ -154,27 +175,24 @@ def _block(parts: list[tuple[Parameter, Tensor]], shared: slice, dtype: Any) -> 
     if first.split is not None:
         shape[first.split] = len(range(*shared.indices(shape[first.split])))
     block = np.empty(shape, dtype)
+    axes = (0, 1) if first.stacked is None else (1, 2)
+    rows, columns = (shared if first.split == axis else slice(None) for axis in axes)
     for parameter, tensor in parts:
-        own = _own(parameter, block)
-        own[...] = np.asarray(_read(parameter, tensor, shared)).astype(dtype).reshape(own.shape)
+        for view, own in _sections(parameter, parameter.own(block), rows):
+            view[...] = np.asarray(_read(parameter, tensor, own, columns)).astype(dtype).reshape(view.shape)
     return block
 
 
-def _read(parameter: Parameter, tensor: Tensor, shared: slice) -> Any:
-    """The part of a tensor that goes into that part of the leaf's shared axis."""
-    if parameter.split is None or shared == slice(None):
-        return tensor[...]
-    start, stop, _ = shared.indices(parameter.leaf_shape[parameter.split])
-    if parameter.split == 1:
-        return tensor[:, start:stop]
-    if parameter.fused is not None:  # whole units, of which the tensor has a part
-        length, own = parameter.leaf_shape[0], int(tensor.shape[0])
-        start, stop = start * own // length, stop * own // length
-    return tensor[start:stop]
+def _read(parameter: Parameter, tensor: Tensor, rows: slice, columns: slice) -> Any:
+    """These rows and columns of a tensor, as [out, in]."""
+    if len(parameter.shape) == 1:
+        return tensor[rows]
+    return tensor[columns, rows].T if parameter.turned else tensor[rows, columns]
 
 
-def _pairs(named: Any) -> Iterable[tuple[str, Any]]:
-    return named.items() if isinstance(named, Mapping) else named
+def pairs(named: Named) -> Iterable[tuple[str, Any]]:
+    """Names and tensors, of a mapping too."""
+    return cast(Mapping[str, Any], named).items() if isinstance(named, Mapping) else named
 
 
 def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:

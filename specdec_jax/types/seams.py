@@ -60,6 +60,7 @@ class Head(NamedTuple):
 
     hidden: Forward  # gives hidden states [B, T, D]
     kernel: Callable[[Params], Array]  # [V, D], of the dtype that the product is taken in
+    cap: float | None = None  # of the logits: cap * tanh(product / cap); None: they are the product
 
 
 class TapForward(Protocol):

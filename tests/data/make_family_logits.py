@@ -39,6 +39,16 @@ SMALL = {
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 100.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2, 1.5], "long_factor": [2.0, 3.0, 4.0]}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2, "rope_theta": 100.0}
+MOE = {"moe_intermediate_size": 12, "num_experts": 6, "num_experts_per_tok": 2}
+OWN_NAMES = ("gpt2", "opt", "bloom")  # families whose configs name sizes otherwise
+OWN = ("vocab_size", "eos_token_id", "bos_token_id", "pad_token_id")
+COMMON = {name: SMALL[name] for name in OWN}
+GPT2 = COMMON | {"n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64}
+OPT = COMMON | {"hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+OPT |= {"max_position_embeddings": 64}
+BLOOM = COMMON | {"hidden_size": 24, "n_layer": 3, "n_head": 4, "seq_length": 64}
 CASES = {
     "llama": ("llama", {}),
     "llama, biases, scaled": (
@@ -61,6 +71,98 @@ CASES = {
         "gpt_neox",
         {"rope_parameters": PARTIAL, "use_parallel_residual": False, "tie_word_embeddings": True},
     ),
+    "gpt2": ("gpt2", {**GPT2, "tie_word_embeddings": True}),
+    "gpt2, separate head": (
+        "gpt2",
+        {**GPT2, "n_inner": 40, "activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
+    ),
+    "opt": ("opt", {**OPT, "tie_word_embeddings": True}),
+    "opt, norms after": (
+        "opt",
+        {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 16, "tie_word_embeddings": True},
+    ),
+    "opt, no biases": (
+        "opt",
+        {**OPT, "enable_bias": False, "activation_function": "gelu", "_remove_final_layer_norm": True},
+    ),
+    "bloom": ("bloom", {**BLOOM, "tie_word_embeddings": True}),
+    "bloom, normed stream, 3 heads": (
+        "bloom",
+        {**BLOOM, "n_head": 3, "apply_residual_connection_post_layernorm": True, "tie_word_embeddings": False},
+    ),
+    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 6, "tie_word_embeddings": True}),
+    "gemma2, other caps": (
+        "gemma2",
+        {
+            "head_dim": 6,
+            "sliding_window": 64,
+            "query_pre_attn_scalar": 3,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3_text, caps": (
+        "gemma3_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 5, "num_key_value_heads": 1}),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "hidden_size": 32,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {**LONGROPE, "rope_theta": 100.0, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 0], "tie_word_embeddings": True}),
+    "smollm3, windows, biases": (
+        "smollm3",
+        {
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5}),
+    "qwen3_moe": ("qwen3_moe", {**MOE, "head_dim": 8}),
+    "qwen3_moe, some layers": (
+        "qwen3_moe",
+        {
+            **MOE,
+            "head_dim": 8,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+    "qwen3, yarn": ("qwen3", {"head_dim": 8, "rope_parameters": YARN}),
     "gpt_neox, no biases": ("gpt_neox", {"attention_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 3}),
 }
 
@@ -79,7 +181,8 @@ def filled(model):
 def main() -> None:
     cases = {}
     for name, (model_type, changes) in CASES.items():
-        config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
+        own = changes if model_type in OWN_NAMES else SMALL | changes
+        config = AutoConfig.for_model(model_type, **own)
         model, shapes = filled(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         with torch.no_grad():
             logits = model(torch.tensor(TOKENS)).logits[:, list(POSITIONS)].double().numpy()

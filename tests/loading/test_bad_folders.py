@@ -41,10 +41,10 @@ def test_folder_of_something_else(tmp_path):
         ({"model_type": "lama"}, ["unknown model_type 'lama'", "did you mean 'llama'?", "there are"]),
         ({"model_type": "layers"}, ["unknown model_type 'layers'"]),  # a module of models/, but no family
         ({"model_type": "../x"}, ["unknown model_type '../x'"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'"]),
+        ({"hidden_act": "swish2"}, ["hidden_act", "'swish2'"]),
         ({"hidden_size": None}, ["hidden_size"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads 3"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ["'yarn'"]),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["'ntk'"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["config.json", "quantised", "'gptq'"]),
         ({"num_hidden_layers": 1}, ["unknown: model.layers.1."]),
         ({"num_hidden_layers": 3}, ["missing: model.layers.2."]),

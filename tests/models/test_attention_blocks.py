@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.models import llama
-from specdec_jax.models.layers import LONG, attend, attend_by_blocks, causal_mask
+from specdec_jax.models.attention import LONG, attend, attend_by_blocks, causal_mask
 
 
 def inputs(batch, width, heads, kv_heads, slots, head_dim=8, seed=0):
@@ -21,9 +21,9 @@ def test_blocks_are_the_whole(slots, block):
     query, keys, values = inputs(2, 5, 6, 2, slots)
     start = jnp.array([0, 3], jnp.int32)
     mask = causal_mask(start, 5, slots, None)
-    expected = attend(query, keys, values, mask)
+    expected = attend(query, keys, values, mask, start)
     poisoned = [buffer.at[:, :, 8:].set(jnp.nan) if block == 8 else buffer for buffer in (keys, values)]
-    found = attend_by_blocks(query, *poisoned, mask, jnp.asarray(8, jnp.int32), block)  # no key from slot 8 on is read
+    found = attend_by_blocks(query, *poisoned, mask, start, block=block)  # no key from slot 8 on is read
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
@@ -34,8 +34,9 @@ def test_a_mask_of_ones_own_is_kept():
     mask = rng.random((2, 5, 27)) < 0.3
     mask[:, :, :9], mask[:, :, 20] = False, True
     mask = jnp.asarray(mask)
-    found = attend_by_blocks(query, keys, values, mask, jnp.asarray(27, jnp.int32), 8)
-    np.testing.assert_allclose(found, attend(query, keys, values, mask), rtol=2e-5, atol=1e-6)
+    start = jnp.array([22, 22], jnp.int32)
+    found = attend_by_blocks(query, keys, values, mask, start, block=8)
+    np.testing.assert_allclose(found, attend(query, keys, values, mask, start), rtol=2e-5, atol=1e-6)
 
 
 def test_a_long_pass_is_many_short_ones():

@@ -24,7 +24,8 @@ from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
-SHARED = {"adapters", "decoder_only", "layers", "reduced_head", "rope", "rotary_decoder", "weights"}
+SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture", "reduced_head"}
+SHARED |= {"rope", "rotary_decoder", "weights"}
 """Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 
@@ -86,12 +87,12 @@ def test_config_round_trip(eos):
     ("change", "named"),
     [
         ({"model_type": "gemma"}, "gemma"),
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": "swish2"}, "swish2"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_key_value_heads": 3}, "3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"head_dim": 7}, "7"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "ntk"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "-1.0"),
         ({"partial_rotary_factor": 0.5}, "0.5"),
@@ -217,14 +218,21 @@ FAMILY_LOGITS = json.loads(pathlib.Path(__file__).parents[1].joinpath("data", "f
 
 @pytest.mark.parametrize("name", FAMILY_LOGITS["cases"])
 def test_a_family_equals_transformers(name):
-    """Logits by transformers on torch of the same random weights, in float32: tests/data/make_family_logits.py."""
+    """Logits by transformers on torch of the same random weights, in float32: tests/data/make_family_logits.py.
+
+    In one pass, and the last position by itself behind a cache.
+    """
     case = FAMILY_LOGITS["cases"][name]
     family = importlib.import_module(f"specdec_jax.models.{case['config']['model_type']}")
     config = config_class(family).from_hf(case["config"])
     params = family.params_from_named(config, random_tensors(case["shapes"]), jnp.float32)
-    logits, _ = one_pass(family.language_model(config, jnp.float32), params, jnp.asarray(FAMILY_LOGITS["tokens"]))
-    ours = np.asarray(logits[:, FAMILY_LOGITS["positions"]])
-    np.testing.assert_allclose(ours, case["logits"], atol=1e-4 * np.abs(case["logits"]).max())
+    model, tokens = family.language_model(config, jnp.float32), jnp.asarray(FAMILY_LOGITS["tokens"])
+    logits, cache = one_pass(model, params, tokens)
+    theirs, near = np.asarray(case["logits"]), 1e-4 * np.abs(case["logits"]).max()
+    np.testing.assert_allclose(logits[:, FAMILY_LOGITS["positions"]], theirs, atol=near)
+    cache = model.with_length(cache, jnp.full((2,), tokens.shape[1] - 1))
+    logits, _ = jax.jit(model.apply)(params, tokens[:, -1:], cache)
+    np.testing.assert_allclose(logits[:, 0], theirs[:, -1], atol=near)
     assert family.named_from_params(config, params).keys() == case["shapes"].keys()
 
 

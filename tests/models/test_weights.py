@@ -135,8 +135,8 @@ def test_parameters_of_another_shape_are_not_written():
 
 def test_a_family_needs_only_a_table():
     table = {
-        "a": Parameter(("x", "y"), (2, 3), Fused((1, 3, 1), slice(2))),
-        "b": Parameter(("x", "y"), (1, 3), Fused((1, 3, 1), 2)),
+        "a": Parameter(("x", "y"), (2, 3), Fused((1, 3, 1), (slice(2),))),
+        "b": Parameter(("x", "y"), (1, 3), Fused((1, 3, 1), (2,))),
     }
     named = {"a": np.ones((2, 3), np.float32), "b": np.zeros((1, 3), np.float32)}
     params = weights.params_from_named(table, named, jnp.float32)

@@ -1,0 +1,296 @@
+"""Cached grouped-query attention over one key and one value buffer a layer, and the tables of its weights."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.models.layers import Projection, in_table, is_lone, out_table, soft_cap
+from specdec_jax.models.rope import rotate
+from specdec_jax.models.weights import Fused, Parameter
+
+Array = jax.Array
+
+LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
+KEY_BLOCK = 256  # keys
+QKV = slice(-2), -2, -1  # of a group's parts (`fused_heads`) the queries, the key and the value
+
+
+class KVCache(NamedTuple):
+    """One key and one value buffer a layer: a stack over layers is copied by every pass (36 MiB, measured)."""
+
+    keys: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
+    values: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
+    length: Array  # [B] int32, slots that count; what lies beyond is garbage and never read
+
+
+def init_kv_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int, dtype: Any) -> KVCache:
+    """An empty cache of `slots` tokens a row."""
+
+    def buffers():  # distinct arrays: a buffer used twice cannot be donated
+        return tuple(jnp.zeros((batch, kv_heads, slots, head_dim), dtype) for _ in range(layers))
+
+    return KVCache(buffers(), buffers(), jnp.zeros((batch,), jnp.int32))
+
+
+def with_length(cache: KVCache, length: Array) -> KVCache:
+    """Rollback (or, over entries known to be good, roll forward): only the length [B] changes."""
+    return cache._replace(length=length.astype(jnp.int32))
+
+
+def write(buffer: Array, new: Array, start: Array) -> Array:
+    """Puts new [B, Hkv, T, head_dim] into slots start[b] ... start[b] + T - 1 of buffer [B, Hkv, S, head_dim].
+
+    The caller guarantees start + T <= S: `dynamic_update_slice` clamps and would overwrite good entries. Rows are one
+    scatter that says so, not a loop of slices: same time, a program that does not grow with B, and devices that share
+    the rows need nothing of each other. The barrier keeps XLA from fusing the write into each of its readers, which at
+    T = 1 copies the cache every pass (1.3 caches of temporary memory, 0.01 with it).
+    """
+    zero, new = jnp.zeros((), jnp.int32), new.astype(buffer.dtype)
+    if buffer.shape[0] == 1:
+        return lax.optimization_barrier(lax.dynamic_update_slice(buffer, new, (zero, zero, start[0], zero)))
+
+    def row(buffer: Array, new: Array, start: Array) -> Array:
+        return lax.dynamic_update_slice(buffer, new, (zero, start, zero))
+
+    return lax.optimization_barrier(jax.vmap(row)(buffer, new, start))
+
+
+def causal_mask(start: Array, width: int, slots: int, mask: Array | None, window: int | None = None) -> Array:
+    """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own, and of these only those in `mask`.
+
+    With a window the last so many of them, its own among them.
+    By slot, not by position, so that a tree's nodes (several slots at one position) only need their ancestors masked.
+    """
+    query = start[:, None, None] + jnp.arange(width)[None, :, None]
+    slot = jnp.arange(slots)[None, None, :]
+    causal = slot <= query if window is None else (slot <= query) & (slot > query - window)
+    return causal if mask is None else causal & mask
+
+
+class Scoring(NamedTuple):
+    """What becomes of the products of queries and keys before the softmax."""
+
+    scale: float | None = None  # of queries; None: head_dim ** -0.5
+    cap: float | None = None  # `layers.soft_cap`
+    bias: Callable[[Array], Array] | None = None  # distances in slots [B, T, S] int32, of a key before its query below
+    # zero -> what is added [B, H, T, S]
+
+    def scaled(self, query: Array) -> Array:
+        """Queries [..., head_dim]."""
+        return query * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
+
+    def scores(self, product: Array, width: int, start: Array, first: Array | int = 0) -> Array:
+        """Of products [B, Hkv, G T, S], the T queries at slots from start [B] on, the keys from slot `first` on."""
+        product = soft_cap(product, self.cap)
+        if self.bias is None:
+            return product
+        query = start[:, None, None] + jnp.arange(width, dtype=jnp.int32)[None, :, None]
+        key = first + jnp.arange(product.shape[-1], dtype=jnp.int32)[None, None, :]
+        return product + self.bias(key - query).reshape(product.shape)
+
+
+PLAIN = Scoring()
+
+
+def alibi(slopes: tuple[float, ...], distance: Array) -> Array:
+    """Linear biases (ALiBi, arXiv 2108.12409, section 3): distances [B, T, S] times a slope a head, [B, H, T, S]."""
+    return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance[:, None].astype(jnp.float32)
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """2^(-8/n), 2^(-16/n) ... for n heads, a power of two; for more, every second one of twice as many besides."""
+    power = 1 << (heads.bit_length() - 1)
+    own = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    return (*own, *(alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else ()))
+
+
+def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring = PLAIN) -> Array:
+    """Grouped-query attention of query [B, T, H, head_dim] over keys and values [B, Hkv, S, head_dim], mask [B, T, S].
+
+    The G query heads of a group and the T tokens are the rows of one product with their key head: repeating keys would
+    copy the cache, and with G and T apart XLA folds the transpose of the result into the product, which its CPU
+    runtime then refuses in bfloat16 ("Unsupported element type for DotThunk", jax 0.12, B and Hkv above 1).
+    """
+    batch, width, heads, head_dim = query.shape
+    kv_heads, group, dtype = keys.shape[1], heads // keys.shape[1], keys.dtype
+    if is_lone(group * width, dtype):
+        query, mask = jnp.concatenate([query] * 2, axis=1), jnp.concatenate([mask] * 2, axis=1)
+        return attend(query, keys, values, mask, start, scoring)[:, :1]
+    query = scoring.scaled(query).astype(dtype).reshape(batch, width, kv_heads, group, head_dim)
+    query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
+    score = jnp.einsum("bkmd,bksd->bkms", query, keys, preferred_element_type=jnp.float32)
+    score = scoring.scores(score, width, start).reshape(batch, kv_heads, group, width, -1)
+    score = jnp.where(mask[:, None, None, :, :], score, jnp.finfo(jnp.float32).min)
+    weight = jax.nn.softmax(score, axis=-1).astype(dtype).reshape(batch, kv_heads, group * width, -1)
+    out = jnp.einsum("bkms,bksd->bkmd", weight, values, preferred_element_type=jnp.float32)
+    out = out.reshape(batch, kv_heads, group, width, head_dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, width, heads * head_dim)
+
+
+def attend_by_blocks(
+    query: Array,
+    keys: Array,
+    values: Array,
+    mask: Array,
+    start: Array,
+    scoring: Scoring = PLAIN,
+    block: int = KEY_BLOCK,
+) -> Array:
+    """`attend` for long prompts: keys block by block, up to the last slot that some row has filled by now.
+
+    The running maximum and sum of the softmax are those of FlashAttention (arXiv 2205.14135, section 3.1). Half of the
+    keys of a prompt are never looked at, and a block's weights stay in the processor's cache.
+    """
+    batch, width, heads, head_dim = query.shape
+    kv_heads, slots, dtype = keys.shape[1], keys.shape[2], keys.dtype
+    group, block = heads // kv_heads, min(block, slots)
+    query = scoring.scaled(query).astype(dtype).reshape(batch, width, kv_heads, group, head_dim)
+    query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
+    seen = jnp.max(start) + width
+
+    def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        index, top, total, out = carry
+        begin = jnp.minimum(index * block, slots - block)  # of the last, what is there twice is masked
+        key, value = (lax.dynamic_slice_in_dim(buffer, begin, block, axis=2) for buffer in (keys, values))
+        new = (begin + jnp.arange(block, dtype=jnp.int32) >= index * block)[None, None, :]
+        visible = lax.dynamic_slice_in_dim(mask, begin, block, axis=2) & new
+        visible = jnp.tile(visible[:, None], (1, 1, group, 1))  # rows of a group's heads, one head after the other
+        score = jnp.einsum("bkmd,bksd->bkms", query, key, preferred_element_type=jnp.float32)
+        score = jnp.where(visible, scoring.scores(score, width, start, begin), jnp.finfo(jnp.float32).min)
+        higher = jnp.maximum(top, jnp.max(score, axis=-1))
+        weight, fade = jnp.where(visible, jnp.exp(score - higher[..., None]), 0.0), jnp.exp(top - higher)
+        added = jnp.einsum("bkms,bksd->bkmd", weight.astype(dtype), value, preferred_element_type=jnp.float32)
+        return index + 1, higher, total * fade + jnp.sum(weight, axis=-1), out * fade[..., None] + added
+
+    row = (batch, kv_heads, group * width)
+    nothing = jnp.full(row, jnp.finfo(jnp.float32).min), jnp.zeros(row), jnp.zeros((*row, head_dim))
+    begin = (jnp.zeros((), jnp.int32), *nothing)
+    _, _, total, out = lax.while_loop(lambda carry: carry[0] * block < seen, one, begin)
+    out = (out / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]).reshape(
+        batch, kv_heads, group, width, head_dim
+    )
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * head_dim)
+
+
+def attend_whole(query: Array, keys: Array, values: Array, mask: Array, scoring: Scoring = PLAIN) -> Array:
+    """`attend` for whole texts, from slot 0 on, in training.
+
+    A row at a time, its weights computed again for the gradient: the weights of all rows at once (B H T S float32) pass
+    through memory five times, a row's stay in the cache.
+    """
+    group = query.shape[2] // keys.shape[1]
+
+    @jax.checkpoint
+    def row(query: Array, keys: Array, values: Array, mask: Array) -> Array:
+        keys, values = jnp.repeat(keys, group, axis=0), jnp.repeat(values, group, axis=0)
+        score = jnp.einsum("thd,hsd->hts", scoring.scaled(query), keys)
+        score = scoring.scores(score[None], query.shape[0], jnp.zeros((1,), jnp.int32))[0]
+        score = jnp.where(mask[None], score, jnp.finfo(jnp.float32).min)
+        return jnp.einsum("hts,hsd->thd", jax.nn.softmax(score, axis=-1), values)
+
+    out = lax.map(lambda one: row(*one), (query, keys, values, mask))
+    return out.reshape(*query.shape[:2], -1)
+
+
+def fused_heads(heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """[Hkv, G + 2, head_dim], how the rows of a fused projection lie: a group's G query heads, its key, its value.
+
+    By group and not by kind: a device that has some of the groups needs nothing of the others. The kernel itself has
+    two axes: XLA turns one of more around in every pass (40 ms for SmolLM2 on a CPU).
+    """
+    return kv_heads, heads // kv_heads + 2, head_dim
+
+
+def split_heads(fused: Array, heads: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+    """Fused [B, T, F] as query [B, T, H, head_dim], key and value [B, T, Hkv, head_dim]; `heads` by `fused_heads`."""
+    group = heads[1] - 2
+    parts = jnp.split(fused.reshape(*fused.shape[:2], *heads), [group, group + 1], axis=3)
+    query, key, value = (part.reshape(*fused.shape[:2], -1, heads[-1]) for part in parts)
+    return query, key, value
+
+
+class Attention(nn.Module):
+    """Cached self-attention, q, k and v one fused projection (`fused_heads`); rotary where cosines and sines are given.
+
+    With a `norm` queries and keys are normed head by head, before they are rotated.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    output_bias: bool
+    dtype: Any
+    norm: Callable[..., nn.Module] | None = None  # (name=)
+    scoring: Scoring = PLAIN
+
+    @nn.compact
+    def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
+        """x [B, T, D] -> (out [B, T, D], keys, values), this pass's tokens written from slot start [B] on.
+
+        Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
+        """
+        width, model_width = x.shape[1:]
+        heads = fused_heads(self.heads, self.kv_heads, self.head_dim)
+        fused = Projection(math.prod(heads), self.qkv_bias, self.dtype, name="qkv")(x)
+        query, key, value = split_heads(fused, heads)
+        if self.norm is not None:
+            query, key = self.norm(name="query_norm")(query), self.norm(name="key_norm")(key)
+        if cos_sin is not None:
+            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+        output = Projection(model_width, self.output_bias, self.dtype, name="output")
+        if keys is None:
+            return output(attend_whole(query, key, value, mask, self.scoring)), None, None
+        keys, values = write(keys, key, start), write(values, value, start)
+        attended = (attend_by_blocks if width >= LONG else attend)(query, keys, values, mask, start, self.scoring)
+        return output(attended), keys, values
+
+
+def fused_attention_table(
+    names: Sequence[str],
+    path: tuple[str, ...],
+    heads: tuple[int, int, int],
+    width: int,
+    biases: tuple[bool, bool],
+    by_kind: bool = False,
+    turned: bool = False,
+) -> dict[str, Parameter]:
+    """Of `Attention`, q, k and v in one tensor of a checkpoint: as `attention_table`.
+
+    `names` are those of it and of the output. Its rows are those of one group after the other, as here (`fused_heads`);
+    `by_kind` all queries, then all keys, then all values.
+    """
+    (count, kv_heads, head_dim), (qkv, output) = heads, names
+    rows = fused_heads(*heads)
+    fused = Fused(rows, QKV) if by_kind else None
+    shape = math.prod(rows), width
+    table = in_table(qkv, (*path, "qkv"), shape, kv_heads, biases[0], fused, turned)
+    return table | out_table(output, (*path, "output"), (width, count * head_dim), kv_heads, biases[1], turned)
+
+
+def attention_table(
+    names: Sequence[str],
+    path: tuple[str, ...],
+    heads: tuple[int, int, int],
+    width: int,
+    biases: tuple[bool, bool] = (False, False),
+) -> dict[str, Parameter]:
+    """Of `Attention`: Hugging Face's names of its weights, and where they live at `path`.
+
+    `names` are those of q, k, v and the output, `heads` H, Hkv and head_dim, `biases` those of q, k and v, and of the
+    output.
+    """
+    count, kv_heads, head_dim = heads
+    *kinds, output = names
+    table: dict[str, Parameter] = {}
+    for index, (name, at) in enumerate(zip(kinds, QKV, strict=True)):
+        shape = (kv_heads if index else count) * head_dim, width
+        fused = Fused(fused_heads(*heads), (at,))
+        table |= in_table(name, (*path, "qkv"), shape, kv_heads, biases[0], fused)
+    return table | out_table(output, (*path, "output"), (width, count * head_dim), kv_heads, biases[1])

@@ -1,0 +1,250 @@
+"""What the configs of all decoder-only families share: config.json read and written."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from specdec_jax.models.layers import ACTIVATIONS
+from specdec_jax.models.rope import check_scaling, rope_from_hf, rope_to_hf
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as Hugging Face's `layer_types` names them. A kind of a family's own begins with one of them."""
+
+
+@dataclass(frozen=True)
+class HFConfig:
+    """Fields named as in Hugging Face's config.json, but for those that `renamed` maps to its names.
+
+    A family's class has the defaults. Numbers that do not fit raise ValueError.
+    """
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    required: ClassVar[tuple[str, ...]] = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    _: KW_ONLY
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    # What the stack reads besides; a family's class says otherwise.
+    num_key_value_heads: ClassVar[Any]
+    head_dim: ClassVar[Any]
+    sliding_window: ClassVar[Any] = None
+    logit_cap: ClassVar[Any] = None  # `layers.soft_cap`
+
+    def __post_init__(self):
+        self.check_positive(*HFConfig.required, "num_key_value_heads", "head_dim", "max_position_embeddings")
+        if self.hidden_act not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"{self.key('hidden_act')} must be one of {known}, got {self.hidden_act!r}")
+
+    def check_positive(self, *names: str) -> None:
+        """Raises ValueError naming the first of these that is no positive integer."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{self.key(name)} must be a positive integer, got {value!r}")
+
+    @property
+    def embedding_width(self) -> int:
+        """Of embeddings and of what the head multiplies."""
+        return self.hidden_size
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+        return self.max_position_embeddings
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Of each layer."""
+        return (FULL,) * self.num_hidden_layers
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """A field's name in config.json."""
+        return cls.renamed.get(name, name)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Any:
+        """Reads config.json, as transformers 4 or 5 writes it.
+
+        Raises ValueError on another model_type, a missing number, and whatever the class refuses.
+        """
+        kind = config.get("model_type", cls.model_type)
+        if kind != cls.model_type:
+            raise ValueError(f"models/{cls.model_type}.py serves model_type {cls.model_type!r}, got {kind!r}")
+        keys = {one.name: cls.key(one.name) for one in fields(cls)}
+        given = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
+        eos = config.get("eos_token_id")
+        given["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
+        given = cls.own_fields(config, given)
+        missing = [cls.key(name) for name in cls.required if given.get(name) is None]
+        if missing:
+            raise ValueError(f"the model's config lacks {', '.join(missing)}")
+        return cls(**given)
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """The fields as the family means them, of those that config.json gives by name."""
+        del config
+        return given
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
+        own = {self.key(one.name): getattr(self, one.name) for one in fields(self) if one.name != "eos_token_ids"}
+        ends = self.eos_token_ids
+        return own | {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None,
+        }
+
+
+class UngroupedHeads:
+    """A base before a family's config: heads share the width, and each has keys and values of its own."""
+
+    hidden_size: int
+    num_attention_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """As many as there are heads, without groups."""
+        return self.num_attention_heads
+
+
+@dataclass(frozen=True)
+class RopeConfig(HFConfig):
+    """A family of rotary positions."""
+
+    _: KW_ONLY
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)  # with `rope_type`; None is plain rotary
+
+    partial_rotary_factor: ClassVar[Any] = 1.0  # of a head's width
+    rotates_parts: ClassVar[bool] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rotated < 2 or self.rotated % 2 or self.rotated > self.head_dim:
+            part = f"{self.partial_rotary_factor!r} of heads" if self.rotates_parts else "head_dim"
+            raise ValueError(f"rotary positions need an even width of a head, got {part} {self.head_dim}")
+        check_scaling(self.rope_scaling)
+
+    @property
+    def rotated(self) -> int:
+        """Of a head's width, what has rotary positions."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Both generations: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (5)."""
+        rope, part = rope_from_hf(config, cls.rope_theta)
+        if cls.rotates_parts:
+            return given | rope | ({} if part is None else {"partial_rotary_factor": float(part)})
+        if part not in (None, 1, 1.0):
+            raise ValueError(f"models/{cls.model_type}.py rotates whole heads, got partial_rotary_factor {part!r}")
+        return given | rope
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
+        part = {"partial_rotary_factor": self.partial_rotary_factor} if self.rotates_parts else {}
+        return super().to_hf() | {"rope_parameters": rope_to_hf(self.rope_theta, self.rope_scaling) | part}
+
+
+@dataclass(frozen=True)
+class GroupedConfig(RopeConfig):
+    """A family of rotary positions whose heads share keys and values, of a width of their own."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """As many key heads as heads, which share the width, where config.json does not say."""
+        given = super().own_fields(config, given)
+        heads = given.get("num_attention_heads")
+        width = given.get("hidden_size", 0) // heads if heads else 0
+        return {"num_key_value_heads": heads, "head_dim": width, **given}
+
+
+@dataclass(frozen=True)
+class WindowedConfig(GroupedConfig):
+    """A family of which some layers see `sliding_window` tokens only, their own among them; None: no layer does."""
+
+    _: KW_ONLY
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None  # None: all sliding, or none
+
+    def __post_init__(self):
+        super().__post_init__()
+        window, kinds = self.sliding_window, self.layer_types
+        if window is not None and (type(window) is not int or window < 1):
+            raise ValueError(f"sliding_window must be a positive integer, got {window!r}")
+        if kinds is None:
+            return
+        if len(kinds) != self.num_hidden_layers or set(kinds) - {FULL, SLIDING}:
+            raise ValueError(f"layer_types must be {FULL} or {SLIDING} of each of {self.num_hidden_layers} layers")
+        if SLIDING in kinds and window is None:
+            raise ValueError(f"layer_types has {SLIDING}, and sliding_window is none")
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Of each layer."""
+        usual = FULL if self.sliding_window is None else SLIDING
+        return self.layer_types or (usual,) * self.num_hidden_layers
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Kinds that can be hashed."""
+        given = super().own_fields(config, given)
+        return given | {"layer_types": tuple(given["layer_types"]) if given.get("layer_types") else None}
+
+
+@dataclass(frozen=True)
+class AttentionBias:
+    """A base before a family's config: one field says of all of attention's projections whether they have biases."""
+
+    _: KW_ONLY
+    attention_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Of the projections into attention."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Of the projection out of it."""
+        return self.attention_bias

@@ -1,0 +1,73 @@
+"""Hugging Face's model_type `gemma3_text` (arXiv 2503.19786): five local layers to a global one."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from specdec_jax.models import decoder_only, gemma2
+from specdec_jax.models.attention import Scoring
+from specdec_jax.models.config import FULL, SLIDING
+from specdec_jax.models.gemma2 import Gemma2Config
+from specdec_jax.models.rope import rope, rope_to_hf
+from specdec_jax.models.rotary_decoder import parameter_table
+
+__all__ = ["Gemma3TextConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
+
+
+@dataclass(frozen=True)
+class Gemma3TextConfig(Gemma2Config):
+    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+
+    model_type: ClassVar[str] = "gemma3_text"
+    architecture: ClassVar[str] = "Gemma3ForCausalLM"
+    qk_norm: ClassVar[bool] = True
+    full_every: ClassVar[int] = 6
+
+    _: KW_ONLY
+    max_position_embeddings: int = 131072
+    rope_theta: float = 1_000_000.0  # of global layers
+    rope_local_base_freq: float = 10_000.0  # of local ones
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+
+    @property
+    def scoring(self) -> Scoring:
+        """Of attention: without a cap, whatever config.json says, as in transformers."""
+        return Scoring(self.query_pre_attn_scalar**-0.5)
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Both generations: numbers of their own (transformers 4), `rope_parameters` of each kind of layers (5)."""
+        nested = config.get("rope_parameters") or {}
+        if FULL not in nested:
+            return super().own_fields(config, given)
+        local = nested.get(SLIDING) or {}
+        if local.get("rope_type", "default") != "default":
+            raise ValueError(f"local layers have plain rotary positions, got rope_parameters {local!r}")
+        given = super().own_fields({**config, "rope_parameters": nested[FULL]}, given)
+        return given | {"rope_local_base_freq": float(local.get("rope_theta", cls.rope_local_base_freq))}
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
+        rotary = {
+            FULL: rope_to_hf(self.rope_theta, self.rope_scaling),
+            SLIDING: rope_to_hf(self.rope_local_base_freq, None),
+        }
+        return super().to_hf() | {"rope_parameters": rotary}
+
+
+def _told(config: Gemma3TextConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the layers of a kind."""
+    return rope(config, positions, config.rope_local_base_freq if kind == SLIDING else None)
+
+
+FAMILY = gemma2.FAMILY._replace(told=_told)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+
+
+def example_config() -> Gemma3TextConfig:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "query_pre_attn_scalar": 6, "rope_theta": 300.0}
+    return Gemma3TextConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

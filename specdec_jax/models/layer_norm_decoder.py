@@ -1,0 +1,174 @@
+"""Families of layer norms and a plain MLP, as GPT-2's: what their configs share, block, table of weights."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models import attention, layers
+from specdec_jax.models.config import UngroupedHeads
+from specdec_jax.models.decoder_only import Family
+from specdec_jax.models.layers import WEIGHT_INIT, mlp_table, norm_table
+from specdec_jax.models.weights import Parameter
+
+Array = jax.Array
+
+
+class LayerNorms(UngroupedHeads):
+    """What a block has; a family's config says otherwise where its block does."""
+
+    layer_norm_eps: ClassVar[Any] = 1e-5
+    attention_bias: ClassVar[Any] = True
+    mlp_bias: ClassVar[Any] = True
+    order: ClassVar[Any] = "pre"
+    """`pre`: attention and then the MLP, each behind a norm; `normed`: so, and what a norm gives is also what is added
+    to; `parallel`: both of the same stream, each behind its norm; `post`: norms of the stream after each."""
+    scoring: ClassVar[Any] = attention.PLAIN
+    num_positions: ClassVar[Any] = 0  # learned ones, of which `position_offset` are never used
+    position_offset: ClassVar[int] = 0
+    norm_of_embeddings: ClassVar[bool] = False
+    last_norm: ClassVar[Any] = True
+
+
+class Names(NamedTuple):
+    """How a checkpoint calls its tensors, without `.weight` and `.bias`."""
+
+    prefix: str  # of all but the head's; base models are saved without it
+    layers: str
+    embedding: str
+    head: str
+    norms: tuple[str, str, str]  # a layer's, before attention and MLP, and the last
+    attention: tuple[str, ...]  # of a layer: q, k and v in one or in three, and the output
+    mlp: tuple[str, str]  # of a layer: up, down
+    positions: str = ""  # learned ones
+    embedding_norm: str = ""
+    projections: tuple[str, str] = ("", "")  # between embeddings of another width and the stream
+    ignored: tuple[str, ...] = ()  # of a layer: masks and frequencies that old checkpoints store
+    by_kind: bool = False  # `attention.fused_attention_table`
+    turned: bool = False  # kernels are stored as [in, out]
+
+
+class Embed(nn.Module):
+    """Embeddings [B, T, E] and positions [B, T] -> [B, T, D]: projected, with learned positions, normed; as they do."""
+
+    config: Any
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array, positions: Array) -> Array:
+        c = self.config
+        if c.embedding_width != c.hidden_size:
+            x = layers.Projection(c.hidden_size, False, self.dtype, name="project")(x)
+        if c.num_positions:
+            table = self.param("positions", WEIGHT_INIT, (c.num_positions, c.hidden_size), self.dtype)
+            x += table[positions + c.position_offset].astype(jnp.float32)
+        return layers.LayerNorm(c.layer_norm_eps, self.dtype, name="norm")(x) if c.norm_of_embeddings else x
+
+
+class End(nn.Module):
+    """What follows the last block: a norm, and a projection to what the head multiplies; as they do."""
+
+    config: Any
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c = self.config
+        if c.last_norm:
+            x = layers.LayerNorm(c.layer_norm_eps, self.dtype, name="norm")(x)
+        if c.embedding_width != c.hidden_size:
+            x = layers.Projection(c.embedding_width, False, self.dtype, name="project")(x)
+        return x
+
+
+class LayerNormBlock(nn.Module):
+    """Attention and MLP around a float32 residual stream, in the order that the config says."""
+
+    config: Any
+    dtype: Any
+    kind: str
+
+    @nn.compact
+    def __call__(self, x, keys, values, start, told, mask) -> tuple[Array, Array | None, Array | None]:
+        c, dtype, order = self.config, self.dtype, self.config.order
+        norm = functools.partial(layers.LayerNorm, c.layer_norm_eps, dtype)
+        after, kept = order == "post", order == "normed"
+        with jax.named_scope("attention"):
+            first = norm(name="attention_norm")
+            heads = (c.num_attention_heads, c.num_attention_heads, c.head_dim)
+            biases = (c.attention_bias, c.attention_bias)
+            attend = attention.Attention(*heads, *biases, dtype, None, c.scoring, name="attention")
+            normed = x if after else first(x)
+            out, keys, values = attend(normed, keys, values, start, told, mask)
+            out += normed if kept else x
+            out = first(out) if after else out
+        with jax.named_scope("mlp"):
+            second = norm(name="mlp_norm")
+            mlp = layers.MLP(c.intermediate_size, c.mlp_bias, dtype, c.hidden_act, name="mlp")
+            normed = second(x) if order == "parallel" else out if after else second(out)
+            out = (normed if kept else out) + mlp(normed)
+            return (second(out) if after else out), keys, values
+
+
+def _table(config: Any, names: Names) -> dict[str, Parameter]:
+    """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
+    c, shape = config, (config.vocab_size, config.embedding_width)
+    table = {f"{names.prefix}{names.embedding}.weight": Parameter(("embedding",), shape, split=0)}
+    if not c.tie_word_embeddings:
+        table[f"{names.head}.weight"] = Parameter(("head",), shape, split=0)
+    if c.num_positions:
+        table[f"{names.prefix}{names.positions}.weight"] = Parameter(
+            ("embed", "positions"), (c.num_positions, c.hidden_size)
+        )
+    if c.norm_of_embeddings:
+        table |= norm_table(names.prefix + names.embedding_norm, ("embed", "norm"), c.hidden_size)
+    if c.last_norm:
+        table |= norm_table(names.prefix + names.norms[-1], ("norm", "norm"), c.hidden_size)
+    if c.embedding_width != c.hidden_size:
+        widths = c.hidden_size, c.embedding_width
+        for name, place, out in zip(names.projections, ("embed", "norm"), (widths, widths[::-1]), strict=True):
+            table[f"{names.prefix}{name}.weight"] = Parameter((place, "project", "kernel"), out)
+    for i in range(c.num_hidden_layers):
+        table |= _layer_table(c, names, f"{names.prefix}{names.layers}.{i}.", f"layer_{i}")
+    return table
+
+
+def _layer_table(c: Any, names: Names, prefix: str, layer: str) -> dict[str, Parameter]:
+    width, heads = c.hidden_size, (c.num_attention_heads, c.num_attention_heads, c.head_dim)
+    table: dict[str, Parameter] = {}
+    for name, leaf in zip(names.norms, ("attention_norm", "mlp_norm"), strict=False):
+        table |= norm_table(prefix + name, (layer, leaf), width)
+    biases, own = (c.attention_bias, c.attention_bias), tuple(prefix + name for name in names.attention)
+    if len(own) == 2:
+        path = layer, "attention"
+        table |= attention.fused_attention_table(own, path, heads, width, biases, names.by_kind, names.turned)
+    else:
+        table |= attention.attention_table(own, (layer, "attention"), heads, width, biases)
+    up, down = (prefix + name for name in names.mlp)
+    return table | mlp_table((up, down), (layer, "mlp"), c.intermediate_size, width, c.mlp_bias, names.turned)
+
+
+def _ignored(config: Any, names: Names) -> Mapping[str, tuple[int, ...] | None]:
+    """What old checkpoints store besides, and a head that repeats a tied embedding."""
+    ignored: dict[str, tuple[int, ...] | None] = {
+        f"{names.prefix}{names.layers}.{i}.{name}": None
+        for i in range(config.num_hidden_layers)
+        for name in names.ignored
+    }
+    if config.tie_word_embeddings:
+        ignored[f"{names.head}.weight"] = (config.vocab_size, config.embedding_width)
+    return ignored
+
+
+def _nothing(config: Any, kind: str, positions: Array) -> None:
+    """Of families whose blocks know of no positions."""
+    del config, kind, positions
+
+
+def family(names: Names, told: Callable[..., Any] = _nothing) -> Family:
+    """The family of these names."""
+    table, ignored = functools.partial(_table, names=names), functools.partial(_ignored, names=names)
+    return Family(LayerNormBlock, End, told, table, ignored, Embed, names.prefix)

@@ -1,0 +1,84 @@
+"""Hugging Face's model_type `smollm3`: Llama's block, in every fourth layer without positions (arXiv 2501.18795)."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from specdec_jax.models import decoder_only, rotary_decoder
+from specdec_jax.models.config import FULL, SLIDING, AttentionBias
+from specdec_jax.models.rope import rope
+from specdec_jax.models.rotary_decoder import RotaryWindowedConfig, parameter_table
+
+__all__ = ["SmolLM3Config", "init_params", "language_model", "named_from_params", "parameter_table"]
+
+WITHOUT = " without positions"
+INTERVAL = 4  # layers, of a config.json that says nothing of positions
+
+
+@dataclass(frozen=True)
+class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
+    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+
+    `no_rope_layers` has 1 for every layer with rotary positions and 0 for those without, as Hugging Face's.
+    """
+
+    model_type: ClassVar[str] = "smollm3"
+    architecture: ClassVar[str] = "SmolLM3ForCausalLM"
+
+    _: KW_ONLY
+    max_position_embeddings: int = 32768
+    rope_theta: float = 2_000_000.0
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = True
+    no_rope_layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.no_rope_layers) != self.num_hidden_layers or set(self.no_rope_layers) - {0, 1}:
+            raise ValueError(f"no_rope_layers must be 0 or 1 of {self.num_hidden_layers} layers: {self.no_rope_layers}")
+
+    @property
+    def gated_bias(self) -> bool:
+        """Of all of the MLP's."""
+        return self.mlp_bias
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Of each layer."""
+        both = zip(super().layer_kinds, self.no_rope_layers, strict=True)
+        return tuple(kind if rotary else kind + WITHOUT for kind, rotary in both)
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Which layers have positions, and which windows, where config.json does not say."""
+        given = super().own_fields(config, given)
+        every, count = config.get("no_rope_layer_interval") or INTERVAL, given.get("num_hidden_layers") or 0
+        rotary = tuple(given.get("no_rope_layers") or (int((i + 1) % every != 0) for i in range(count)))
+        window = given.get("sliding_window") if config.get("use_sliding_window") else None
+        kinds = tuple(SLIDING if window is not None and not one else FULL for one in rotary)
+        return given | {
+            "no_rope_layers": rotary,
+            "sliding_window": window,
+            "layer_types": given["layer_types"] or kinds,
+        }
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that `from_hf` reads back."""
+        return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
+
+
+def _told(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """Cosines and sines, of layers with positions."""
+    return None if kind.endswith(WITHOUT) else rope(config, positions)
+
+
+FAMILY = rotary_decoder.FAMILY._replace(told=_told)
+language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+
+
+def example_config() -> SmolLM3Config:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    more = {"sliding_window": 5, "no_rope_layers": (1, 0), "layer_types": (FULL, SLIDING)}
+    return SmolLM3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)
