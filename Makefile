@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint format typecheck bench accelerators clean help FORCE
+.PHONY: demo test check lint format typecheck bench accelerators parity clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
@@ -39,6 +39,9 @@ bench: $(VENV)/.runtime ## what a target pass, a drafter step and the entropy ch
 
 accelerators: $(VENV)/.runtime ## what TPU and GPU compilers make of a small decoder, against configs/chips/budgets.json
 	$(RUN) -m experiments.accelerators --small $(ARGS)
+
+parity: $(VENV)/.runtime ## logits of every family beside those of transformers on torch
+	$(RUN) -m experiments.parity $(ARGS)
 
 clean: ## remove the environment and every cache, keep runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

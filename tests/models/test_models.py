@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_weights import random_tensors
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
 
+from experiments.lib.parity_side.cases import random_tensors
 from specdec_jax import models
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -218,7 +218,7 @@ FAMILY_LOGITS = json.loads(pathlib.Path(__file__).parents[1].joinpath("data", "f
 
 @pytest.mark.parametrize("name", FAMILY_LOGITS["cases"])
 def test_a_family_equals_transformers(name):
-    """Logits by transformers on torch of the same random weights, in float32: tests/data/make_family_logits.py.
+    """Logits by transformers on torch of the same random weights, in float32: `experiments.parity --reference`.
 
     In one pass, and the last position by itself behind a cache.
     """

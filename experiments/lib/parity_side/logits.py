@@ -1,0 +1,76 @@
+"""Logits by transformers on torch, in float32. Run by that environment's Python: nothing of this project is imported.
+
+    logits.py OUT [MODEL ...]
+
+Without models, those of cases.py with random weights: each is written to OUT in the hub's format, in float32 as one
+file and in bfloat16 as several, with a tokenizer that numbers words. Beside each stands logits.npz: tokens [B, T], and
+logits [B, T, V].
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from cases import CASES, OWN_NAMES, SMALL, TOKENS, random_tensors, slug
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SHARD = "12KB"
+
+
+def write_case(out, name):
+    """Both folders of a case."""
+    model_type, changes = CASES[name]
+    own = changes if model_type in OWN_NAMES else SMALL | changes
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **own), dtype=torch.float32)
+    for dtype, size in (("float32", "1GB"), ("bfloat16", SHARD)):
+        folder = out / slug(f"{name} {dtype}")
+        model.save_pretrained(folder)
+        shapes = shapes_in(folder)
+        fill(folder, shapes)
+        filled = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        filled.save_pretrained(folder, max_shard_size=size)
+        if size == SHARD:
+            (folder / "model.safetensors").unlink()
+        words = {f"w{i}": i for i in range(SMALL["vocab_size"])}
+        Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+        (folder / "shapes.json").write_text(json.dumps(shapes))
+        write_logits(folder, folder, TOKENS)
+
+
+def shapes_in(folder):
+    """Of the weights, by the names that a checkpoint on the hub has."""
+    return {name: list(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+def fill(folder, shapes):
+    """Random numbers in place of the weights."""
+    save_file(random_tensors(shapes), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_logits(model, folder, tokens):
+    """logits.npz in the folder, of a model from anywhere."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = loaded(torch.tensor(tokens)).logits.numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "logits.npz", tokens=np.asarray(tokens), logits=logits)
+
+
+def main(out, *models):
+    """Writes all."""
+    out = pathlib.Path(out)
+    for model in models:
+        vocab = AutoConfig.from_pretrained(model).vocab_size
+        tokens = np.random.default_rng(3).integers(0, vocab, (2, 20)).tolist()
+        write_logits(model, out / slug(model), tokens)
+    for name in CASES if not models else ():
+        write_case(out, name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,57 @@
+"""`experiments.parity` finds logits that differ, and says so by its exit code."""
+
+import pathlib
+import sys
+
+import pytest
+import tiny_weights
+
+from experiments import parity
+from experiments.lib.environments import NoEnvironment
+
+ROOT = pathlib.Path(parity.__file__).parents[1]
+SIDE = """
+import pathlib, re, sys
+sys.path.insert(0, "ROOT")
+import jax, jax.numpy as jnp, numpy as np
+from specdec_jax.loading import load_model
+out, model = pathlib.Path(sys.argv[1]), sys.argv[2]
+loaded = load_model(model, dtype="float32")
+tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
+with jax.default_matmul_precision("highest"):
+    logits, _ = loaded.model.apply(loaded.params, tokens, loaded.model.init_cache(loaded.params, 2, 8))
+logits = np.array(logits)
+logits[WHERE] += OFF * np.abs(logits).max()
+folder = out / re.sub(r"\\W+", "-", model)
+folder.mkdir(parents=True)
+np.savez(folder / "logits.npz", tokens=tokens, logits=logits)
+"""
+
+
+def run(tmp_path, monkeypatch, where, off):
+    side = tmp_path / "side.py"
+    side.write_text(SIDE.replace("WHERE", where).replace("OFF", str(off)).replace("ROOT", str(ROOT)))
+    monkeypatch.setattr(parity, "SIDE", side)
+    monkeypatch.setattr(parity, "python_of", lambda *_, **__: sys.executable)
+    folder = tmp_path / "model"
+    tiny_weights.write_folder(folder, tiny_weights.weights())
+    return parity.main(["--models", str(folder), "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "off", "code"), [("0, 0, 0", 0.0, 0), ("1, 2, 7", 3e-4, 1), ("1, 4, 7", "np.nan", 1)]
+)
+def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, off, code):
+    assert run(tmp_path, monkeypatch, where, off) == code
+    assert ("differs by more than" in " ".join(capsys.readouterr().out.split())) == bool(code)
+
+
+def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
+    def none(*_, **__):
+        raise NoEnvironment("requirements-peers.txt does not install: no space")
+
+    monkeypatch.setattr(parity, "python_of", none)
+    assert parity.main(["--out", str(tmp_path / "run")]) == 0
+    assert "Nothing is compared: requirements-peers.txt does not install: no space" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
