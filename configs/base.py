@@ -75,7 +75,7 @@ class CompareConfig:
     limit: int | None = None
     """Only the first prompts."""
     target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
     drafter: str = "smollm2-drafter"
     """As target."""
     dtype: str = "auto"

@@ -29,7 +29,7 @@ class DistillConfig:
     schedule: Schedule
     """Steps, learning rate, decay."""
     target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id."""
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
     tokens: int = 2_000_000
     """Written at least."""
     texts: str = "runs/texts"

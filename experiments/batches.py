@@ -35,7 +35,7 @@ from experiments.lib.terminal import publish
 from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
-from specdec_jax.loading import LoadedModel, load_pair
+from specdec_jax.loading import LoadedModel, download, load_pair
 from specdec_jax.text.generation import Pair, Request, build_pair, prepare, start
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import StoppingPolicy
@@ -86,6 +86,7 @@ def batches(config: Batches, console: Console) -> None:
     prompts = [prompt.turns[0] for prompt in load_prompts(config.prompts)]
     enable()
     folder = RunFolder.create("batches", config, config.out)
+    download(config.target, config.drafter)
     with console.status("Loading the models"):
         target, drafter = load_pair(config.target, config.drafter, config.dtype)
     known: dict[Key, dict[str, Any]] = {_key(row): row for row in folder.rows()}

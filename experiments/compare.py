@@ -31,9 +31,11 @@ from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.costs.at_hand import dtype_of, sentence
 from specdec_jax.decoding.state import slots_for
+from specdec_jax.loading import download
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode, prepare
+from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
@@ -47,6 +49,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     """
     prompts = load_prompts(config.prompts, config.limit, config.split)
     cache = enable()
+    download(config.target, *_drafters(config))
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     slots = _slots(config, pairs, prompts)
@@ -104,6 +107,13 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
             costs=config.costs,
         )
     return pairs
+
+
+def _drafters(config: CompareConfig) -> list[str]:
+    """The drafters of all methods that are given by name."""
+    given = [config.drafter, *(method.drafter for method in config.chosen_methods())]
+    each = [one for some in given for one in (some if isinstance(some, (list, tuple)) else [some])]
+    return [name for one in each if isinstance(one, str) for name in split_drafters(one)]
 
 
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:

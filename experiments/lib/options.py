@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_pair
+from specdec_jax.loading import LoadedModel, check_same_vocabulary, download, load_pair
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 
@@ -35,7 +35,8 @@ class Models:
     """A pair of models by name."""
 
     target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id."""
+    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id (org/name,
+    org/name@revision)."""
     drafter: str = "smollm2-drafter"
     """As target."""
     mesh: str | None = None
@@ -56,6 +57,7 @@ class Served(Models):
             ValueError, FileNotFoundError: no such model, or vocabularies that differ.
         """
         enable()
+        download(self.target, self.drafter)
         with console.status("Loading the models"):
             target, drafter = load_pair(self.target, self.drafter, self.dtype)
         check_same_vocabulary(target, drafter)

@@ -193,12 +193,13 @@ def run_verify(command: VerifyLossless) -> int:
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
-    from specdec_jax.app.chat.settings import build
+    from specdec_jax.app.chat.settings import build, download_models
     from specdec_jax.app.views.printing import status
     from specdec_jax.compilation_cache import enable, kept
     from specdec_jax.text.streaming import stream
 
     folder = enable()
+    download_models(settings)
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
     with status(f"Compiling once; {kept(folder)}"):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_jax import __version__
-from specdec_jax.app.chat.settings import Settings, build
+from specdec_jax.app.chat.settings import Settings, build, download_models
 from specdec_jax.app.processes import Watch, merge
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
@@ -190,6 +190,7 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
     names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])
+    download_models(settings)
     with run.console.status(Text(f"Loading {' and '.join(names)}")):
         pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]

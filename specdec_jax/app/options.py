@@ -42,7 +42,8 @@ def _optional(wanted: PrimitiveTypeInfo) -> Any:
 @dataclass(frozen=True)
 class Models:
     target: str = "smollm2"
-    """A built-in name (smollm2), a folder in Hugging Face format, a hub id, a .gguf file or an Orbax folder."""
+    """A built-in name (smollm2), a folder in Hugging Face format, a hub id (org/name, org/name@revision), a .gguf file
+    or an Orbax folder."""
     drafter: str = "smollm2-drafter-reading@8192"
     """Given like the target, with the same vocabulary; or without a model: prompt_lookup(longest=4), ngram, a path to
     your own .py. a,b alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens and the text's

@@ -29,7 +29,9 @@ def split_source(source: str) -> tuple[str, str]:
     if vocabulary.isdecimal() or vocabulary.endswith(".npy"):
         return base, vocabulary
     if base in BUILTIN or Path(base).expanduser().exists():
-        raise ValueError(f"after @ comes a number of tokens or a .npy file of them, got {source!r}")
+        raise ValueError(
+            f"after @ comes a number of tokens or a .npy file of them, or the revision of a hub id, got {source!r}"
+        )
     return source, ""
 
 
@@ -60,7 +62,7 @@ def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(
             f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.rank_tokens writes one, and "
-            "@FILE.npy takes it from elsewhere"
+            "@FILE.npy takes it from elsewhere (a revision that is a number is given by its commit)"
         )
     ranked, wanted = _array(path), int(vocabulary)
     if not 1 <= wanted <= len(ranked):

@@ -20,7 +20,10 @@ def family(model_type: Any) -> ModuleType:
         if _is_family(module):
             return module
     known = _families()
-    raise ValueError(f"unknown model_type {model_type!r}{nearest(name, known)}; there are {listed(known)}")
+    raise ValueError(
+        f"unknown model_type {model_type!r}{nearest(name, known)}; there are {listed(known)}. docs/extending.md shows "
+        "how to add one, in one file"
+    )
 
 
 def config_class(module: ModuleType) -> Any:

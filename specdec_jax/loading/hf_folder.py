@@ -12,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specdec_jax.loading.checkpoint import Checkpoint
-from specdec_jax.loading.families import family, family_of
+from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.reduced_head import check_whole
 
-CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{short}{bits}": f"{name}{bits}" for short, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
@@ -44,6 +45,15 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
     return Checkpoint(str(folder), config, _tensors(files), tokenizer_from_folder(folder))
 
 
+def check_served(folder: Path) -> None:
+    """Refuses a config.json that no weights could be loaded for. Raises as `read_config`, or ValueError naming it."""
+    config = read_config(folder)
+    try:
+        config_class(family(config["model_type"])).from_hf(config)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json with the end ids that generation_config.json states, where it does: they are what `generate` obeys.
 
@@ -57,25 +67,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
         raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
-    eos = read_json(folder / "generation_config.json").get("eos_token_id")
+    eos = read_json(folder / GENERATION).get("eos_token_id")
     return config if eos is None else config | {"eos_token_id": eos}
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The .safetensors files, all there. Raises FileNotFoundError naming the first that is missing."""
-    if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map")
-        names = sorted(set(weight_map.values()))
-    else:
-        names = [SINGLE]
+    names = weight_names(folder)
     for name in names:
         if not (folder / name).is_file():
             bins = sorted(path.name for path in folder.glob("*.bin"))
             hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
             raise FileNotFoundError(f"no such weight file: {folder / name}{hint}")
     return [folder / name for name in names]
+
+
+def weight_names(folder: Path) -> list[str]:
+    """The .safetensors files that the weights are in: those of the index, or the one. Raises ValueError."""
+    if not (folder / INDEX).is_file():
+        return [SINGLE]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map")
+    return sorted(set(weight_map.values()))
 
 
 def save_hf_folder(

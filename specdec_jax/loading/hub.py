@@ -1,31 +1,152 @@
-"""Hub ids, through huggingface_hub: its cache, its tokens, its HF_HUB_OFFLINE."""
+"""Hub ids, through huggingface_hub: its cache, its token, its mirror (HF_ENDPOINT), its HF_HUB_OFFLINE.
 
+Small files come first: a model that is not served is refused before its weights are downloaded.
+"""
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-WANTED = ["*.json", "*.safetensors", "*.jinja"]
-UNWANTED = ["*/*"]  # other formats, experiments and quantisations live in sub-folders
+from specdec_jax.loading.draft_vocabulary import RANKING
+from specdec_jax.loading.hf_folder import CONFIG, GENERATION, INDEX, check_served, weight_names
+from specdec_jax.loading.hub_errors import explanation
+from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES
+
+T = TypeVar("T")
+HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^@\s]+))?")
+WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
+FILES = (*WEIGHT_FILES, ".py")  # what is written like a hub id and is a file that is not there
+SMALL = (CONFIG, GENERATION, INDEX, RANKING, *TOKENIZER_FILES)
+OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".safetensors")
+WRITTEN = "a folder that transformers wrote (save_pretrained of model and tokenizer)"
+PAUSE = 1.0  # seconds between tries
+TRIES = 3  # where the connection breaks, which huggingface_hub goes on from for some ways of breaking only
+
+
+class HubId(NamedTuple):
+    """A repository, and a branch, tag or commit of it; None: main."""
+
+    repo: str
+    revision: str | None
+
+
+def hub_id(source: str) -> HubId | None:
+    """What `org/name` or `org/name@revision` names; None: it is no hub id, or a file or folder of that name is here."""
+    match = HUB_ID.fullmatch(source)
+    if match is None or match["repo"].lower().endswith(FILES) or Path(source).exists():
+        return None
+    return HubId(match["repo"], match["revision"])
 
 
 def hub_folder(repo_id: str, *, revision: str | None = None, cache_dir: str | Path | None = None) -> Path:
-    """The local snapshot of a hub repository, downloaded if it is not in the cache.
+    """The local snapshot of a hub repository; what it lacks of the files that are read is downloaded.
 
-    Raises FileNotFoundError naming the id and what to do: no such repository, no access, no network and no copy.
+    After a download its checksums are compared, and the licence of a gated model is named on standard error.
+    Raises FileNotFoundError naming the id and what to do: no such repository or revision, no access, no network and
+    no copy, no weights that are read. Raises ValueError for a model that is not served, before its weights are
+    downloaded, and for a file that is not what the hub says, which does not stay.
     """
     import huggingface_hub  # here, because it takes 0.3 s that local models need not wait for
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir}
+    def asked(call: Callable[[], T], missing: str, tries: int = TRIES) -> T:
+        try:
+            return call()
+        except Exception as error:
+            if tries > 1 and not isinstance(error, (OSError, ValueError)):  # not an answer of the hub or of the disk
+                time.sleep(PAUSE)
+                return asked(call, missing, tries - 1)
+            raise FileNotFoundError(explanation(error, repo_id, revision, missing)) from None
+
+    def snapshot(at: str | None, names: Iterable[str], missing: str, **options: Any) -> Path:
+        options |= {"revision": at, "cache_dir": cache_dir, "allow_patterns": list(names)}
+        return Path(asked(lambda: huggingface_hub.snapshot_download(repo_id, **options), missing))
+
+    here = f"there is no file or folder {repo_id!r} here"
+    with _bars(seen=False) as bars:
+        folder = snapshot(revision, SMALL, f"{here}, nor in the Hugging Face cache", tqdm_class=bars)
+    lacking = [name for name in (CONFIG, TOKENIZER, *weight_names(folder)) if not (folder / name).is_file()]
+    if not lacking:
+        return folder
+    if CONFIG not in lacking:
+        check_served(folder)
+    kind = "weight file" if lacking[0].endswith(".safetensors") else "file"
+    missing, api, commit = f"no such {kind}: {folder / lacking[0]}", huggingface_hub.HfApi(), folder.name
+    info = asked(lambda: api.model_info(repo_id, revision=commit), missing)
+    _check_there(repo_id, lacking, {file.rfilename for file in info.siblings or ()})
+    part = f"{repo_id!r} came in part (the same command goes on)"
+    with _bars(seen=True) as bars:
+        snapshot(commit, lacking, part, tqdm_class=bars)
+        with bars(desc="Comparing checksums", bar_format="{desc}", total=0, leave=False):
+            found = asked(lambda: api.verify_repo_checksums(repo_id, revision=commit, cache_dir=cache_dir), part)
+    _remove_damaged(repo_id, folder, [wrong["path"] for wrong in found.mismatches])
+    if info.gated:
+        _say_licence(repo_id, info.card_data)
+    return folder
+
+
+def _check_there(repo_id: str, lacking: Iterable[str], names: set[str]) -> None:
+    """Raises FileNotFoundError if the repository, of these files, has not what is read of it."""
+    absent = next((name for name in lacking if name not in names), None)
+    if absent is None:
+        return
+    top = sorted(name for name in names if "/" not in name)
+    ggufs = [name for name in top if name.endswith(".gguf")]
+    others = [name for name in top if name.endswith(OTHER_WEIGHTS)]
+    if ggufs:
+        hint = f"it holds GGUF files. Give one of them: `hf download {repo_id} {ggufs[0]}` prints its path"
+    elif absent == TOKENIZER and (model := [name for name in top if name.endswith(".model")]):
+        hint = f"{model[0]} is not read. Give {WRITTEN}"
+    elif absent != CONFIG and others:
+        hint = (
+            f"{others[0]} is not read. Give a revision with safetensors ({repo_id}@refs/pr/1, if that pull request "
+            f"adds them), or {WRITTEN}"
+        )
+    else:
+        hint = "it is no model in the format of transformers"
+    raise FileNotFoundError(f"the hub's {repo_id!r} has no {absent}: {hint}")
+
+
+def _remove_damaged(repo_id: str, folder: Path, names: list[str]) -> None:
+    """Raises ValueError if there are any, and they are gone from the cache."""
+    for name in names:
+        for path in ((folder / name).resolve(), folder / name):  # a link in the snapshot, and what it points to
+            path.unlink(missing_ok=True)
+    if names:
+        raise ValueError(
+            f"{repo_id!r} came damaged: the checksum of {', '.join(names)} is not the hub's. It has been removed from "
+            "the cache: the same command downloads it again"
+        )
+
+
+def _say_licence(repo_id: str, card: Any) -> None:
+    from huggingface_hub import constants
+
+    name = getattr(card, "license_name", None) or getattr(card, "license", None) or "not named"
+    page = f"{constants.ENDPOINT}/{repo_id}"
+    print(f"specdec_jax: {repo_id} is gated: you use it under its licence, {name} ({page})", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _bars(*, seen: bool) -> Iterator[Any]:
+    """huggingface_hub's progress bars, or none: small files are nothing to wait for.
+
+    All are closed behind the block: some would be only when memory is tidied up, and be drawn again over what follows.
+    """
+    from huggingface_hub.utils import tqdm
+
+    drawn = []
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "disable": None if seen else True})  # None: on terminals alone
+            drawn.append(self)
+
     try:
-        folder = huggingface_hub.snapshot_download(repo_id, allow_patterns=WANTED, ignore_patterns=UNWANTED, **options)
-    except HFValidationError as error:
-        raise FileNotFoundError(f"{repo_id!r} is no valid hub id: {error}") from None
-    except LocalEntryNotFoundError:
-        raise FileNotFoundError(
-            f"{repo_id!r} is not in the Hugging Face cache, and the hub cannot be reached (offline, or HF_HUB_OFFLINE "
-            f"is set). Download it where there is network with `hf download {repo_id}`, or give a local folder"
-        ) from None
-    except Exception as error:  # the hub's refusals, and what its HTTP client raises when a connection breaks
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise FileNotFoundError(f"cannot download {repo_id!r} from the hub: {reason}") from None
-    return Path(folder)
+        yield Bar
+    finally:
+        for bar in drawn:
+            bar.close()

@@ -1,6 +1,5 @@
 """`load_model`: one name, whatever it names."""
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from specdec_jax.loading.draft_vocabulary import read_tokens, split_source, with
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf.file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
-from specdec_jax.loading.hub import hub_folder
+from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
@@ -21,8 +20,6 @@ from specdec_jax.sharding import mesh_here, placement
 from specdec_jax.types import LanguageModel, Params
 
 DTYPES = ("bfloat16", "float16", "float32")
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
 SHARE_DRAFTER = 1e9
 """Bytes of weights from which devices share a drafter. A guess: fewer may be read sooner than two sums a layer, each
 of a few microseconds, cross the links."""
@@ -49,9 +46,10 @@ def load_model(
     """Loads a model by its source: the first of these that it is.
 
     A built-in name (`smollm2`, `smollm2-drafter`, this with `-reading` or `-nano` behind it), a .gguf file, a folder
-    (Hugging Face's with config.json, or what `save_orbax` wrote), a hub id (`org/name`, of which `revision` and
-    `cache_dir` are huggingface_hub's). A drafter's source with `@8192` behind it drafts only the 8,192 most frequent
-    tokens and the text's own rare ones, with `@FILE.npy` those of the file (`loading/draft_vocabulary.py`).
+    (Hugging Face's with config.json, or what `save_orbax` wrote), a hub id (`org/name`, or `org/name@revision` with a
+    branch, tag or commit, which `revision` may give too; `cache_dir` is huggingface_hub's). A drafter's source with
+    `@8192` behind it drafts only the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy` those of
+    the file (`loading/draft_vocabulary.py`).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
     Where a mesh was set (`sharding.make_mesh`), its devices share the weights, and each reads its part of safetensors;
@@ -65,8 +63,6 @@ def load_model(
         tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
-    if revision is not None and not _is_hub_id(name):
-        raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
     path = _locate(name, revision, cache_dir)
 
     def layout(table: Table) -> Place | None:
@@ -100,28 +96,39 @@ def check_dtype(dtype: Any) -> Any:
     return jnp.dtype(name)
 
 
+def download(*sources: str | Path) -> None:
+    """Brings the models of hub ids among the sources into the cache, with progress bars where there is a terminal.
+
+    For whoever shows something else there while models load. Raises as `load_model`.
+    """
+    for source in sources:
+        whole, _ = split_source(str(source))
+        if hub_id(whole):
+            _locate(whole, None, None)
+
+
 def _locate(name: str, revision: str | None, cache_dir: str | Path | None) -> Path:
     """The existing file or folder a source names; for a hub id the snapshot."""
+    hub = hub_id(name)
+    if revision is not None:
+        if hub is None:
+            raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
+        if hub.revision is not None:
+            raise ValueError(f"{name!r} names a revision, and revision={revision!r} does too: give one of them")
+        hub = HubId(hub.repo, revision)
     if name in BUILTIN:
         return BUILTIN[name]()
     path = Path(name).expanduser()
     if name and path.exists():
         return path
-    if _is_hub_id(name):
-        try:
-            return hub_folder(name, revision=revision, cache_dir=cache_dir)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"there is no file or folder {name!r} here, and as a hub id: {error}") from None
+    if hub is not None:
+        return hub_folder(hub.repo, revision=hub.revision, cache_dir=cache_dir)
     if name.lower().endswith(WEIGHT_FILES):
         raise FileNotFoundError(f"no such weight file: {name}")
     raise FileNotFoundError(
         f"no model {name!r}{nearest(name, BUILTIN)}: it is no built-in name ({listed(BUILTIN)}), no file, no folder "
-        "and no hub id (org/name)"
+        "and no hub id (org/name or org/name@revision)"
     )
-
-
-def _is_hub_id(name: str) -> bool:
-    return bool(HUB_ID.fullmatch(name)) and not name.lower().endswith(WEIGHT_FILES) and not Path(name).exists()
 
 
 def _gguf_hint(folder: Path) -> str:

@@ -7,7 +7,7 @@ reading a tokenizer does (0.95 against 0.35 s), and replays, proofs and plain pr
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,23 +18,37 @@ from tokenizers.decoders import DecodeStream
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+PROBE = "No other text says this."
+NO_SYSTEM = "It has no place for a system prompt: put that text before the first message of the user"
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
 NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # its environment variable
 
 
 class Tokenizer:
     """A tokenizer with its chat template and the ids that mean something to decoding.
 
-    `special` maps `bos_token`, `eos_token`, ... to their text. Built by `tokenizer_from_folder` and
-    `tokenizer_from_gguf`; `for_model` ties it to a model's end ids and embedding.
+    `special` maps `bos_token`, `eos_token`, ... to their text; `tool_template` is that of conversations with tools,
+    where it is not the same. Built by `tokenizer_from_folder` and `tokenizer_from_gguf`; `for_model` ties it to a
+    model's end ids and embedding.
     """
 
-    def __init__(self, backend: Backend, special: Mapping[str, str], *, chat_template: str | None = None):
+    def __init__(
+        self,
+        backend: Backend,
+        special: Mapping[str, str],
+        *,
+        chat_template: str | None = None,
+        tool_template: str | None = None,
+    ):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.special = dict(special)
         self.chat_template = chat_template
+        self.tool_template = tool_template
         eos = self._id("eos_token")
         self.bos_id: int | None = self._id("bos_token")
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
@@ -72,37 +86,59 @@ class Tokenizer:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD, ids of embedding padding nothing."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The conversation as the model was trained to see it; encode it with `add_special=False`.
 
-        Raises ValueError if there is no template, or the template refuses the messages.
+        `tools` are JSON schemas of functions the model may call, for templates that name them. A system message is
+        never moved or left out: a template that has no place for one gives an error, as what it does with the text
+        differs by model. Raises ValueError if there is no template, or the template refuses the messages.
         """
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as plain text")
         fast = self.fast
+
+        def rendered(some: Sequence[Mapping[str, Any]]) -> str:
+            options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+            return str(fast.apply_chat_template([dict(message) for message in some], tokenize=False, **options))
+
+        first = messages[0] if messages else {}
+        system = first.get("role") == "system"
         try:
-            text = fast.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+            text = rendered(messages)
         except Exception as error:  # a template is a program of a stranger, and may fail in any way
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
-        return str(text)
+            hint = f". {NO_SYSTEM}" if system and _works(rendered, messages[1:]) else ""
+            raise ValueError(f"the chat template refuses these messages: {error}{hint}") from None
+        other = {**first, "content": f"{first.get('content')} {PROBE}"}
+        if system and _works(rendered, [other, *messages[1:]]) == text:
+            raise ValueError(f"the chat template leaves out the system prompt. {NO_SYSTEM}")
+        return text
 
     @cached_property
     def fast(self) -> "PreTrainedTokenizerFast":
         """transformers' tokenizer around a copy of `backend`, so that both split words alike; made when first used."""
+        templates: Any = self.chat_template
+        if self.chat_template and self.tool_template:
+            templates = {"default": self.chat_template, "tool_use": self.tool_template}  # taken where tools are given
         return _transformers().PreTrainedTokenizerFast(
-            tokenizer_object=self.backend, chat_template=self.chat_template, **self.special
+            tokenizer_object=self.backend, chat_template=templates, **self.special
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers reads them."""
+        """Writes tokenizer.json, tokenizer_config.json and the chat templates, as transformers reads them."""
         folder = Path(folder)
-        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=False), encoding="utf-8")
+        (folder / TOKENIZER).write_text(self.backend.to_str(pretty=False), encoding="utf-8")
         config = {**self.special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        if self.chat_template is not None:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        for name, template in ((TEMPLATE, self.chat_template), (TOOL_TEMPLATE, self.tool_template)):
+            if template is not None:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_text(template, encoding="utf-8")
 
     def _id(self, role: str) -> int | None:
         return self.backend.token_to_id(self.special[role]) if role in self.special else None
@@ -146,12 +182,12 @@ class StreamDecoder:
 
 
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates.
 
     Raises FileNotFoundError without tokenizer.json, ValueError naming a file that cannot be read.
     """
     folder = Path(folder)
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER
     if not path.is_file():
         other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (folder / name).exists()]
         hint = f" ({other[0]} is not enough: save it with transformers as a fast tokenizer)" if other else ""
@@ -160,9 +196,10 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{path} is damaged: {error}") from None
-    config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / SPECIAL) | read_json(folder / CONFIG)
     special = {role: _text(config[role]) for role in ROLES if config.get(role)}
-    return Tokenizer(backend, special, chat_template=_template(folder, config.get("chat_template")))
+    chat, tools = _templates(folder, config.get("chat_template"))
+    return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -196,10 +233,19 @@ def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _template(folder: Path, inside: str | list[dict[str, str]] | None) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    if isinstance(inside, list):  # several, by name
-        inside = {entry["name"]: entry["template"] for entry in inside}.get("default")
-    return inside
+def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return rendered(messages)
+    except Exception:  # as above
+        return ""
+
+
+def _templates(folder: Path, inside: str | list[dict[str, str]] | None) -> tuple[str | None, str | None]:
+    """The template, and that of conversations with tools. Files take the place of all that the config has."""
+    files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
+    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    if not found and isinstance(inside, list):  # several, by name
+        found = {entry["name"]: entry["template"] for entry in inside}
+    elif not found and isinstance(inside, str):
+        found = {"default": inside}
+    return found.get("default"), found.get("tool_use")

@@ -1,5 +1,6 @@
 """Slash commands: they change what they name, show what was asked for, and what fails changes nothing."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from chat_sessions import SAMPLED, ask, shown
 
-from specdec_jax.app.chat import commands
+from specdec_jax.app.chat import commands, terminal
 from specdec_jax.stopping import static
 
 
@@ -152,3 +153,13 @@ def test_every_command_has_help_and_a_line_in_the_documentation():
     assert np.all([command.help for command in commands.COMMANDS.values()])
     page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
     assert [name for name in commands.COMMANDS if name not in page] == []
+
+
+def test_other_models_are_downloaded_before_a_spinner_is_drawn(session, monkeypatch):
+    done = []
+    monkeypatch.setattr(terminal, "download", lambda *names: done.append(names))
+    monkeypatch.setattr(terminal, "status", lambda text: done.append(text) or contextlib.nullcontext())
+    monkeypatch.setattr(session, "change", lambda **values: done.append(values))
+    terminal.Terminal(commands.Chat(session), "").from_script(["/target org/big org/small@v1,ngram", "/drafter org/a"])
+    target, drafter = {"target": "org/big", "drafter": "org/small@v1,ngram"}, {"drafter": "org/a"}
+    assert done == [("org/big", "org/small@v1", "ngram"), "Loading", target, ("org/a",), "Loading", drafter]

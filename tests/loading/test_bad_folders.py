@@ -10,6 +10,8 @@ from safetensors.numpy import save_file
 
 from specdec_jax.loading import hf_folder, load_model, save_hf_folder, save_orbax
 
+EXTENDING = "docs/extending.md shows how to add one"
+
 # Hugging Face folders
 
 
@@ -38,7 +40,7 @@ def test_folder_of_something_else(tmp_path):
     ("changes", "parts"),
     [
         ({"model_type": None}, ["config.json has no model_type"]),
-        ({"model_type": "lama"}, ["unknown model_type 'lama'", "did you mean 'llama'?", "there are"]),
+        ({"model_type": "lama"}, ["unknown model_type 'lama'", "did you mean 'llama'?", "there are", EXTENDING]),
         ({"model_type": "layers"}, ["unknown model_type 'layers'"]),  # a module of models/, but no family
         ({"model_type": "../x"}, ["unknown model_type '../x'"]),
         ({"hidden_act": "swish2"}, ["hidden_act", "'swish2'"]),
@@ -146,7 +148,7 @@ def test_orbax_config_that_does_not_fit(checkpoint):
         refusal(checkpoint), checkpoint / "params", "does not fit", "embedding is (272, 64) instead of (300, 64)"
     )
     edit(checkpoint / "specdec_jax.json", model_type="lama")
-    assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "unknown model_type 'lama'")
+    assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "unknown model_type 'lama'", EXTENDING)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's own, of reads it gave up

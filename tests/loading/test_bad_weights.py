@@ -99,7 +99,7 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"arch": "gpt2"}, ["architecture 'gpt2'", "'llama'"]),
+        ({"arch": "gpt2"}, ["architecture 'gpt2'", "'llama'", "docs/extending.md"]),
         ({"metadata": {"llama.expert_count": 8}}, ["mixture of 8 experts"]),
         ({"metadata": {"llama.block_count": None}}, ["lacks the hyper-parameter llama.block_count"]),
         ({"metadata": {"llama.feed_forward_length": [96, 64]}}, ["llama.feed_forward_length differs between layers"]),

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from specdec_jax.loading.gguf.tokenizer_writer import tokenizer_metadata
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
@@ -265,6 +266,114 @@ def test_template_among_several_and_from_its_own_file(tmp_path):
     assert tokenizer.chat(MESSAGES) == "yes" and tokenizer.eos_ids == (2,)
     (tmp_path / "chat_template.jinja").write_text("file")
     assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "file"
+
+
+# What templates of models differ in
+
+SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+ROLES_ALTERNATE = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content | trim }}"
+    "{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
+)
+LEAVES_OUT = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+HAS_A_DEFAULT = (
+    "{% if messages[0].role != 'system' %}<system>Be brief.{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+PUTS_INTO_THE_FIRST = (
+    "{% set s = messages[0].content if messages[0].role == 'system' %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{% if loop.first and s %}{{ s }} {% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+CALLS = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t.function.name }}: {{ t.function.parameters | tojson }}{% endfor %}"
+    "{% endif %}{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{{ m.content or '' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_template_without_a_system_role_is_an_error_that_says_what_to_do():
+    tokenizer = with_template(ROLES_ALTERNATE)
+    assert tokenizer.chat(SYSTEM[1:]) == "<user>Hi<model>"
+    with pytest.raises(ValueError, match="System role not supported.* put that text before the first message"):
+        tokenizer.chat(SYSTEM)
+    with pytest.raises(ValueError, match="roles must alternate$"):
+        tokenizer.chat([*SYSTEM[1:], *SYSTEM[1:]])  # no system prompt: no word of one
+    with pytest.raises(ValueError, match="System role not supported$"):
+        tokenizer.chat([*SYSTEM, *SYSTEM[1:]])  # it would fail without one too
+
+
+def test_a_template_that_leaves_a_system_prompt_out_is_an_error():
+    with pytest.raises(ValueError, match="leaves out the system prompt.* before the first message"):
+        with_template(LEAVES_OUT).chat(SYSTEM)
+    assert with_template(LEAVES_OUT).chat(SYSTEM[1:]) == "<user>Hi"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [(HAS_A_DEFAULT, "<system>Be brief.<user>Hi"), (PUTS_INTO_THE_FIRST, "<user>Be brief. Hi")],
+)
+def test_a_template_that_places_a_system_prompt_of_its_own_way_is_none(template, text):
+    assert with_template(template).chat(SYSTEM) == text
+
+
+def test_the_generation_prompt_is_there_unless_it_is_not_wanted():
+    tokenizer = with_template(ROLES_ALTERNATE)
+    answered = [*SYSTEM[1:], {"role": "assistant", "content": " Yes. "}]
+    assert tokenizer.chat(answered, add_generation_prompt=False) == "<user>Hi<assistant>Yes."
+    assert tokenizer.chat(answered) == "<user>Hi<assistant>Yes.<model>"
+
+
+def test_tools_their_calls_and_their_answers():
+    tokenizer = with_template(CALLS)
+    asked = [{"role": "user", "content": "Rain?"}]
+    parameters = '{"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}'
+    assert tokenizer.chat(asked, tools=[TOOL]) == f"<tools>weather: {parameters}<user>Rain?<assistant>"
+    assert tokenizer.chat(asked) == "<user>Rain?<assistant>"
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"place": "Bonn"}}}
+    told = [
+        *asked,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "name": "weather", "content": "rain"},
+    ]
+    assert tokenizer.chat(told).endswith('<assistant>weather({"place": "Bonn"})<tool>rain<assistant>')
+
+
+def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
+    several = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+    ]
+    tiny.write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    tokenizer = tokenizer_from_folder(tmp_path)
+
+    def assert_both(tokenizer):
+        assert tokenizer.chat(MESSAGES) == "plain" and tokenizer.chat(MESSAGES, tools=[TOOL]) == "weather"
+
+    assert_both(tokenizer)
+    (tmp_path / "saved").mkdir()
+    tokenizer.save(tmp_path / "saved")
+    assert_both(tokenizer_from_folder(tmp_path / "saved"))
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs.apply_chat_template(MESSAGES, tokenize=False, tools=[TOOL]) == "weather"
+    path = tmp_path / "t.gguf"
+    more = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": several[1]["template"]}
+    assert_both(tokenizer_from_gguf(read_gguf(tiny.write_gguf(path, tiny.weights(), metadata=more))))
+    written = tokenizer_metadata(tokenizer_from_gguf(read_gguf(path)), 272, (2,), 1)
+    assert {name: written.get(name) for name in more} == more
 
 
 def test_loaded_pair_shares_one_tokenizer():

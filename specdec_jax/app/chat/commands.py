@@ -27,6 +27,9 @@ class Chat:
     ended: bool = False
 
 
+LOADING = "Loading"  # what is slow about a command that other models come with
+
+
 class Command(NamedTuple):
     """`run` takes the rest of the line and returns what to show; a ValueError or OSError of it changed nothing."""
 
@@ -244,8 +247,8 @@ _LIST = [
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _most),
-    Command("/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", _drafter, "Loading"),
-    Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, "Loading"),
+    Command("/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", _drafter, LOADING),
+    Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, LOADING),
     Command("/verifier NAME(key=value)", "how drafts are verified", _rule("verifier")),
     _set("temperature", float, "/temperature X", "0 is greedy"),
     _set("top_k", int, "/top-k N", "only the N most probable tokens; 0 is off"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from specdec_jax.app.options import Decoding, Drafting, Models, Rules
 from specdec_jax.costs.choices import costs_asked
-from specdec_jax.loading.load import check_dtype
+from specdec_jax.loading.load import check_dtype, download
 from specdec_jax.text.calibration import check_calibration
 from specdec_jax.text.pair import PHASES, Pair, build_pair, check_drafter, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
@@ -48,6 +48,15 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     if verifier.greedy_only and settings.temperature > 0:
         raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
     return policy, verifier
+
+
+def download_models(settings: Settings) -> None:
+    """Brings models of the hub into the cache. Before a spinner: the progress bars would be drawn into it.
+
+    Raises:
+        ValueError, OSError: as `build`.
+    """
+    download(settings.target, *split_drafters(settings.drafter))
 
 
 def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:

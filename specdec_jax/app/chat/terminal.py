@@ -15,16 +15,18 @@ from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 from rich.text import Text
 
-from specdec_jax.app.chat.commands import Chat, find
+from specdec_jax.app.chat.commands import LOADING, Chat, find
 from specdec_jax.app.chat.completion import complete
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.chat.settings import Settings, download_models
 from specdec_jax.app.chat.suggest import suggest
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.loading import download
+from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.streaming import Piece
 
 BAD_INPUT = 2
@@ -40,8 +42,10 @@ def talk(settings: Settings) -> int:
     if sys.stdin is None:  # Python's own sign of it
         raise ValueError("standard input is closed: a chat reads its messages from it")
     folder = enable()
-    with interrupts_end_here(), status(f"Loading {settings.target} and {settings.drafter}"):
-        chat = Chat(Session(settings))
+    with interrupts_end_here():
+        download_models(settings)
+        with status(f"Loading {settings.target} and {settings.drafter}"):
+            chat = Chat(Session(settings))
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
         return Terminal(chat, kept(folder)).by_hand()
     return Terminal(chat, kept(folder)).from_script(sys.stdin)
@@ -90,6 +94,8 @@ class Terminal:
         try:
             if line.startswith("/"):
                 command, rest = find(line)
+                if command.slow == LOADING:
+                    download(*(name for word in rest.split() for name in split_drafters(word)))
                 with status(command.slow) if command.slow else contextlib.nullcontext():
                     shown = command.run(self._chat, rest)
                 if shown is not None:

@@ -17,6 +17,7 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
+from specdec_jax.loading import download
 from specdec_jax.lossless import (
     FALSE_ALARM,
     TOLERANCE,
@@ -110,16 +111,11 @@ def _sampled_on_pair(
     sequences: int,
 ) -> SampledReport:
     """In float32: in bfloat16 one text's logits differ between batch shapes, and enough sequences show it."""
-    with interrupts_end_here(), status(f"Loading {target} and {drafter}"):
-        pair = build_pair(
-            target,
-            drafter,
-            policy=policy,
-            verifier=verifier,
-            max_draft_length=most,
-            dtype="float32",
-            costs=ESTIMATED,
-        )
+    more: dict[str, Any] = {"max_draft_length": most, "dtype": "float32", "costs": ESTIMATED}
+    with interrupts_end_here():
+        download(target, drafter)
+        with status(f"Loading {target} and {drafter}"):
+            pair = build_pair(target, drafter, policy=policy, verifier=verifier, **more)
     with stoppable(sequences) as progress:
         return test_by_sampling(
             pair.decoder,

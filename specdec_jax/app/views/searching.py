@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.views.printing import plain, status
+from specdec_jax.loading import download
 from specdec_jax.text.beam_search import Hypothesis, beam_search
 
 # What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
@@ -56,6 +57,7 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
 
     enable()
     decoding = command.decoding
+    download(command.models.target)
     with status(f"Searching with {command.beams.beams} beams of {command.models.target}"):
         return beam_search(
             prompt,

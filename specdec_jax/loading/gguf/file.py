@@ -51,7 +51,10 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
     """The file's hyper-parameters under the names of Hugging Face's config.json."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in (ARCHITECTURE, READING):
-        raise ValueError(f"{file.path} has architecture {architecture!r}; GGUF files of {ARCHITECTURE!r} are served")
+        raise ValueError(
+            f"{file.path} has architecture {architecture!r}; GGUF files of {ARCHITECTURE!r} are served. Other families "
+            "load from Hugging Face folders, and docs/extending.md shows how to add one"
+        )
     if int(_number(file, "expert_count", 0)):
         raise ValueError(f"{file.path} is a mixture of {_number(file, 'expert_count')} experts, which is not served")
     heads, width = _number(file, "attention.head_count"), _number(file, "embedding_length")

@@ -15,6 +15,7 @@ from specdec_jax.loading.suggest import listed
 from specdec_jax.loading.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+CHAT_TEMPLATE, TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
 
@@ -70,7 +71,8 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
     if metadata.get("tokenizer.ggml.add_bos_token", name in ADD_BOS) and "bos_token" in special:
         backend.post_processor = bos_processor(special["bos_token"], backend)  # pyright: ignore[reportAttributeAccessIssue]
-    return Tokenizer(backend, special, chat_template=metadata.get("tokenizer.chat_template"))
+    chat, tools = metadata.get(CHAT_TEMPLATE), metadata.get(TOOL_TEMPLATE)
+    return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
 
 
 def pre_tokenizer(kind: str) -> Any:

@@ -11,10 +11,12 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from specdec_jax.loading.gguf.tokenizer import (
+    CHAT_TEMPLATE,
     CONTROL,
     DIGIT_BY_DIGIT,
     NAMES,
     PATTERNS,
+    TOOL_TEMPLATE,
     USER_DEFINED,
     WHOLE_WORDS_FIRST,
     pre_tokenizer,
@@ -41,7 +43,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
     tokens, kinds = _tokens(tokenizer, state["added_tokens"], rows)
     ids = {name: _id(tokenizer, role) for role, name in ROLES.items() if role in tokenizer.special}
     ids = ({} if bos is None else {"bos": bos}) | ids | _ends(tokenizer, eos_ids)
-    model = state["model"]
+    model, tools = state["model"], tokenizer.tool_template
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"]),
@@ -50,7 +52,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
         "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]],
         "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
         **{f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in ids.items()},
-        **({"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}),
+        **({CHAT_TEMPLATE: tokenizer.chat_template} if tokenizer.chat_template else {}),
+        **({"tokenizer.chat_templates": ["tool_use"], TOOL_TEMPLATE: tools} if tools else {}),
     }
 
 

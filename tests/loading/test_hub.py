@@ -1,0 +1,430 @@
+"""Hub ids against a small server of the hub's layout: what is asked for, what is refused, and what faults do."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_weights as tiny
+from fake_hub import FakeHub
+from huggingface_hub import constants
+from refusals import assert_says, refusal
+from rich.console import Console
+
+from experiments.lib.options import Served
+from specdec_jax.app import cli
+from specdec_jax.loading import download, hub, load_model
+
+SMALL = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+SINGLE = "model.safetensors"
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+FALCON = json.dumps(tiny.CONFIG | {"model_type": "falcon"}).encode()
+YARN = json.dumps(tiny.CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}).encode()
+QUANTISED = json.dumps(tiny.CONFIG | {"quantization_config": {"quant_method": "gptq"}}).encode()
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The model in one file."""
+    return read(tiny.write_folder(tmp_path_factory.mktemp("one"), tiny.weights()))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """The same in three."""
+    return read(tiny.write_folder(tmp_path_factory.mktemp("three"), tiny.weights(), shards=3))
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A hub without models, as huggingface_hub's endpoint, with an empty cache and nobody logged in."""
+    with FakeHub().running() as found:
+        settings = {
+            "ENDPOINT": found.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": found.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_OFFLINE": False,
+            "DOWNLOAD_CHUNK_SIZE": 4096,  # what is kept of a file that is cut; 10 MB are more than these files have
+        }
+        for name, value in settings.items():
+            monkeypatch.setattr(constants, name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(hub, "PAUSE", 0)
+        yield found
+
+
+def drafted(loaded) -> int:
+    return loaded.params.kernel.shape[0]
+
+
+def blobs(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache").glob("*/blobs/*") if path.is_file()]
+
+
+# What is asked for
+
+
+def test_only_what_is_read_is_downloaded_and_once(server, shards):
+    others = {
+        "README.md": b"1",
+        "consolidated.safetensors": b"2",
+        "pytorch_model.bin": b"3",
+        "model.gguf": b"4",
+        "tokenizer.model": b"5",
+        "onnx/model.onnx": b"6",
+        "original/model.safetensors": b"7",
+        "original/config.json": b"8",
+        "model.fp16.safetensors": b"9",
+        "model-00004-of-00003.safetensors": b"10",
+    }
+    more = {
+        "generation_config.json": b'{"eos_token_id": [2, 7]}',
+        "special_tokens_map.json": b"{}",
+        "chat_template.jinja": b"a",
+        "additional_chat_templates/tool_use.jinja": b"b",
+    }
+    server.add("org/tiny", shards | others | more)
+    loaded = load_model("org/tiny", dtype="float32")
+    assert sorted(server.sent()) == sorted([*shards, *more])
+    assert loaded.name == "org/tiny" and loaded.tokenizer.eos_ids == (2, 7)
+    assert (loaded.tokenizer.chat_template, loaded.tokenizer.tool_template) == ("a", "b")
+    before = len(server.asked)
+    load_model("org/tiny", dtype="float32")
+    assert [one.path for one in server.asked[before:]] == ["/api/models/org/tiny/revision/main"]
+
+
+def test_one_weight_file_needs_no_index(server, files):
+    server.add("org/tiny", files | {"consolidated.safetensors": b"1"})
+    load_model("org/tiny")
+    assert sorted(server.sent()) == sorted([*SMALL, SINGLE])
+
+
+def test_revisions_are_branches_tags_references_and_commits(server, files, tmp_path):
+    norms = {"main": 1.0, "v1.0": 2.0, "refs/pr/1": 3.0, "8192": 4.0}
+    commits = {}
+    for revision, value in norms.items():
+        named = tiny.weights() | {"model.norm.weight": np.full(64, value, np.float32)}
+        commits[revision] = server.add("org/tiny", read(tiny.write_folder(tmp_path / revision, named)), revision)
+
+    def norm(source, **options):
+        params = load_model(source, dtype="float32", **options).params
+        return float(params["norm"]["scale"][0])
+
+    assert norm("org/tiny") == 1
+    assert norm("org/tiny@v1.0") == norm("org/tiny", revision="v1.0") == 2
+    assert norm("org/tiny@refs/pr/1") == 3
+    assert norm(f"org/tiny@{commits['v1.0']}") == 2
+    assert norm("org/tiny", revision="8192") == norm(f"org/tiny@{commits['8192']}") == 4
+    before = len(server.asked)
+    assert norm(f"org/tiny@{commits['v1.0']}") == 2 and len(server.asked) == before
+
+
+def test_a_draft_vocabulary_comes_behind_the_revision(server, files, tmp_path):
+    ranking = io.BytesIO()
+    np.save(ranking, np.arange(20, 60))
+    server.add("org/tiny", files | {"token_ranking.npy": ranking.getvalue()}, "v1")
+    server.add("org/tiny", files)
+    loaded = load_model("org/tiny@v1@30")
+    assert (loaded.name, drafted(loaded)) == ("org/tiny@v1@30", 30)
+    np.save(tmp_path / "own.npy", np.arange(20, 30))
+    assert drafted(load_model(f"org/tiny@v1@{tmp_path / 'own.npy'}")) == 10
+    said = refusal("org/tiny@30")
+    assert_says(said, "@30 needs a ranking", "a revision that is a number is given by its commit")
+
+
+def test_a_revision_is_given_once_and_of_a_hub_id(server, files, tmp_path, monkeypatch):
+    assert_says(refusal("org/tiny@v1", revision="v2"), "'org/tiny@v1' names a revision", "'v2'")
+    assert_says(refusal("org/tiny@"), "no model 'org/tiny@'", "org/name@revision")
+    assert_says(refusal("smollm2-drafter@main"), "'smollm2-drafter@main'", "or the revision of a hub id")
+    monkeypatch.chdir(tmp_path)
+    tiny.write_folder(tmp_path / "org" / "tiny", tiny.weights())
+    assert_says(refusal("org/tiny@v1"), "'org/tiny@v1'", "or the revision of a hub id")
+    assert server.asked == []
+
+
+def test_a_missing_file_is_no_hub_id(server):
+    download("prompt_lookup(longest=3)", "none", "my/rule.py", "my/model.gguf", "smollm2-drafter@8192")
+    assert server.asked == []
+
+
+def test_experiments_take_revisions(server, files):
+    server.add("org/tiny", files, "v1")
+    config = Served(target="org/tiny@v1", drafter="org/tiny@v1", dtype="float32")
+    target, drafter = config.load(Console(file=io.StringIO()))
+    assert target.name == drafter.name == "org/tiny@v1"
+
+
+# What is refused before its weights are downloaded
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"config.json": FALCON}, ["unknown model_type 'falcon'", "llama_reading, mistral", "docs/extending.md"]),
+        ({"config.json": YARN}, ["models--org--tiny", "config.json", "'yarn'"]),
+        ({"config.json": QUANTISED}, ["config.json", "quantised", "'gptq'"]),
+        ({SINGLE: None, "pytorch_model.bin": b"1"}, ["no model.safetensors", "pytorch_model.bin is not", "@refs/pr/1"]),
+        ({SINGLE: None, "consolidated.safetensors": b"1"}, ["no model.safetensors", "consolidated.safetensors is not"]),
+        ({SINGLE: None}, ["no model.safetensors", "no model in the format of transformers"]),
+        ({"tokenizer.json": None, "tokenizer.model": b"1"}, ["no tokenizer.json", "tokenizer.model is not read"]),
+        ({"config.json": None, "a.gguf": b"1"}, ["no config.json", "`hf download org/tiny a.gguf`"]),
+        ({"config.json": None}, ["no config.json", "no model in the format of transformers"]),
+        ({"model.safetensors.index.json": b"{}"}, ["model.safetensors.index.json", "no weight_map"]),
+    ],
+)
+def test_what_is_not_served_is_refused_before_its_weights_are_downloaded(server, files, changes, parts):
+    changed = {name: content for name, content in (files | changes).items() if content is not None}
+    server.add("org/tiny", changed)
+    assert_says(refusal("org/tiny"), *parts)
+    assert not any(one.path.startswith("/cdn/") for one in server.asked)
+
+
+# Who may read it
+
+
+def test_a_gated_model_needs_a_licence_and_a_token(server, files, capfd, monkeypatch):
+    server.tokens = {"mine", "stranger"}
+    server.add("org/tiny", files, gated="manual", readers=("mine",), card={"license": "llama2"})
+    page = f"{server.url}/org/tiny"
+    assert_says(refusal("org/tiny"), "is gated", f"accept its licence at {page}", "`hf auth login`", "HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "stranger")
+    assert_says(refusal("org/tiny"), "is gated", page, "the account of your token", "Access to model org/tiny")
+    assert "licence" not in capfd.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    load_model("org/tiny")
+    said = capfd.readouterr().err
+    assert said == f"specdec_jax: org/tiny is gated: you use it under its licence, llama2 ({page})\n"
+    load_model("org/tiny")
+    assert capfd.readouterr().err == ""
+
+
+def test_the_token_goes_to_the_hub_alone(server, files, monkeypatch):
+    server.tokens = {"mine"}
+    server.add("org/tiny", files, private=True, readers=("mine",))
+    assert_says(refusal("org/tiny"), "shows no such model", "HF_TOKEN if it is private")
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    load_model("org/tiny")
+    asked = [one for one in server.asked if one.token == "mine"]
+    assert len(asked) > 5 and not any(one.path.startswith("/cdn/") for one in asked)
+    assert [one.token for one in server.asked if one.path.startswith("/cdn/")] == [None]
+
+
+@pytest.mark.parametrize(
+    ("token", "parts"),
+    [
+        (None, ["there is no file or folder 'org/none' here", "shows no such model", "`hf auth login`"]),
+        ("mine", ["there is no file or folder 'org/none' here", "shows no such model", "your token may not read it"]),
+        ("bad", ["refuses the token of HF_TOKEN", "'org/none'", "Invalid credentials"]),
+    ],
+)
+def test_a_model_that_the_hub_does_not_have(server, monkeypatch, token, parts):
+    server.tokens = {"mine"}
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    assert_says(refusal("org/none"), *parts)
+
+
+def test_a_revision_that_the_hub_does_not_have(server, files):
+    server.add("org/tiny", files)
+    assert_says(refusal("org/tiny@v9"), "'org/tiny' has no revision 'v9'", f"{server.url}/org/tiny/tree/main")
+
+
+def test_a_file_that_the_hub_lists_and_does_not_have(server, files):
+    server.add("org/tiny", files)
+    server.fault(f"resolve/{server.repositories['org/tiny'].revisions['main']}/{SINGLE}", status=404,
+                 headers={"X-Error-Code": "EntryNotFound"})  # fmt: skip
+    assert_says(refusal("org/tiny"), "cannot download 'org/tiny'", "Entry Not Found", SINGLE)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_refusal_from_somewhere_else_says_nothing_of_the_model(server, files, status):
+    server.add("org/tiny", files)
+    server.fault("/cdn/", status=status)
+    said = refusal("org/tiny")
+    assert_says(said, "cannot download 'org/tiny'", status, server.cdn)
+    assert "licence" not in said and "no such model" not in said
+
+
+# Faults
+
+
+def test_too_many_requests(server, files):
+    server.add("org/tiny", files)
+    server.fault("/api/", status=429, headers={"Retry-After": "7"})
+    assert_says(refusal("org/tiny"), "'org/tiny'", "too many requests, try again in 7 s", "HF_TOKEN")
+    server.fault("/cdn/", status=429, headers={"Retry-After": "0"})
+    load_model("org/tiny")  # here huggingface_hub waits
+    assert server.sent().count(SINGLE) == 2
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["range", "no range"])
+def test_a_download_goes_on_where_it_was_cut(server, files, tmp_path, whole):
+    server.add("org/tiny", files)
+    server.fault("/cdn/", cut=100_000)
+    server.fault("/cdn/", whole=whole)
+    load_model("org/tiny")
+    first, second = (one.range for one in server.asked if one.path.startswith("/cdn/"))
+    assert first is None and second == "bytes=98304-"
+    assert hashlib.sha256(files[SINGLE]).hexdigest() in [path.name for path in blobs(tmp_path)]
+
+
+def test_a_connection_that_is_reset_is_tried_again(server, files):
+    server.add("org/tiny", files)
+    server.fault("/cdn/", cut=100_000, reset=True)
+    load_model("org/tiny")
+    assert server.sent().count(SINGLE) == 2
+
+
+def test_a_connection_that_stays_broken_leaves_what_is_whole(server, shards, tmp_path):
+    server.add("org/tiny", shards)
+    last = hashlib.sha256(shards[SHARDS[2]]).hexdigest()
+    server.fault(last, cut=1000, reset=True, times=9)
+    assert_says(refusal("org/tiny"), "'org/tiny' came in part (the same command goes on)", server.url, "reset")
+    names = [path.name for path in blobs(tmp_path)]
+    assert last not in names and not any("incomplete" in name for name in names)
+    server.faults.clear()
+    before = len(server.asked)
+    load_model("org/tiny")
+    assert [one.path for one in server.asked[before:] if one.path.startswith("/cdn/")] == [f"/cdn/{last}"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [
+        ({"wrong": True}, ["'org/tiny' came damaged", "checksum of model.safetensors", "removed from the cache"]),
+        ({"short": True}, ["cannot download 'org/tiny'", "should be of size"]),
+    ],
+)
+def test_a_damaged_file_does_not_stay(server, files, tmp_path, fault, parts):
+    server.add("org/tiny", files)
+    server.fault("/cdn/", **fault)
+    assert_says(refusal("org/tiny"), *parts)
+    assert len(blobs(tmp_path)) == len(SMALL)
+    load_model("org/tiny")
+    assert server.sent().count(SINGLE) == 2
+
+
+def test_a_damaged_small_file_does_not_stay_either(server, files, tmp_path):
+    server.add("org/tiny", files)
+    server.fault("/tokenizer_config.json", whole=True)  # the HEAD
+    server.fault("/tokenizer_config.json", wrong=True)
+    assert_says(refusal("org/tiny"), "'org/tiny' came damaged", "checksum of tokenizer_config.json")
+    load_model("org/tiny")
+
+
+# Without the hub
+
+
+def test_offline_mode_reads_the_cache_and_asks_nothing(server, shards, monkeypatch):
+    server.add("org/tiny", shards, "v1")
+    load_model("org/tiny@v1")
+    before = len(server.asked)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load_model("org/tiny@v1").name == "org/tiny@v1"
+    said = refusal("org/tiny")
+    assert_says(said, "no file or folder 'org/tiny' here, nor in the Hugging Face cache", "HF_HUB_OFFLINE is set")
+    assert_says(refusal("org/other@v1"), "`hf download org/other --revision v1`")
+    assert len(server.asked) == before
+
+
+def test_half_a_model_in_the_cache_is_named(server, shards, monkeypatch, tmp_path):
+    server.add("org/tiny", shards)
+    load_model("org/tiny")
+    (path,) = (tmp_path / "cache").glob(f"*/snapshots/*/{SHARDS[1]}")
+    path.unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert_says(refusal("org/tiny"), f"no such weight file: {path}", "cannot be reached")
+
+
+def test_a_hub_that_is_not_there(server, files, tmp_path, monkeypatch):
+    server.add("org/tiny", files)
+    load_model("org/tiny")
+    gone = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", gone)
+    load_model("org/tiny")
+    assert_says(refusal("org/other"), "'org/other'", f"the hub at {gone} cannot be reached", "`hf download org/other`")
+
+
+# What is seen of it
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_is_for_terminals_and_downloads(server, shards, monkeypatch, stream):
+    server.add("org/tiny", shards, gated="auto", readers=(None,))
+    monkeypatch.setattr(sys, "stderr", stream())
+    load_model("org/tiny")
+    said, sys.stderr = sys.stderr.getvalue(), stream()
+    bars, _, licence = said.rpartition("specdec_jax: ")
+    assert licence.startswith("org/tiny is gated") and licence.count("\n") == 1 and "\r" not in licence
+    assert bars[-1:] in ("", "\n")  # all bars are closed: what follows begins on a line of its own
+    for part in ("Fetching 3 files: 100%", "Comparing checksums"):
+        assert (part in bars) == (stream is Terminal)
+    if stream is not Terminal:
+        assert bars == ""
+    load_model("org/tiny")
+    assert sys.stderr.getvalue() == ""
+
+
+def test_experiments_download_before_they_draw_a_spinner(server, files, monkeypatch):
+    server.add("org/tiny", files)
+    console, sent = Console(file=io.StringIO()), []
+    monkeypatch.setattr(console, "status", lambda *_: sent.append(server.sent()) or Terminal())
+    Served(target="org/tiny", drafter="org/tiny", dtype="float32").load(console)
+    assert sorted(sent[0]) == sorted([*SMALL, SINGLE])
+
+
+def test_the_command_line_takes_revisions_and_downloads_before_it_draws_a_spinner(server, files, monkeypatch, capsys):
+    server.add("org/tiny", files, "v1")
+    sent = []
+
+    def built(*_):
+        raise ValueError("enough")
+
+    monkeypatch.setattr("specdec_jax.app.chat.settings.build", built)
+    monkeypatch.setattr("specdec_jax.app.views.printing.status", lambda _: sent.append(server.sent()) or Terminal())
+    assert cli.main(["generate", "hello", "--target", "org/tiny@v1", "--drafter", "ngram,org/tiny@v1"]) == 2
+    assert capsys.readouterr().err == "error: enough\n"
+    assert sorted(sent[0]) == sorted([*SMALL, SINGLE])
+    assert cli.main(["generate", "hello", "--target", "org/tiny@v2"]) == 2
+    assert "error: the hub's 'org/tiny' has no revision 'v2'" in capsys.readouterr().err
+
+
+# huggingface_hub reads its environment once, when it is imported
+
+LOAD = "from specdec_jax.loading import load_model; print(load_model('org/tiny@v1').config.hidden_size)"
+
+
+def load_elsewhere(cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(hub.__file__).parents[2])
+    given = {**os.environ, "PYTHONPATH": root, "HF_HOME": str(cache), **environment}
+    given.pop("HF_HUB_CACHE", None)
+    return subprocess.run([sys.executable, "-c", LOAD], env=given, capture_output=True, text=True, timeout=300)
+
+
+def test_a_mirror_a_token_and_offline_mode_by_the_environment(server, files, tmp_path):
+    server.tokens = {"mine"}
+    server.add("org/tiny", files, "v1", gated="auto", readers=("mine",), card={"license": "gemma"})
+    done = load_elsewhere(tmp_path, HF_ENDPOINT=server.url, HF_TOKEN="mine")
+    licence = f"specdec_jax: org/tiny is gated: you use it under its licence, gemma ({server.url}/org/tiny)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "64\n", licence)
+    assert sorted(server.sent()) == sorted([*SMALL, SINGLE])
+    before = len(server.asked)
+    again = load_elsewhere(tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "64\n", "")
+    assert len(server.asked) == before
