@@ -24,7 +24,7 @@ SMALL = ["config.json", "tokenizer.json", "tokenizer_config.json"]
 SINGLE = "model.safetensors"
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 FALCON = json.dumps(tiny.CONFIG | {"model_type": "falcon"}).encode()
-YARN = json.dumps(tiny.CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}).encode()
+NTK = json.dumps(tiny.CONFIG | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}).encode()
 QUANTISED = json.dumps(tiny.CONFIG | {"quantization_config": {"quant_method": "gptq"}}).encode()
 
 
@@ -172,7 +172,7 @@ def test_experiments_take_revisions(server, files):
     ("changes", "parts"),
     [
         ({"config.json": FALCON}, ["unknown model_type 'falcon'", "llama_reading, mistral", "docs/extending.md"]),
-        ({"config.json": YARN}, ["models--org--tiny", "config.json", "'yarn'"]),
+        ({"config.json": NTK}, ["models--org--tiny", "config.json", "'ntk'"]),
         ({"config.json": QUANTISED}, ["config.json", "quantised", "'gptq'"]),
         ({SINGLE: None, "pytorch_model.bin": b"1"}, ["no model.safetensors", "pytorch_model.bin is not", "@refs/pr/1"]),
         ({SINGLE: None, "consolidated.safetensors": b"1"}, ["no model.safetensors", "consolidated.safetensors is not"]),

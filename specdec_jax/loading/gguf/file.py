@@ -160,6 +160,8 @@ def _scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any]:
     kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none" if factor is None else "linear")
     if kind == "none":
         return {"rope_type": "default"}
+    if kind != "linear":
+        raise ValueError(f"{file.path} has the rope scaling {kind!r}, which is not served in GGUF files")
     return {"rope_type": kind, "factor": _exact(_number(file, "rope.scaling.factor", factor))}
 
 
