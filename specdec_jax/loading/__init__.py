@@ -6,7 +6,7 @@ from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import LoadedModel, download, load_drafter, load_model, load_pair
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
-from specdec_jax.loading.vocabulary import check_same_vocabulary
+from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
 
 __all__ = [
     "LoadedModel",
@@ -19,6 +19,7 @@ __all__ = [
     "load_pair",
     "restore_orbax",
     "save_gguf",
+    "same_tokens",
     "save_hf_folder",
     "save_orbax",
     "with_draft_vocabulary",

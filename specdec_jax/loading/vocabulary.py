@@ -5,6 +5,16 @@ from typing import Any
 SHOWN = 3
 
 
+def same_tokens(target: Any, drafter: Any) -> bool:
+    """Whether no id means one token to one `LoadedModel` and another to the other; either may have tokens more.
+
+    Raises ValueError for a model with fewer embeddings than tokens.
+    """
+    _check_embeddings(target, drafter)
+    ours, theirs = ({i: token for token, i in side.tokenizer.vocabulary().items()} for side in (target, drafter))
+    return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
+
+
 def check_same_vocabulary(target: Any, drafter: Any) -> None:
     """Raises ValueError, saying how they differ, unless both `LoadedModel`s give every token the same id.
 
@@ -21,9 +31,15 @@ def check_same_vocabulary(target: Any, drafter: Any) -> None:
             f"{pair} have different vocabularies, of {len(ours)} and {len(theirs)} tokens: {shown}{more}. "
             "A drafter proposes token ids, so both must mean the same by them"
         )
+    _check_embeddings(target, drafter)
+
+
+def _check_embeddings(target: Any, drafter: Any) -> None:
+    """Raises ValueError unless both have a row for each of their tokens."""
     for role, loaded in (("target", target), ("drafter", drafter)):
-        if (rows := loaded.model.spec.vocab_size) <= max(ours.values()):
-            raise ValueError(f"{role} {loaded.name!r} has {rows} embeddings for {max(ours.values()) + 1} tokens")
+        most = max(loaded.tokenizer.vocabulary().values()) + 1
+        if (rows := loaded.model.spec.vocab_size) < most:
+            raise ValueError(f"{role} {loaded.name!r} has {rows} embeddings for {most} tokens")
 
 
 def _named(tokens: dict[int, str], i: int) -> str:

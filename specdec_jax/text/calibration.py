@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.models.intersection import SharedParams
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.strategy import Strategy
 from specdec_jax.text.pair import Pair
@@ -52,7 +53,7 @@ def fingerprint(params: Params) -> dict[str, Any]:
 
     A draft vocabulary leaves both as they are, and is named beside them.
     """
-    reduced = isinstance(params, ReducedParams)
+    reduced = isinstance(params, (ReducedParams, SharedParams))
     leaves = jax.tree.leaves(params.model if reduced else params)
     largest = max(leaves, key=lambda leaf: leaf.size)
     found = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}

@@ -184,7 +184,10 @@ def test_bad_models_are_one_line_and_exit_code_2(capsys, folders, models, tmp_pa
     assert "unknown model_type 'lama'; did you mean 'llama'" in refused(strange, folders[1])
     assert "nobody/nothing" in refused("nobody/nothing", folders[1])
     assert "exceed the target's context, 128" in refused(*folders, "--max-new-tokens", "128")
-    assert "have different vocabularies, of 263 and 263 tokens: token" in refused(folders[0], other)
+    target, drafter = ("--target", str(folders[0])), ("--drafter", str(other))
+    code, joined, err = run(capsys, "hello", *target, *drafter, *SHORT)
+    assert not code and f"{other} has another vocabulary than {folders[0]}: it drafts the 263 tokens that both" in err
+    assert joined == run(capsys, "hello", *target, "--drafter", "none", *SHORT)[1]
 
 
 @pytest.mark.parametrize(

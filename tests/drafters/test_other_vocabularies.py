@@ -1,0 +1,137 @@
+"""A drafter of another vocabulary: its texts are what its tokens spell, and what it drafts stays lossless."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_llama import one_pass, random_named, variant
+
+from specdec_jax import lossless
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters import model as model_drafter
+from specdec_jax.models import llama
+from specdec_jax.models.intersection import ROOM, shared_params, with_shared_tokens
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.verification import rejection
+from specdec_jax.verification.block import block
+
+pytestmark = pytest.mark.slow
+
+V = 12
+OWN = np.array([3, -1, 0, 7, -1, 1, 2, 12, -1, 4, 5, 6], np.int32)  # the drafter's id of the target's token
+SPELLED = {1: [8, 9, 10], 4: [11], 8: [9, 9]}  # of those it lacks
+
+
+def tables():
+    pieces, count = np.zeros((V, 3), np.int32), np.ones(V, np.int32)
+    for token in range(V):
+        own = SPELLED.get(token, [OWN[token]])
+        pieces[token, : len(own)], count[token] = own, len(own)
+    return OWN, pieces, count
+
+
+def drafter_model():
+    config = variant(vocab_size=13, eos_token_ids=())
+    source = llama.language_model(config, jnp.float32)
+    params = llama.params_from_named(config, random_named(config, 5), jnp.float32)
+    return source, params, with_shared_tokens(source, V), shared_params(source, params, *tables())
+
+
+def spelled(tokens):
+    return [piece for token in tokens for piece in SPELLED.get(int(token), [OWN[int(token)]])]
+
+
+def expected_logits(source, params, tokens):
+    """Of the shared tokens, after each of the target's tokens: a pass over what they spell."""
+    own = spelled(tokens)
+    logits, _ = one_pass(source, params, jnp.asarray([own]), ROOM * 32)
+    ends = np.cumsum([len(spelled([token])) for token in tokens]) - 1
+    return np.asarray(logits)[0, ends][:, OWN[OWN >= 0]]
+
+
+def test_passes_roll_back_and_go_on_as_the_spelled_text_would():
+    source, raw, model, params = drafter_model()
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, V, (3, 16))
+    texts[2, :6] = 1  # three pieces each, so that this row needs more passes than the others
+    apply = jax.jit(model.apply)
+    logits, cache = apply(params, jnp.asarray(texts[:, :6]), model.init_cache(params, 3, 20))
+    assert cache.length.tolist() == [6, 6, 6] and bool(jnp.isneginf(logits[:, :, OWN < 0]).all())
+    for row in range(3):
+        np.testing.assert_allclose(logits[row][:, OWN >= 0], expected_logits(source, raw, texts[row, :6]), atol=1e-4)
+    keep = [4, 1, 3]
+    cache = model.with_length(cache, jnp.asarray(keep))
+    other = rng.integers(0, V, (3, 2))
+    logits, cache = apply(params, jnp.asarray(other), cache)
+    for row, kept in enumerate(keep):
+        text = [*texts[row, :kept], *other[row]]
+        np.testing.assert_allclose(logits[row][:, OWN >= 0], expected_logits(source, raw, text)[-2:], atol=1e-4)
+
+
+def test_a_text_that_outgrows_the_cache_stays_finite_and_spares_what_stands():
+    """Every token is three pieces and the cache is full at last: what was read before is not overwritten."""
+    _, _, model, params = drafter_model()
+    apply = jax.jit(model.apply)
+    cache = model.init_cache(params, 1, 8)
+    for _ in range(4):
+        logits, cache = apply(params, jnp.ones((1, 2), jnp.int32), cache)
+        assert bool(jnp.isfinite(logits[:, :, OWN >= 0]).all())
+    first, _ = apply(params, jnp.ones((1, 2), jnp.int32), model.init_cache(params, 1, 8))
+    again, _ = apply(params, jnp.ones((1, 2), jnp.int32), model.with_length(cache, jnp.zeros((1,), jnp.int32)))
+    np.testing.assert_allclose(first, again, atol=1e-5)
+    begun, _ = apply(params, jnp.ones((1, 2), jnp.int32), model.with_length(cache, jnp.full((1,), 2)))
+    _, fresh = apply(params, jnp.ones((1, 2), jnp.int32), model.init_cache(params, 1, 8))
+    np.testing.assert_allclose(begun, apply(params, jnp.ones((1, 2), jnp.int32), fresh)[0], atol=1e-5)
+
+
+def decoder_of(policy, verifier, most=3):
+    config = variant(vocab_size=V, eos_token_ids=())
+    target = llama.language_model(config, jnp.float32)
+    target_params = llama.params_from_named(config, random_named(config, 1), jnp.float32)
+    _, _, model, params = drafter_model()
+    decoder = build_decoder(target, model_drafter(model, most), policy, verifier, prefill_chunk=4)
+    return decoder, ModelParams(target_params, params)
+
+
+@pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
+def test_the_whole_decoder_draws_from_the_target(verifier):
+    decoder, params = decoder_of(at_least(2, adaedl()), verifier)
+    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
+    assert report.lossless and report.drafted[1] > 500
+
+
+def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
+    """The bug to fear: drawn from the shared tokens, told as if from the drafter's whole vocabulary."""
+    decoder, params = decoder_of(static(draft_length=2), rejection(), 2)
+    parts = decoder.parts
+    honest = parts.drafter
+
+    def propose(*given):
+        draft, *rest = honest.propose(*given)
+        return draft._replace(log_q=draft.log_q - 1.0), *rest  # e of mass beyond the shared tokens
+
+    cheat = build_decoder(
+        parts.target, dataclasses.replace(honest, propose=propose), parts.policy, parts.verifier, prefill_chunk=4
+    )
+    assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=8192).lossless
+
+
+def test_greedy_batches_decode_what_plain_decoding_does():
+    decoder, params = decoder_of(static(draft_length=3), rejection())
+    prompts = [[1, 2, 3], [8] * 5, [4]]
+    state = decoder.run(params, decoder.prefill(params, prompts, max_new_tokens=20, stop_ids=()))
+    logits, _ = one_pass(decoder.parts.target, params.target, state.tokens, state.tokens.shape[1])
+    for row, prompt in enumerate(prompts):
+        begin, end = len(prompt), len(prompt) + 20
+        assert state.tokens[row, begin:end].tolist() == logits[row, begin - 1 : end - 1].argmax(-1).tolist()
+
+
+def test_a_drafter_that_cannot_be_translated_says_why():
+    source, raw, model, _ = drafter_model()
+    with pytest.raises(ValueError, match="no token in common"):
+        shared_params(source, raw, np.full(V, -1, np.int32), *tables()[1:])
+    with pytest.raises(ValueError, match="cannot be translated: it has a draft vocabulary"):
+        with_shared_tokens(model, V)
