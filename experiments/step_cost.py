@@ -49,7 +49,7 @@ from specdec_jax.costs.step_cost import (
     prompt_pass,
     target_pass,
 )
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_model
+from specdec_jax.loading import LoadedModel, for_target, load_model
 from specdec_jax.stopping import static
 
 PRODUCT = 2048  # rows and columns of the large product
@@ -127,8 +127,7 @@ def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
         return {dtype: tiny_pair(dtype)[0] for dtype in config.dtypes}, tiny_pair(config.dtypes[0])[1]
     drafter = load_model(config.drafter, dtype=config.dtypes[0])
     targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
-    check_same_vocabulary(targets[config.dtypes[0]], drafter)
-    return targets, drafter
+    return targets, for_target(targets[config.dtypes[0]], drafter)
 
 
 def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:

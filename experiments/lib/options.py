@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, download, load_pair
+from specdec_jax.loading import LoadedModel, download, for_target, load_pair
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 
@@ -54,13 +54,13 @@ class Served(Models):
         """Target and drafter, and the compilation cache switched on.
 
         Raises:
-            ValueError, FileNotFoundError: no such model, or vocabularies that differ.
+            ValueError, FileNotFoundError: no such model, or vocabularies that cannot be joined.
         """
         enable()
         download(self.target, self.drafter)
         with console.status("Loading the models"):
             target, drafter = load_pair(self.target, self.drafter, self.dtype)
-        check_same_vocabulary(target, drafter)
+        drafter = for_target(target, drafter)
         check_reads(target.model, drafter.model.reading)
         return target, drafter
 

@@ -3,10 +3,11 @@
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
 from specdec_jax.loading.gguf.writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
+from specdec_jax.loading.intersection import for_target
 from specdec_jax.loading.load import LoadedModel, download, load_drafter, load_model, load_pair
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
-from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
+from specdec_jax.loading.vocabulary import check_same_vocabulary
 
 __all__ = [
     "LoadedModel",
@@ -14,12 +15,12 @@ __all__ = [
     "Tokenizer",
     "check_same_vocabulary",
     "download",
+    "for_target",
     "load_drafter",
     "load_model",
     "load_pair",
     "restore_orbax",
     "save_gguf",
-    "same_tokens",
     "save_hf_folder",
     "save_orbax",
     "with_draft_vocabulary",

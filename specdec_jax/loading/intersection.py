@@ -7,19 +7,49 @@ SentencePiece (U+2581 for a space, <0x0A> for a byte) alike; special tokens by t
 import functools
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from specdec_jax.loading.tokenizer import ROLES, Tokenizer
+from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
 from specdec_jax.models.intersection import shared_params, with_shared_tokens
 
 MOST_PIECES = 8  # a token that is spelled longer is read as its last pieces
 SPACE = "\u2581"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
+SAMPLE_TEXT = """The committee met on 14 March 2019 to decide how the money should be spent. "It isn't enough," she
+said, and left.
+def total(items):
+    return sum(item.price * item.count for item in items)  # in euros
+El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen stimmen. f(x) = 3x² + 2
+"""
+
 Key = bytes | str  # what a token stands for; of special ones their text
+
+
+def for_target(target: Any, drafter: Any) -> Any:
+    """The drafter, a `LoadedModel`, as it is, or in the target's tokens if an id means another token to it.
+
+    Then a line on standard error says what both have.
+
+    Raises:
+        ValueError: fewer embeddings than tokens, no token in common, or a drafter that cannot be translated.
+    """
+    if same_tokens(target, drafter):
+        return drafter
+    if drafter.model.reduced is not None or drafter.model.reading is not None:
+        check_same_vocabulary(target, drafter)
+    joined = with_shared_vocabulary(target, drafter)
+    share = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT)
+    both = f"{joined.params.tokens.size:,} tokens that both have, {share:.0%} of those of a sample text"
+    print(
+        f"specdec_jax: {drafter.name} has another vocabulary than {target.name}: it drafts the {both}", file=sys.stderr
+    )
+    return joined
 
 
 def with_shared_vocabulary(target: Any, drafter: Any) -> Any:

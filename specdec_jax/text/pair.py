@@ -3,7 +3,6 @@
 import difflib
 import functools
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -19,8 +18,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel, check_same_vocabulary, load_drafter, load_model, same_tokens
-from specdec_jax.loading.intersection import share_of, with_shared_vocabulary
+from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.intersection import SharedParams
 from specdec_jax.models.reduced_head import ReducedParams
@@ -40,12 +38,6 @@ NEED_MODELS = (
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
 READS_NONE = "smollm2-drafter@8192"
-SAMPLE_TEXT = """The committee met on 14 March 2019 to decide how the money should be spent. "It isn't enough," she
-said, and left.
-def total(items):
-    return sum(item.price * item.count for item in items)  # in euros
-El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen stimmen. f(x) = 3x² + 2
-"""
 DRAFTS = 7  # most drafts a round where nothing is known of the machine
 
 OneDrafter = LoadedModel | Drafter | str
@@ -216,25 +208,13 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
-    if not same_tokens(big, small):
-        return _translated(big, small)
+    small = for_target(big, small)
     _check_draft_vocabulary(big, small)
     try:
         check_reads(big.model, small.model.reading)
     except ValueError as error:
         raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
     return small
-
-
-def _translated(big: LoadedModel, small: LoadedModel) -> LoadedModel:
-    """A drafter of another vocabulary, in the target's tokens."""
-    if small.model.reduced is not None or small.model.reading is not None:
-        check_same_vocabulary(big, small)
-    joined = with_shared_vocabulary(big, small)
-    share = share_of(big.tokenizer, small.tokenizer, SAMPLE_TEXT)
-    both = f"{joined.params.tokens.size:,} tokens that both have, {share:.0%} of those of a sample text"
-    print(f"specdec_jax: {small.name} has another vocabulary than {big.name}: it drafts the {both}", file=sys.stderr)
-    return joined
 
 
 def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter], batch: int) -> CostModel | None:
@@ -303,7 +283,7 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
 
 def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
     """Refuses one with tokens that the target lacks: rows that only pad the drafter's embedding."""
-    if drafter.model.reduced is not None:
+    if isinstance(drafter.params, ReducedParams):
         last, size = int(drafter.params.tokens[-1]), target.model.spec.vocab_size
         if last >= size:
             raise ValueError(f"drafter {drafter.name!r} would propose token {last}, and the target has {size}")
