@@ -8,7 +8,7 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import Seen
 
-from experiments import bound, entropy_factor, lambda_dynamics, paper_tables, policies
+from experiments import bound, cross_family, entropy_factor, lambda_dynamics, paper_tables, policies
 from experiments.lib import traced
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.traced import costs_or_default
@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "lambda_dynamics": (lambda_dynamics, ("lambdas.png",), ()),
     "entropy_factor": (entropy_factor, ("factors.png",), ("--factors", "0.05", "0.2")),
+    "cross_family": (cross_family, ("entropy.png",), ("--bins", "5")),
     "bound": (bound, ("bound.png",), ()),
     "paper_tables": (paper_tables, ("paper.png",), ()),
 }
@@ -334,3 +335,30 @@ def test_bad_input_is_one_line_and_exit_code_2(name, arguments, words, capsys, t
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and words in message
     assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
+def test_acceptance_by_entropy_of_a_pair_by_a_plain_loop(finished):
+    trace = made_up_trace(1.0, boost=0.7)
+    seen = sorted(
+        (float(trace.path[text, at, 0]), bool(trace.accepted[text, at]))
+        for text in range(trace.num_texts)
+        for at in range(trace.length[text])
+    )
+    size = len(seen)
+    parts = np.array_split(np.arange(size), 5)
+    shares = [np.mean([seen[i][1] for i in part]) for part in parts]
+    found = cross_family.binned(trace, 5)
+    np.testing.assert_allclose([share.estimate for _, share in found], shares)
+    table = (finished("cross_family") / "table.md").read_text()
+    assert all(f": {share:.2f} [" in table for share in shares)
+    assert 0.15 < cross_family.factor_of(trace) < 0.27  # made with 0.2
+
+
+def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save_trace(tmp_path / name / "trace-1.npz", made_up_trace(1.0))
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    assert cross_family.main([*folders, "--out", str(tmp_path / "out")]) == 2
+    assert "there is another trace of drafter for made up at temperature 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
