@@ -99,8 +99,9 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"arch": "gpt2"}, ["architecture 'gpt2'", "'llama'", "docs/extending.md"]),
-        ({"metadata": {"llama.expert_count": 8}}, ["mixture of 8 experts"]),
+        ({"arch": "mamba"}, ["architecture 'mamba'", "'gemma3', 'gpt2', 'llama'", "docs/extending.md"]),
+        ({"arch": "qwen"}, ["architecture 'qwen'", "did you mean 'qwen3'?"]),
+        ({"arch": "llama_reading", "metadata": {"llama_reading.expert_count": 8}}, ["mixture of 8 experts"]),
         ({"metadata": {"llama.block_count": None}}, ["lacks the hyper-parameter llama.block_count"]),
         ({"metadata": {"llama.feed_forward_length": [96, 64]}}, ["llama.feed_forward_length differs between layers"]),
         ({"metadata": {"llama.rope.dimension_count": 8}}, ["llama.rope.dimension_count is 8", "16 dimensions"]),
@@ -111,7 +112,12 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
         ({"metadata": {"llama.attention.head_count_kv": 4}}, ["wrong shape", "self_attn.k_proj.weight (32, 64)"]),
         ({"metadata": {"tokenizer.ggml.pre": "smolm"}}, ["pre-tokenizer 'smolm'", "smollm"]),
         ({"metadata": {"tokenizer.ggml.pre": None}}, ["pre-tokenizer None"]),
-        ({"metadata": {"tokenizer.ggml.model": "llama"}}, ["tokenizer of kind 'llama'", "tokenizer.json"]),
+        ({"metadata": {"tokenizer.ggml.model": "bert"}}, ["tokenizer of kind 'bert'", "tokenizer.json"]),
+        ({"metadata": {"tokenizer.ggml.model": "llama"}}, ["lacks tokenizer.ggml.scores"]),
+        (
+            {"metadata": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5, 1.0]}},
+            ["2 of tokenizer.ggml.scores for 263 tokens"],
+        ),
         ({"metadata": {"tokenizer.ggml.model": None}}, ["has no tokenizer"]),
         ({"metadata": {"tokenizer.ggml.tokens": None}}, ["lacks the vocabulary"]),
         (

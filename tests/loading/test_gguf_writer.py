@@ -187,6 +187,19 @@ def test_pre_tokenizers_are_known_by_what_they_do(kind, ignore_merges):
     assert (name == "llama-bpe") == ignore_merges
 
 
+@pytest.mark.parametrize(("normalizer", "name"), [(normalizers.NFC(), "qwen2"), (None, "deepseek-r1-qwen")])
+def test_qwens_normalizer_is_in_the_name(tmp_path, loaded, normalizer, name):
+    def change(backend):
+        backend.pre_tokenizer, backend.normalizer = pre_tokenizer("qwen 2"), normalizer
+
+    changed = with_backend(loaded, change)
+    write(tmp_path / "m.gguf", changed)
+    assert read_gguf(tmp_path / "m.gguf").metadata["tokenizer.ggml.pre"] == name
+    again = load_model(tmp_path / "m.gguf").tokenizer
+    two, one = (again.encode(text) for text in ("he\u0301", "h\u00e9"))
+    assert two == changed.tokenizer.encode("he\u0301") and (two == one) == (name == "qwen2")
+
+
 def set_(name, value):
     return lambda backend: setattr(backend, name, value)
 

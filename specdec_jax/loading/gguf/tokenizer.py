@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer from GGUF metadata: vocabulary, merges, added tokens, and the pre-tokenizer by its name.
+"""A tokenizer from GGUF metadata: byte-level BPE with the pre-tokenizer by its name, or SentencePiece's pieces.
 
 transformers cannot: without torch it reads no GGUF, and with it it builds every `gpt2` tokenizer with GPT-2's
 pre-tokenizer, so that two spaces before a digit get other tokens than the model was trained on.
@@ -7,14 +7,16 @@ The table of names follows llama.cpp's `llama-vocab.cpp`.
 
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from specdec_jax.loading.gguf.reader import GGUF
+from specdec_jax.loading.gguf.sentencepiece import sentencepiece_backend
 from specdec_jax.loading.suggest import listed
 from specdec_jax.loading.tokenizer import Tokenizer
 
-CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # of tokenizer.ggml.model
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 CHAT_TEMPLATE, TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
@@ -37,39 +39,42 @@ NAMES = {
     GPT2: ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "roberta-bpe"),
     DIGIT_BY_DIGIT: ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
     "llama 3": ("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
-    "qwen 2": ("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"),
+    "qwen 2": ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"),
 }
 PRE_TOKENIZERS = {name: kind for kind, names in NAMES.items() for name in names}
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # a word in the vocabulary is never merged up to
+NORMALISED = ("qwen2",)  # Qwen's tokenizer.json has NFC, which no entry says and llama.cpp leaves out
 ADD_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # where the file does not say
 
 
 def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     """The file's tokenizer with its chat template.
 
-    Raises ValueError naming the file: a tokenizer other than byte-level BPE, an unknown pre-tokenizer, missing or
-    contradictory lists.
+    Raises ValueError naming the file: a tokenizer other than byte-level BPE and SentencePiece's, an unknown
+    pre-tokenizer, missing or contradictory lists.
     """
     metadata = file.metadata
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    kind, name = (metadata.get(f"tokenizer.ggml.{entry}") for entry in ("model", "pre"))
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
         what = "has no tokenizer" if kind is None else f"has a tokenizer of kind {kind!r}"
         raise ValueError(
-            f"{file.path} {what}; byte-level BPE ('gpt2') is what can be rebuilt from a GGUF file. "
-            "Load the Hugging Face folder of the model, which has a tokenizer.json"
+            f"{file.path} {what}; byte-level BPE ({BYTE_LEVEL!r}) and SentencePiece ({SENTENCEPIECE!r}) are what can "
+            "be rebuilt from a GGUF file. Load the Hugging Face folder of the model, which has a tokenizer.json"
         )
-    name = metadata.get("tokenizer.ggml.pre")
-    if name not in PRE_TOKENIZERS:
+    if kind == BYTE_LEVEL and name not in PRE_TOKENIZERS:
         raise ValueError(f"{file.path} has pre-tokenizer {name!r}; known are {listed(PRE_TOKENIZERS)}")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ValueError(f"{file.path} lacks the vocabulary, tokenizer.ggml.tokens")
-    backend = Backend(_bpe(file, tokens, ignore_merges=name in WHOLE_WORDS_FIRST))
-    backend.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS[name])  # pyright: ignore[reportAttributeAccessIssue]
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError(f"{file.path}: {len(tokens) - len(vocabulary)} tokens of its vocabulary come twice")
+    build = _byte_level if kind == BYTE_LEVEL else sentencepiece_backend
+    backend = build(file, tokens, vocabulary)
     _add_tokens(file, backend, tokens)
     special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
-    if metadata.get("tokenizer.ggml.add_bos_token", name in ADD_BOS) and "bos_token" in special:
+    adds = metadata.get("tokenizer.ggml.add_bos_token", kind == SENTENCEPIECE or name in ADD_BOS)
+    if adds and "bos_token" in special:
         backend.post_processor = bos_processor(special["bos_token"], backend)  # pyright: ignore[reportAttributeAccessIssue]
     chat, tools = metadata.get(CHAT_TEMPLATE), metadata.get(TOOL_TEMPLATE)
     return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
@@ -90,19 +95,22 @@ def bos_processor(bos: str, backend: Backend) -> Any:
     return processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
 
 
-def _bpe(file: GGUF, tokens: list[str], ignore_merges: bool) -> models.BPE:
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ValueError(f"{file.path}: {len(tokens) - len(vocabulary)} tokens of its vocabulary come twice")
-    merges = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ())]
+def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Backend:
+    del tokens
+    name = file.metadata["tokenizer.ggml.pre"]
+    merges: Any = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ())]
     try:
-        return models.BPE(vocabulary, merges, ignore_merges=ignore_merges)  # pyright: ignore[reportArgumentType]
+        backend: Any = Backend(models.BPE(vocabulary, merges, ignore_merges=name in WHOLE_WORDS_FIRST))
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{file.path}: its merges do not fit its vocabulary ({error})") from None
+    backend.normalizer = normalizers.NFC() if name in NORMALISED else None
+    backend.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS[name])
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
-    """Control tokens are special, user-defined ones only whole; in order of id, so that none moves."""
+    """Control tokens and the unknown are special, user-defined ones only whole; in order of id, so that none moves."""
     kinds = file.metadata.get("tokenizer.ggml.token_type")
     if kinds is None:
         return
@@ -110,9 +118,9 @@ def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
         raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
     backend.add_tokens(
         [
-            AddedToken(token, special=kind == CONTROL, normalized=False)
+            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
             for token, kind in zip(tokens, kinds.tolist(), strict=True)
-            if kind in (CONTROL, USER_DEFINED)
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
 

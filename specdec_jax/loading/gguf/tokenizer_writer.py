@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer as GGUF metadata: the inverse of `gguf_tokenizer`.
+"""A tokenizer as GGUF metadata: the inverse of `tokenizer.py`.
 
 GGUF states a tokenizer by lists and the name of a pre-tokenizer. Whatever it cannot state (normalisers, tokens that
 swallow the space beside them, a pre-tokenizer without a name) is refused: the file would load and encode otherwise.
@@ -10,11 +10,14 @@ from typing import Any
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from specdec_jax.loading.gguf.sentencepiece import KINDS, NORMAL, check_stated, sentencepiece_entries
 from specdec_jax.loading.gguf.tokenizer import (
+    BYTE_LEVEL,
     CHAT_TEMPLATE,
     CONTROL,
     DIGIT_BY_DIGIT,
     NAMES,
+    NORMALISED,
     PATTERNS,
     TOOL_TEMPLATE,
     USER_DEFINED,
@@ -24,11 +27,12 @@ from specdec_jax.loading.gguf.tokenizer import (
 from specdec_jax.loading.suggest import listed
 from specdec_jax.loading.tokenizer import Tokenizer
 
-NORMAL, UNUSED = 1, 5  # of tokenizer.ggml.token_type; GGUF's numbers, like CONTROL and USER_DEFINED
+UNUSED = 5  # of tokenizer.ggml.token_type; GGUF's number, like CONTROL and USER_DEFINED
 ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # the end depends on the model too
 ENDS = ("eos", "eot", "eom")
 SWALLOWING = ("single_word", "lstrip", "rstrip")
-UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+NFC = {"type": "NFC"}
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...], bos: int | None) -> dict[str, Any]:
@@ -39,17 +43,15 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
     tokenizer. Raises ValueError for what GGUF cannot state.
     """
     state = json.loads(tokenizer.backend.to_str())
-    _check_stated(state)
+    _check_added(state)
     tokens, kinds = _tokens(tokenizer, state["added_tokens"], rows)
+    by_score = state["model"]["type"] == "BPE" and state["model"]["byte_fallback"]
+    words = sentencepiece_entries(state, tokens, kinds) if by_score else _byte_level(state) | {KINDS: kinds}
     ids = {name: _id(tokenizer, role) for role, name in ROLES.items() if role in tokenizer.special}
     ids = ({} if bos is None else {"bos": bos}) | ids | _ends(tokenizer, eos_ids)
-    model, tools = state["model"], tokenizer.tool_template
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"]),
+    tools = tokenizer.tool_template
+    return words | {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]],
         "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
         **{f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in ids.items()},
         **({CHAT_TEMPLATE: tokenizer.chat_template} if tokenizer.chat_template else {}),
@@ -57,20 +59,23 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
     }
 
 
-def pre_tokenizer_name(state: Any, ignore_merges: bool) -> str:
-    """llama.cpp's name for a pre-tokenizer given as in tokenizer.json.
+def pre_tokenizer_name(state: Any, ignore_merges: bool, normalizer: Any = None) -> str:
+    """llama.cpp's name for a pre-tokenizer and a normalizer given as in tokenizer.json.
 
     `ignore_merges` is the BPE model's, which GGUF states by the same name. Raises ValueError when none fits.
     """
     given = _comparable(state)
-    for kind, names in NAMES.items():
-        fitting = [name for name in names if (name in WHOLE_WORDS_FIRST) == ignore_merges]
-        if fitting and given == _comparable(_state_of(pre_tokenizer(kind))):
-            return fitting[0]
-    raise ValueError(
-        f"GGUF has no name for this pre-tokenizer (with ignore_merges {ignore_merges}): {json.dumps(state)}; "
-        f"there are those of {listed(names[0] for names in NAMES.values())}"
-    )
+    kinds = [kind for kind in NAMES if given == _comparable(_state_of(pre_tokenizer(kind)))]
+    fitting = [name for kind in kinds for name in NAMES[kind] if (name in WHOLE_WORDS_FIRST) == ignore_merges]
+    if not fitting:
+        raise ValueError(
+            f"GGUF has no name for this pre-tokenizer (with ignore_merges {ignore_merges}): {json.dumps(state)}; "
+            f"there are those of {listed(names[0] for names in NAMES.values())}"
+        )
+    for name in fitting:
+        if normalizer == (NFC if name in NORMALISED else None):
+            return name
+    raise ValueError(f"a GGUF file cannot state the tokenizer's normalizer {json.dumps(normalizer)}")
 
 
 def _state_of(made: Any) -> Any:
@@ -90,23 +95,34 @@ def _comparable(state: Any) -> Any:
     return kept | ({"pretokenizers": inner} if inner else {})
 
 
-def _check_stated(state: dict[str, Any]) -> None:
-    """Raises ValueError for whatever of tokenizer.json changes ids or text and has no place in GGUF."""
+def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
+    """Of byte-level BPE. Raises ValueError for whatever of it changes ids or text and has no place in GGUF."""
     model, decoder = state["model"], state["decoder"] or {}
     if model["type"] != "BPE":
-        raise ValueError(f"the tokenizer is {model['type']}; byte-level BPE is what can be written to a GGUF file")
+        known = "byte-level BPE and SentencePiece's BPE"
+        raise ValueError(f"the tokenizer is {model['type']}; {known} are what can be written to a GGUF file")
     found = {f"model.{name}": model[name] for name in UNSTATED if model.get(name)}
-    if state["normalizer"] is not None:
-        found["normalizer"] = state["normalizer"]
     if decoder.get("type") != "ByteLevel":
         found["decoder"] = state["decoder"]
     if model.get("unk_token") and not model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
         found["model.unk_token"] = model["unk_token"]  # with every byte in the vocabulary it never comes up
-    for token in state["added_tokens"]:
-        found |= {f"{name} of {token['content']!r}": True for name in SWALLOWING if token[name]}
-    if found:
-        said = ", ".join(f"{name} {json.dumps(value)}" for name, value in found.items())
-        raise ValueError(f"a GGUF file cannot state the tokenizer's {said}")
+    check_stated(found)
+    return {
+        "tokenizer.ggml.model": BYTE_LEVEL,
+        "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"], state["normalizer"]),
+        "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]],
+    }
+
+
+def _check_added(state: dict[str, Any]) -> None:
+    check_stated(
+        {
+            f"{name} of {token['content']!r}": True
+            for token in state["added_tokens"]
+            for name in SWALLOWING
+            if token[name]
+        }
+    )
 
 
 def _tokens(tokenizer: Tokenizer, added: list[dict[str, Any]], rows: int) -> tuple[list[str], list[int]]:
