@@ -168,6 +168,19 @@ def check_drafter(drafter: Any) -> None:
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
 
 
+def check_pair(big: LoadedModel, small: LoadedModel) -> None:
+    """Refuses a drafter that cannot draft for a target. Weights are not looked at: `loading.outline` is enough.
+
+    Raises:
+        ValueError: the vocabularies differ, or it reads hidden states that the target does not have.
+    """
+    check_same_vocabulary(big, small)
+    try:
+        check_reads(big.model, small.model.reading)
+    except ValueError as error:
+        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
+
+
 def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None) -> Monitor | None:
     """The monitor given, or one of phases where a rule reads them."""
     for kind, part, wanted in (("policy", policy, StoppingPolicy), ("verifier", verifier, Verifier)):
@@ -206,12 +219,8 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
-    check_same_vocabulary(big, small)
+    check_pair(big, small)
     _check_draft_vocabulary(big, small)
-    try:
-        check_reads(big.model, small.model.reading)
-    except ValueError as error:
-        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
     return small
 
 
