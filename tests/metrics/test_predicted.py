@@ -6,18 +6,19 @@ import pytest
 from experiments.lib.smoke import made_up_trace, tiny_pair
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.metrics.acceptance import break_even_acceptance, by_draft, expected_tokens
-from specdec_jax.metrics.predicted import as_fast, costs_counted, every_rule, faster, predicted
+from specdec_jax.metrics.intervals import ratio_of_totals
+from specdec_jax.metrics.predicted import as_fast, costs_counted, faster, predicted
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import select
-from specdec_jax.stopping import phase_length, static
+from specdec_jax.stopping import phase_length, static, survival
 from specdec_jax.text.generation import build_pair
 
 DRAFTS = 4
 TIMES = {1: 1.0, 3: 1.1, 5: 1.3}
 
 
-def pair_with(c):
-    costs = cost_model(c, TIMES)
+def pair_with(c, times=TIMES):
+    costs = cost_model(c, times)
     return build_pair(*tiny_pair(), costs=costs, max_draft_length=DRAFTS, verification_widths=(1, 3, 5))
 
 
@@ -61,9 +62,12 @@ def test_a_static_length_breaks_even_at_its_c(trace):
 
 
 def test_rules_that_weigh_costs_are_told_the_pairs_and_phases_are_those_of_the_monitor(trace):
-    survival = next(rule for rule in every_rule(1) if rule.name == "survival")
-    cheap, expensive = (predicted(pair_with(c), trace, survival, 64) for c in (0.01, 0.6))
-    assert cheap.drafted > 2 * expensive.drafted
+    pair = pair_with(0.02, {1: 1.0, 3: 1.4, 5: 2.0})
+    costs = costs_counted(pair)
+    told = {"drafter_cost": 0.02, "verification_times": costs.verification_times(DRAFTS)[None]}
+    found = replay(trace, survival(), told, max_draft_length=DRAFTS).seconds(costs)[0]
+    np.testing.assert_allclose(predicted(pair, trace, survival(), 64).seconds, found)
+    assert not np.allclose(replay(trace, survival(), max_draft_length=DRAFTS).seconds(costs)[0], found)
     rule = phase_length(routine_length=3, reasoning_length=1)
     calm = trace._replace(raw_target_entropy=trace.raw_target_entropy * 0)
     assert predicted(pair_with(0.1), calm, rule, 64).seconds == pytest.approx(
@@ -81,6 +85,19 @@ def test_two_rules_are_compared_text_by_text(trace):
     assert faster(plain, best).high < 1
     alone = [predicted(pair, select(trace, [0]), one.policy, 64) for one in found]
     assert all(as_fast(alone)), "one text tells nothing apart"
+
+
+def test_texts_that_differ_more_than_rules_do_tell_them_apart(trace):
+    one = predicted(pair_with(0.1), trace, static(draft_length=1), 64)
+    plain = trace.length * 1.0
+
+    def taking(seconds):
+        return one._replace(seconds=seconds, speedup=ratio_of_totals(plain, seconds))
+
+    easy = plain / np.linspace(1, 4, trace.num_texts)
+    found = [taking(easy * 1.02), taking(easy), taking(easy * np.tile([0.9, 1.2], trace.num_texts // 2))]
+    assert found[0].speedup.high > found[1].speedup.low, "their own intervals overlap"
+    assert as_fast(found) == [False, True, True]
 
 
 def test_every_number_is_total_over_total(trace):
