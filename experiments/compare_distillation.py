@@ -26,7 +26,6 @@ from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import config_command
 from experiments.lib.distill_train import as_model, begin, timed_steps
 from experiments.lib.distill_write import bar
-from experiments.lib.json_lines import json_lines
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import Corpus
@@ -38,6 +37,7 @@ from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.metrics.acceptance import MACRO, by_task
 from specdec_jax.sharding import use_mesh
+from specdec_jax.text.json_lines import json_lines
 
 RESULTS = "results.jsonl"
 PACES = "paces.json"

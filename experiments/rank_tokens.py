@@ -19,13 +19,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib.commands import command
-from experiments.lib.json_lines import json_lines
 from experiments.lib.options import check_least
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
 from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.text.json_lines import json_lines
 
 SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
 

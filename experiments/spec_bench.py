@@ -29,11 +29,11 @@ from rich.table import Table
 
 from experiments.lib.cells import NONE, terminal_table
 from experiments.lib.commands import command
-from experiments.lib.json_lines import json_lines
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
+from specdec_jax.text.json_lines import json_lines
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"

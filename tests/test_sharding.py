@@ -110,7 +110,11 @@ def test_a_shared_drafter(found):
 
 def test_a_drafter_is_shared_from_its_size_on(found):
     """In a pair of both and in `build_pair`'s."""
-    assert found["drafters"] == [1 / 2, 1 / 2, 1.0, 1.0]
+    held, sizes = found["drafters"]
+    assert held == [1 / 2, 1 / 2, 1.0, 1.0]
+    assert all(told == there for told, there in sizes)
+    target, shared, _, whole = (there for _, there in sizes)
+    assert target == shared and whole / 2 < shared < 0.6 * whole  # norms are whole
 
 
 def test_a_file_of_requests_on_a_mesh(found):

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.lib.json_lines import json_lines
 from specdec_jax.strategy import nearest
+from specdec_jax.text.json_lines import json_lines
 
 PREFIX = "hub:"
 SUMMARISE = "Summarise the following text in two or three sentences.\n\n"

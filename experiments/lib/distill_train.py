@@ -16,7 +16,6 @@ from rich.console import Console
 from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.lib.distill_write import bar, layers_of
-from experiments.lib.json_lines import json_lines
 from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment
 from specdec_jax.decoding.cache_feed import check_reads
@@ -32,6 +31,7 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.processes import is_first
+from specdec_jax.text.json_lines import json_lines
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # what the training was told, beside its checkpoints

@@ -23,9 +23,9 @@ import jax
 import numpy as np
 
 from configs.base import config_hash, describe
-from experiments.lib.json_lines import json_lines
 from specdec_jax.costs.machine import cores, processor
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.text.json_lines import json_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"

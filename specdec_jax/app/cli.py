@@ -10,7 +10,8 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from specdec_jax.app.commands import Chat, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.options import Rules
 from specdec_jax.app.views.warned import warned_in_a_line
 
 FAILED, BAD_INPUT, NOT_SHOWN, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
@@ -20,19 +21,21 @@ COMMANDS: dict[str, Any] = {
     "generate": Generate,
     "generate-file": GenerateFile,
     "chat": Chat,
+    "doctor": Doctor,
     "verify-lossless": VerifyLossless,
 }
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (not lossless), 2 (bad input), 3 (not shown), 130 (Ctrl-C), 141.
+    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (bad input), 3 (not shown), 130 (Ctrl-C), 141.
 
     What cannot be parsed, and --help, end the program as argparse does it (2 and 0).
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat, VerifyLossless: run_verify}
+        runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat}
+        runs |= {Doctor: run_doctor, VerifyLossless: run_verify}
         if not getattr(command, "distributed", False):  # else first of all the other processes must be found
             _use_mesh(command)
         with warned_in_a_line():
@@ -181,6 +184,15 @@ def run_chat(command: Chat) -> int:
     return talk(settings)
 
 
+def run_doctor(command: Doctor) -> int:
+    """The `doctor` command; 1: the pair does not work, or drafting will not pay."""
+    settings, policy, verifier = _checked(command)
+    from specdec_jax.app.doctor.examining import examine
+
+    options = {"prompts": command.prompts, "context": command.context, "report": command.json}
+    return 0 if examine(settings, policy, verifier, **options).pays else FAILED
+
+
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
     from specdec_jax.app.views.proof import verify
@@ -225,13 +237,14 @@ def _prompt(given: str) -> str:
     return text
 
 
-def _checked(command: Generate | GenerateFile | Chat) -> tuple[Any, Any, Any]:
+def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any, Any]:
     """Settings, the policy and the verifier; refuses what needs no weights to be refused."""
     from specdec_jax.app.chat.settings import Settings, check
 
-    if command.models.drafter == "none" and command.rules.policy.endswith(")"):
-        raise ValueError(f"--drafter none drafts nothing: the options of --policy {command.rules.policy} have no use")
-    given = vars(command.models) | vars(command.rules) | vars(command.decoding)
+    rules = Rules() if isinstance(command, Doctor) else command.rules
+    if command.models.drafter == "none" and rules.policy.endswith(")"):
+        raise ValueError(f"--drafter none drafts nothing: the options of --policy {rules.policy} have no use")
+    given = vars(command.models) | vars(rules) | vars(command.decoding)
     phases = isinstance(command, Generate) and command.output.phases
     settings = Settings(**given, max_draft_length=command.max_draft_length, phases=phases)
     return settings, *check(settings)

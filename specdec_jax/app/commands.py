@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -43,7 +43,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Drafting):
-    """Decode a prompt with adaptive speculative decoding and stream the text.
+    """Decode a prompt speculatively and stream the text.
 
     A small drafter proposes tokens and the target verifies them in one pass; the output distribution is the target's.
     On a terminal accepted drafts are green, rejected ones struck out in red with the target's token in yellow after
@@ -117,6 +117,39 @@ class GenerateFile(Drafting):
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)
+
+
+@dataclass(frozen=True)
+class Answers(Decoding):
+    """How the answers are decoded that acceptance is measured on: a few short ones."""
+
+    max_new_tokens: int = 64
+    """Most tokens of an answer that acceptance is measured on."""
+    stop: tyro.conf.Suppress[Any] = ()
+
+
+@dataclass(frozen=True)
+class Doctor(Drafting):
+    """Say whether a pair of models will work and pay.
+
+    Families and vocabularies, memory by dtype, what passes cost here, how many drafts are accepted on a few prompts,
+    the speed-up of every stopping rule, predicted by replay, and the command to decode with. The built-in pair takes
+    two to three minutes on two cores the first time, less afterwards. Exit code 1: it does not work here, or drafting
+    will not pay; the page says why.
+
+      python -m specdec_jax doctor --target smollm2 --drafter smollm2-drafter
+      python -m specdec_jax doctor --target my/target --drafter my/drafter --temperature 0.7 --prompts questions.jsonl
+    """
+
+    models: Models = field(default_factory=Models)
+    decoding: Answers = field(default_factory=Answers)
+    prompts: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """A JSONL file of prompts, each with `prompt`, `text` or `turns`; all are decoded as one batch. By default eight
+    short ones of many kinds."""
+    context: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Tokens of a row that memory is counted for; by default 2,048, or the target's context."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the page's numbers to this file."""
 
 
 @dataclass(frozen=True)

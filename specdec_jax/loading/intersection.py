@@ -39,17 +39,34 @@ def for_target(target: Any, drafter: Any) -> Any:
     Raises:
         ValueError: fewer embeddings than tokens, no token in common, or a drafter that cannot be translated.
     """
-    if same_tokens(target, drafter):
+    if not needs_translation(target, drafter):
         return drafter
-    if drafter.model.reduced is not None or drafter.model.reading is not None:
-        check_same_vocabulary(target, drafter)
     joined = with_shared_vocabulary(target, drafter)
-    share = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT)
-    both = f"{joined.params.tokens.size:,} tokens that both have, {share:.0%} of those of a sample text"
+    told = what_both_have(target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
     print(
-        f"specdec_jax: {drafter.name} has another vocabulary than {target.name}: it drafts the {both}", file=sys.stderr
+        f"specdec_jax: {drafter.name} has another vocabulary than {target.name}: it drafts the {told}", file=sys.stderr
     )
     return joined
+
+
+def what_both_have(target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
+    """In words; `count` tokens, where they are counted already."""
+    count = int((translation(target, drafter, target.vocab_size)[0] >= 0).sum()) if count is None else count
+    return f"{count:,} tokens that both have, {share_of(target, drafter, SAMPLE_TEXT):.0%} of those of a sample text"
+
+
+def needs_translation(target: Any, drafter: Any) -> bool:
+    """Whether an id means one token to the target and another to the drafter.
+
+    Raises:
+        ValueError: fewer embeddings than tokens; and where it does, a drafter that reads its target or has a draft
+            vocabulary.
+    """
+    if same_tokens(target, drafter):
+        return False
+    if drafter.model.reduced is not None or drafter.model.reading is not None:
+        check_same_vocabulary(target, drafter)
+    return True
 
 
 def with_shared_vocabulary(target: Any, drafter: Any) -> Any:

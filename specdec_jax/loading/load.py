@@ -1,5 +1,6 @@
 """`load_model`: one name, whatever it names."""
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf.file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
-from specdec_jax.loading.orbax_checkpoint import MARKER, restore_orbax
+from specdec_jax.loading.orbax_checkpoint import MARKER, read_marker, restore_orbax
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.weights import Layout, Place, Table, num_weights
@@ -64,18 +65,33 @@ def load_model(
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
     path = _locate(name, revision, cache_dir)
+    opened, layout = _opened(path), _layout(checked, share_from)
+    if opened is not None:
+        return _assemble(opened, checked, name, layout)
+    config, params, tokenizer = restore_orbax(path, checked, layout)
+    return _loaded(config, params, tokenizer, checked, name)
 
-    def layout(table: Table) -> Place | None:
-        return placement(replicate=num_weights(table) * checked.itemsize < share_from)
 
-    if path.is_file():
-        return _assemble(open_gguf(path), checked, name, layout)
-    if (path / CONFIG).is_file():
-        return _assemble(open_hf_folder(path), checked, name, layout)
-    if (path / MARKER).is_file():
-        config, params, tokenizer = restore_orbax(path, checked, layout)
-        return _loaded(config, params, tokenizer, checked, name)
-    raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{_gguf_hint(path)}")
+def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
+    """What `load_model` gives but for the weights, which are not read: `params` is None, and so is a draft vocabulary.
+
+    For who wants to know what a model is, and what it would take, before it is loaded. Raises as `load_model`, as far
+    as config and tokenizer tell.
+    """
+    name, checked = str(source), check_dtype(dtype)
+    path = _locate(split_source(name)[0], None, None)
+    opened = _opened(path)
+    config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)
+    return _loaded(config, None, tokenizer, checked, name)
+
+
+def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
+    """What the weights of a family's config take on one device in that dtype, where `load_model` would lay them."""
+    table, checked = family_of(config).parameter_table(config), check_dtype(dtype)
+    place = _layout(checked, share_from)(table)
+    leaves = {one.path: one for one in table.values()}.values()
+    shapes = [one.leaf_shape if place is None else place(one).shard_shape(one.leaf_shape) for one in leaves]
+    return checked.itemsize * sum(map(math.prod, shapes))
 
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
@@ -136,16 +152,47 @@ def _gguf_hint(folder: Path) -> str:
     return f"; give the file itself: {folder / found[0]}" if found else ""
 
 
-def _assemble(checkpoint: Checkpoint, dtype: Any, name: str, layout: Layout) -> LoadedModel:
-    where, settings, named, tokenizer = checkpoint
+def _layout(dtype: Any, share_from: float) -> Layout:
+    """Devices share a model's weights from that many bytes on; fewer are whole on every device."""
+
+    def layout(table: Table) -> Place | None:
+        return placement(replicate=num_weights(table) * dtype.itemsize < share_from)
+
+    return layout
+
+
+def _opened(path: Path) -> Checkpoint | None:
+    """The file or the folder, its weights not yet read; None: it is Orbax's. Raises FileNotFoundError for neither."""
+    if path.is_file():
+        return open_gguf(path)
+    if (path / CONFIG).is_file():
+        return open_hf_folder(path)
+    if (path / MARKER).is_file():
+        return None
+    raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{_gguf_hint(path)}")
+
+
+def _config(checkpoint: Checkpoint) -> Any:
+    """As its family reads it. Raises ValueError naming the checkpoint."""
     try:
-        module = family(settings.get("model_type"))
-        config = config_class(module).from_hf(settings)
-        params = module.params_from_named(config, named, dtype, layout(module.parameter_table(config)))
+        return config_class(family(checkpoint.config.get("model_type"))).from_hf(checkpoint.config)
     except ValueError as error:
-        message = str(error)
-        raise ValueError(message if message.startswith(where) else f"{where}: {message}") from None
-    return _loaded(config, params, tokenizer, dtype, name)
+        raise _named(checkpoint, error) from None
+
+
+def _assemble(checkpoint: Checkpoint, dtype: Any, name: str, layout: Layout) -> LoadedModel:
+    config = _config(checkpoint)
+    module = family_of(config)
+    try:
+        params = module.params_from_named(config, checkpoint.named, dtype, layout(module.parameter_table(config)))
+    except ValueError as error:
+        raise _named(checkpoint, error) from None
+    return _loaded(config, params, checkpoint.tokenizer, dtype, name)
+
+
+def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
+    message = str(error)
+    return ValueError(message if message.startswith(checkpoint.where) else f"{checkpoint.where}: {message}")
 
 
 def _loaded(config: Any, params: Params, tokenizer: Tokenizer, dtype: Any, name: str) -> LoadedModel:

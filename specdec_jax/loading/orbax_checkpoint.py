@@ -67,23 +67,29 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
     damaged or of another shape than the config says.
     """
     folder = Path(path)
-    if not (folder / MARKER).is_file():
-        raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
-    marker = read_json(folder / MARKER)
-    if marker.get("format") != FORMAT:
-        raise ValueError(f"{folder / MARKER} has format {marker.get('format')!r}; format {FORMAT} is served")
-    try:
-        module = family(marker.get("model_type"))
-        config = config_class(module).from_hf(marker.get("config") or {})
-    except ValueError as error:
-        raise ValueError(f"{folder / MARKER}: {error}") from None
-    tokenizer = tokenizer_from_folder(folder / TOKENIZER)
+    config, tokenizer = read_marker(folder)
+    module = family_of(config)
     shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     table = module.parameter_table(config)
     place = layout(table) if layout else None
     wanted = placed_shapes(table, shapes, place or (lambda _: device))
     return Restored(config, _restore(folder / PARAMS, wanted), tokenizer)
+
+
+def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
+    """A checkpoint's config and tokenizer, its parameters unread. Raises as `restore_orbax` does of these."""
+    folder = Path(path)
+    if not (folder / MARKER).is_file():
+        raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
+    marker = read_json(folder / MARKER)
+    if marker.get("format") != FORMAT:
+        raise ValueError(f"{folder / MARKER} has format {marker.get('format')!r}; format {FORMAT} is served")
+    try:
+        config = config_class(family(marker.get("model_type"))).from_hf(marker.get("config") or {})
+    except ValueError as error:
+        raise ValueError(f"{folder / MARKER}: {error}") from None
+    return config, tokenizer_from_folder(folder / TOKENIZER)
 
 
 def _restore(path: Path, wanted: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What acceptance is worth: figures a task with intervals, and the tokens and the speed-up they predict.
+"""What acceptance is worth: figures a task and a draft with intervals, and the tokens and the speed-up they predict.
 
 The predictions take acceptance as independent of the position (arXiv 2211.17192, section 3): a drafter whose hits come
 in runs, as they do on real text, does better than they say at the same mean.
@@ -11,6 +11,7 @@ import numpy as np
 
 from specdec_jax.distillation.judging import Judgement
 from specdec_jax.metrics.intervals import Interval, bootstrap, ratio_of_totals
+from specdec_jax.replay.trace import Trace
 
 MACRO = "macro"  # the mean of the tasks, each counting the same
 
@@ -71,6 +72,33 @@ def mean_of_tasks(
     return bootstrap(tuple(map(np.flatnonzero, groups)), mean, level, seed, paired=False)
 
 
+def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interval]:
+    """Of draft 1, 2, ... of a round: the share that is accepted where all drafts before it were, total over total.
+
+    Rounds begin at every position, intervals are over texts. The list ends where no position tells of a longer draft.
+    """
+    at, length = np.arange(trace.accepted.shape[1])[None, :], trace.length[:, None]
+    run, found = _accepted_runs(trace), []
+    for before in range(trace.max_draft_length):
+        reached = (run >= before) & (at + before < length)
+        told, accepted = reached.sum(axis=1), (reached & (run > before)).sum(axis=1)
+        texts = told > 0
+        if not texts.any():
+            break
+        found.append(ratio_of_totals(accepted[texts], told[texts], level, seed))
+    return found
+
+
+def _accepted_runs(trace: Trace) -> np.ndarray:
+    """[N, T+1], drafts accepted of a round that begins at a position and drafts to the end."""
+    if trace.run is not None:
+        return trace.run
+    run = np.zeros(trace.accepted.shape, np.int64)
+    for at in range(run.shape[1] - 2, -1, -1):  # nothing is accepted at the last position
+        run[:, at] = np.where(trace.accepted[:, at], run[:, at + 1] + 1, 0)
+    return run
+
+
 def expected_tokens(acceptance: Any, draft_length: Any) -> Any:
     """Tokens a target pass emits: (1 - a^(k+1)) / (1 - a), equation 1 of arXiv 2211.17192; k + 1 where a is 1.
 
@@ -98,6 +126,28 @@ def best_draft_length(acceptance: float, cost_ratio: float, most: int = 32) -> i
     if most < 0:
         raise ValueError(f"most must not be negative, got {most!r}")
     return int(np.argmax(expected_speedup(acceptance, np.arange(most + 1), cost_ratio)))
+
+
+def break_even_acceptance(cost_ratio: float, verification_times: Sequence[float] | np.ndarray) -> float | None:
+    """The acceptance from which on a static length pays, by `expected_tokens`; None: none does, whatever is accepted.
+
+    Args:
+        cost_ratio: c, a drafter step in passes of plain decoding.
+        verification_times: [K+1] of the pass that verifies k drafts, in these too (`CostModel.verification_times`).
+    """
+    lengths = np.arange(len(verification_times))
+    time = np.asarray(verification_times, np.float64) + cost_ratio * lengths
+
+    def pays(acceptance: float) -> bool:
+        return bool(np.any((expected_tokens(acceptance, lengths) > time)[1:]))
+
+    low, high = 0.0, 1.0
+    if not pays(high):
+        return None
+    for _ in range(30):  # what is expected grows with the acceptance
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
 
 
 def _checked(acceptance: Any, draft_length: Any) -> tuple[np.ndarray, np.ndarray]:

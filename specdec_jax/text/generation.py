@@ -124,7 +124,7 @@ def prepare(
         "seed": sampling.seed,
         "stop_ids": sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if ends is None else list(ends),
         **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
-        **_learnt(pair, calibration, sampling.temperature, slots),
+        **learnt_hyperparameters(pair, calibration, sampling.temperature, slots),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
     }
@@ -135,7 +135,7 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
     return {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
 
 
-def _learnt(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
+def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
     """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
 
     A rule that weighs costs is told those of the pair: as measured, with so many cache slots, or else a drafter pass's,

@@ -18,7 +18,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model
+from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.models.intersection import SharedParams
 from specdec_jax.models.reduced_head import ReducedParams
@@ -170,6 +170,20 @@ def check_drafter(drafter: Any) -> None:
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
 
 
+def check_pair(big: LoadedModel, small: LoadedModel) -> None:
+    """Refuses a drafter that cannot draft for a target. Weights are not looked at: `loading.outline` is enough.
+
+    Raises:
+        ValueError: vocabularies that differ and cannot be joined, or it reads hidden states that the target does not
+            have.
+    """
+    needs_translation(big, small)
+    try:
+        check_reads(big.model, small.model.reading)
+    except ValueError as error:
+        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
+
+
 def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None) -> Monitor | None:
     """The monitor given, or one of phases where a rule reads them."""
     for kind, part, wanted in (("policy", policy, StoppingPolicy), ("verifier", verifier, Verifier)):
@@ -208,12 +222,9 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
+    check_pair(big, small)
     small = for_target(big, small)
     _check_draft_vocabulary(big, small)
-    try:
-        check_reads(big.model, small.model.reading)
-    except ValueError as error:
-        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
     return small
 
 

@@ -1,0 +1,1 @@
+"""Whether a pair will work and pay, on one page."""

@@ -1,0 +1,81 @@
+"""A file of prompts: JSON lines as Spec-Bench writes them, or any that hold `turns`, `prompt` or `text`."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specdec_jax.text.json_lines import json_lines
+
+ID_KEYS = ("id", "question_id", "prompt_id")
+TEXT_KEYS = ("turns", "prompt", "text")
+
+
+class Prompt(NamedTuple):
+    id: str  # unique in its file
+    category: str
+    turns: tuple[str, ...]  # what the user says, one message a turn; none is empty
+    split: str | None = None  # "calibrate": hyperparameters may be chosen on it; "judge": results are reported on it
+
+
+def read_prompts(path: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
+    """The prompts of a JSONL file, in its order: those whose `split` is the given one, and the first `limit` of them.
+
+    Empty lines are skipped. A line without an id gets its line number; one without a category gets "none".
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line is not such an object, an id occurs twice, nothing is there, or nothing of that split; the
+            message says file:line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no prompt file {str(path)!r}")
+    prompts: dict[str, Prompt] = {}
+    for number, entry in json_lines(path):
+        where = f"{path}:{number}"
+        prompt = prompt_of(entry, where, default_id=str(number))
+        if prompt.id in prompts:
+            raise ValueError(f"{where}: the id {prompt.id!r} occurs a second time")
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise ValueError(f"{path}: no prompts in it")
+    check_limit(limit)
+    return of_split(list(prompts.values()), split, str(path))[:limit]
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises ValueError for a number of prompts below 1."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"the number of prompts must be 1 or more, got {limit}")
+
+
+def of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Prompt]:
+    """The prompts of that split, all of them for None. Raises ValueError where there are none."""
+    chosen = [prompt for prompt in prompts if split is None or prompt.split == split]
+    if not chosen:
+        there = ", ".join(sorted({repr(prompt.split) for prompt in prompts if prompt.split is not None}))
+        raise ValueError(f"{where}: no prompt of the split {split!r} (there are: {there or 'none'})")
+    return chosen
+
+
+def prompt_of(entry: Any, where: str, default_id: str) -> Prompt:
+    """The prompt that a JSON value holds. Raises ValueError, which says `where`."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: expected an object, got {type(entry).__name__}")
+    name = next((entry[key] for key in ID_KEYS if key in entry), default_id)
+    split = entry.get("split")
+    if split is not None and not (isinstance(split, str) and split):
+        raise ValueError(f"{where}: 'split' must be a name, got {split!r}")
+    return Prompt(str(name), str(entry.get("category", "none")), _turns(entry, where), split)
+
+
+def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
+    key = next((key for key in TEXT_KEYS if key in entry), None)
+    if key is None:
+        raise ValueError(f"{where}: none of the keys {', '.join(TEXT_KEYS)} in it, only {', '.join(map(repr, entry))}")
+    value = entry[key]
+    if key == "turns" and not isinstance(value, list):
+        raise ValueError(f"{where}: 'turns' must be a list of texts, such as [\"hi\"], got {value!r}")
+    turns: list[Any] = value if key == "turns" else [value]
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise ValueError(f"{where}: {key!r} must be text that is not empty, got {value!r}")
+    return tuple(turns)

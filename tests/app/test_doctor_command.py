@@ -1,0 +1,228 @@
+"""`doctor`: whether a pair will work and pay, what it answers with, and that its numbers are those of replays."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from tiny_pair import ONE_LAYER, write_pair
+from tiny_weights import weights, write_folder
+
+from experiments.lib.rules import rule
+from experiments.lib.traced import replay_rule
+from specdec_jax.app import cli
+from specdec_jax.app.doctor import examining, memory
+from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
+from specdec_jax.distillation.judging import answers
+from specdec_jax.loading import load_model
+from specdec_jax.replay.tracing import trace_texts
+from specdec_jax.stopping import static, survival
+from specdec_jax.text.strategies import names
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["hello", "one two three four", "a b", "12 34"]
+DRAFTS, TOKENS = 3, 24
+SHORT = ["--no-chat", "--dtype", "float32", "--max-new-tokens", str(TOKENS), "--max-draft-length", str(DRAFTS)]
+TIMES = {1: 1.0, 2: 1.0, 3: 1.01, 4: 1.2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a pair, prompts, and the costs of a machine on which drafts are cheap and of one where not."""
+    folder = tmp_path_factory.mktemp("doctor")
+    write_pair(folder)
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    for name, c in (("cheap", 0.05), ("expensive", 2.0)):
+        save_cost_model(folder / f"{name}.json", cost_model(c, TIMES, device="made up"))
+    return folder
+
+
+def words(place, *more):
+    models = ["--target", str(place / "target"), "--drafter", str(place / "drafter")]
+    return ["doctor", *models, *SHORT, "--prompts", str(place / "prompts.jsonl"), *more]
+
+
+def examined(place, capsys, *more):
+    """(exit code, page, what is on standard error, report)."""
+    report = place / "report.json"
+    report.unlink(missing_ok=True)
+    code = cli.main([*words(place), "--json", str(report), *more])
+    said = capsys.readouterr()
+    return code, said.out, said.err, json.loads(report.read_text())
+
+
+@pytest.fixture(scope="module")
+def paying(place):
+    report = place / "paying.json"
+    code = cli.main([*words(place, "--costs", str(place / "cheap.json")), "--json", str(report)])
+    assert code == 0
+    return json.loads(report.read_text())
+
+
+def trace_of(place, temperature=0.0, seed=0):
+    """The trace that the command must have recorded, made here."""
+    target, drafter = (load_model(str(place / part), dtype="float32") for part in ("target", "drafter"))
+    prompts = [target.tokenizer.encode(text, add_special=True) for text in TEXTS]
+    options = {"warp": {"temperature": temperature}, "seed": [seed + index for index in range(len(TEXTS))]}
+    texts = list(zip(prompts, answers(target, prompts, max_new_tokens=TOKENS, **options), strict=True))
+    models, params = (target.model, drafter.model), (target.params, drafter.params)
+    return trace_texts(models, params, texts, limit=TOKENS, max_draft_length=DRAFTS, **options)
+
+
+def check_acceptance(report, trace):
+    """The figures are those of the trace, a draft for every one that it can tell of."""
+    found = report["acceptance"]
+    assert (found["texts"], found["tokens"]) == (trace.num_texts, trace.num_positions)
+    assert found["measured_by_draft"][0][0] == pytest.approx(trace.accepted.sum() / trace.num_positions)
+    assert len(found["measured_by_draft"]) == DRAFTS
+
+
+def speedups(report):
+    return {line["policy"]: line["predicted_speedup"] for line in report["rules"]}
+
+
+def test_a_pair_that_pays_ends_with_the_command_to_decode_with(place, capsys):
+    code, out, err, report = examined(place, capsys, "--costs", str(place / "cheap.json"))
+    assert code == 0 and err == "" and "\x1b" not in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    for title in ("The pair", "Memory", "Costs, given: made up", "Acceptance, measured", "plain decoding, predicted"):
+        assert title in out
+    why, line = report["conclusion"]["why"], report["conclusion"]["command"]
+    assert why.startswith("Drafting pays: ") and " ".join(why.split()) in " ".join(out.split())
+    assert out.splitlines()[-1] == line
+    parsed = cli._parsed(shlex.split(line)[3:])
+    best = report["rules"][0]
+    assert parsed.rules.policy == best["policy"] and f"{best['predicted_speedup'][0]:.2f}" in why
+    assert (parsed.models.target, parsed.models.drafter) == (str(place / "target"), str(place / "drafter"))
+    assert (parsed.models.dtype, parsed.max_draft_length, parsed.decoding.chat) == ("float32", DRAFTS, False)
+    assert parsed.models.costs == str(place / "cheap.json") and parsed.decoding.temperature == 0
+
+
+def test_every_rule_is_predicted_and_the_fastest_come_first(paying):
+    found = speedups(paying)
+    rules = {name for name in names("policy") if name not in ("at_least", "update_every", "static")}
+    assert set(found) == rules | {f"static(draft_length={length})" for length in range(1, DRAFTS + 1)}
+    estimates = [estimate for estimate, _, _ in found.values()]
+    assert estimates == sorted(estimates, reverse=True) and len(set(estimates)) > 5
+    marked = [line["as_fast_as_best"] for line in paying["rules"]]
+    assert marked[0] and not marked[-1]
+
+
+@pytest.mark.parametrize(("name", "policy"), [("survival", "survival"), ("static-3", "static(draft_length=3)")])
+def test_the_numbers_are_those_of_an_experiment_on_a_trace_of_the_pair(place, paying, name, policy):
+    trace = trace_of(place)
+    costs = load_cost_model(place / "cheap.json")
+    widths = paying["costs"]["widths"]  # the pair's own: a draft is verified in the narrowest that holds it
+    costs = costs._replace(widths=tuple(widths), target_pass=tuple(TIMES[width] for width in widths))
+    found = replay_rule(trace, rule(name), costs, DRAFTS)
+    (line,) = [line for line in paying["rules"] if line["policy"] == policy]
+    np.testing.assert_allclose(line["predicted_seconds"], found.seconds(costs)[0], rtol=1e-6)
+    assert line["predicted_speedup"][0] == pytest.approx(float(found.total_speedup(costs)[0]))
+    assert line["acceptance_rate"] == pytest.approx(float(found.acceptance_rate[0]))
+    check_acceptance(paying, trace)
+
+
+def test_a_pair_that_does_not_pay_says_what_would_have_to_be_otherwise(place, capsys, paying):
+    code, out, _, report = examined(place, capsys, "--costs", str(place / "expensive.json"))
+    said = report["conclusion"]
+    assert code == 1 and (said["works"], said["pays"], said["command"]) == (True, False, None)
+    assert "Drafting will not pay: at best, " in out and "generate" not in out
+    assert all(estimate <= 1 for estimate, _, _ in speedups(report).values())
+    even = max(line["break_even"] for line in report["rules"] if line["break_even"] is not None)
+    assert f"c below {even:.3f} (given: 2.000)" in said["why"] and "no acceptance is high enough" in said["why"]
+    # With the same rounds, a static length takes as long as plain decoding where a drafter step costs that much.
+    (line,) = [line for line in report["rules"] if line["policy"] == "static(draft_length=1)"]
+    (cheap,) = [line for line in paying["rules"] if line["policy"] == "static(draft_length=1)"]
+    assert line["break_even"] == pytest.approx(cheap["break_even"]) and line["break_even"] < 1
+    speedup, c = (report["rules"][0]["predicted_speedup"][0], report["costs"]["ratio"])
+    assert speedup <= 1 < c
+
+
+def test_vocabularies_that_differ_end_the_page_before_weights_are_read(place, tmp_path, capsys, monkeypatch):
+    other = write_folder(tmp_path / "other", weights(ONE_LAYER), ONE_LAYER)
+    known = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = known["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(known))
+    monkeypatch.setattr(examining, "build", lambda *_: pytest.fail("weights were read"))
+    code, out, err, report = examined(place, capsys, "--drafter", str(other))
+    why = report["conclusion"]["why"]
+    assert code == 1 and err == "" and "have different vocabularies, of 263 and 263 tokens: token" in why
+    assert "This pair does not work here: " in out and "The pair" in out and "Memory" not in out
+    assert set(report) == {"pair", "conclusion"} and report["pair"]["refusal"] == why
+    assert not report["conclusion"]["works"]
+
+
+def test_weights_that_do_not_fit_end_the_page_before_they_are_read(place, capsys, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "free_memory", lambda: 300_000)
+        patched.setattr(examining, "build", lambda *_: pytest.fail("weights were read"))
+        code, out, _, report = examined(place, capsys)
+    taken = report["memory"]["predicted_weights"]["float32"]
+    assert code == 1 and taken["target"] + taken["drafter"] == 4 * 48320 * 2
+    assert "the weights take 386.6 kB in float32 (predicted), and the device has 300.0 kB free" in " ".join(out.split())
+    assert "300.0 kB free before loading, measured." in out and "loaded" not in report["memory"]
+
+
+def test_caches_that_do_not_fit_end_the_page(place, capsys, monkeypatch):
+    free = iter([10**9, 100_000])
+    monkeypatch.setattr(memory, "free_memory", lambda: next(free))
+    code, out, _, report = examined(place, capsys, "--context", "120")
+    loaded = report["memory"]["loaded"]
+    assert code == 1 and loaded["measured_weights"] == {"target": 4 * 48320, "drafter": 4 * 48320}
+    # two buffers of one layer, of 120 slots, 2 heads and 16 numbers, for either model; and some counts
+    assert 0 <= loaded["predicted_row"] - 2 * 2 * 120 * 2 * 16 * 4 < 64 and loaded["predicted_rows"] == 0
+    assert "120 cache slots take 0.00 GB a row" in report["conclusion"]["why"] and "Costs" not in out
+
+
+def test_costs_that_are_estimated_are_called_predicted_and_a_temperature_arrives(place, capsys, monkeypatch):
+    monkeypatch.setattr(examining, "every_rule", lambda longest: [survival(), static(draft_length=longest)])
+    more = ["--costs", "estimated", "--temperature", "0.7", "--seed", "3"]
+    _, out, _, report = examined(place, capsys, *more)
+    assert "Costs, predicted" in out and "temperature 0.7" in out and "Costs, measured" not in out
+    assert report["costs"]["how"] == "predicted" and report["costs"]["ratio"] == pytest.approx(1.0)
+    assert report["costs"]["target_pass"] == [1.0, 1.0]  # as large as its target, and verification for nothing
+    check_acceptance(report, trace_of(place, temperature=0.7, seed=3))
+
+
+def test_rules_take_what_a_calibration_has_learnt(place, capsys, paying):
+    path = place / "calibration.json"
+    models = {part: {"name": part, "parameters": 48320, "scale": 0.24} for part in ("target", "drafter")}
+    learnt = {"policy": {"cumulative_confidence": {"threshold": 0.0}}}  # drafts on, however unsure
+    content = {**models, "hyperparameters": {"greedy": learnt, "sampled": {}}, "figures": {}, "format": 2}
+    path.write_text(json.dumps(content))
+    _, _, _, report = examined(place, capsys, "--costs", str(place / "cheap.json"), "--calibration", str(path))
+    before, now = speedups(paying), speedups(report)
+    assert before["cumulative_confidence"] != before[f"static(draft_length={DRAFTS})"]
+    assert now["cumulative_confidence"] == now[f"static(draft_length={DRAFTS})"] and now["svip"] == before["svip"]
+    assert f"--calibration {path}" in report["conclusion"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--drafter", "prompt_lookup"], "doctor replays one drafter that is a model, got 'prompt_lookup'"),
+        (["--drafter", "none"], "doctor replays one drafter that is a model, got 'none'"),
+        (["--drafter", "smollm2-drafter,ngram"], "one drafter that is a model, got 'smollm2-drafter,ngram'"),
+        (["--prompts", "nowhere.jsonl"], "no prompt file 'nowhere.jsonl'"),
+        (["--context", "0"], "context must lie in 1 to the target's, 128, got 0"),
+        (["--context", "129"], "context must lie in 1 to the target's, 128, got 129"),
+        (["--max-new-tokens", "120"], "a prompt of 18 tokens and 120 new ones exceed the target's context, 128"),
+        (["--temperature", "-1"], "temperature must lie in [0, inf), got -1.0"),
+        (["--json", "/nowhere/report.json"], "cannot write '/nowhere/report.json'"),
+        (["--target", "nowhere"], "no model 'nowhere'"),
+        (["--costs", "nowhere.json"], "no cost model 'nowhere.json'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(place, capsys, monkeypatch, more, message):
+    monkeypatch.setattr(examining, "build", lambda *_: pytest.fail("weights were read"))
+    assert cli.main(words(place, *more)) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert message in said.err
+
+
+def test_the_prompts_of_the_package_are_of_many_kinds_and_short():
+    assert len(examining.PROMPTS) == len(set(examining.PROMPTS)) >= 8
+    assert max(map(len, examining.PROMPTS)) < 400

@@ -1,0 +1,53 @@
+"""What is known of a model before its weights are read is what it turns out to be."""
+
+import jax
+import pytest
+import tiny_weights as tiny
+
+from specdec_jax.loading import load_model, outline, save_orbax
+from specdec_jax.loading.load import weight_bytes
+from specdec_jax.models import llama
+from specdec_jax.models.weights import num_weights
+
+
+@pytest.fixture(params=["folder", "gguf", "orbax"])
+def source(request, tmp_path):
+    named = tiny.weights()
+    if request.param == "gguf":
+        return tiny.write_gguf(tmp_path / "tiny.gguf", named)
+    folder = tiny.write_folder(tmp_path / "tiny", named)
+    if request.param == "folder":
+        return folder
+    loaded = load_model(folder, dtype="float32")
+    save_orbax(tmp_path / "orbax", loaded.config, loaded.params, loaded.tokenizer)
+    return tmp_path / "orbax"
+
+
+def test_an_outline_has_everything_but_weights(source, monkeypatch):
+    loaded = load_model(source, dtype="bfloat16")
+    monkeypatch.setattr(llama, "params_from_named", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.orbax_checkpoint._restore", lambda *_: pytest.fail("weights were read"))
+    told = outline(source)
+    assert told.params is None and (told.config, told.name) == (loaded.config, loaded.name)
+    assert told.model.spec == loaded.model.spec
+    assert told.tokenizer.vocabulary() == loaded.tokenizer.vocabulary()
+    assert told.tokenizer.encode("hello") == loaded.tokenizer.encode("hello")
+    leaves = jax.tree.leaves(loaded.params)
+    assert weight_bytes(told.config, "bfloat16") == sum(leaf.nbytes for leaf in leaves)
+    assert weight_bytes(told.config, "float32") == 4 * num_weights(llama.parameter_table(told.config))
+
+
+def test_a_draft_vocabulary_is_left_out():
+    whole, few = outline("smollm2-drafter"), outline("smollm2-drafter@8192")
+    assert few.name == "smollm2-drafter@8192" and few.config == whole.config and few.model.reduced is None
+
+
+def test_what_is_no_model_is_refused_as_when_it_is_loaded(tmp_path):
+    tiny.write_folder(tmp_path / "strange", tiny.weights(), {**tiny.CONFIG, "model_type": "lama"})
+    for wrong in ("nowhere", tmp_path, tmp_path / "strange"):
+        messages = []
+        for read in (outline, load_model):
+            with pytest.raises((ValueError, FileNotFoundError)) as caught:
+                read(str(wrong))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
