@@ -11,10 +11,10 @@ from tiny_weights import weights, write_folder
 from experiments.lib.rules import rule
 from experiments.lib.traced import replay_rule
 from specdec_jax.app import cli
-from specdec_jax.app.doctor import examining, memory
+from specdec_jax.app.doctor import examining, memory, pairing
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.distillation.judging import answers
-from specdec_jax.loading import load_model
+from specdec_jax.loading import load_model, outline
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
@@ -139,16 +139,26 @@ def test_a_pair_that_does_not_pay_says_what_would_have_to_be_otherwise(place, ca
     assert speedup <= 1 < c
 
 
-def test_vocabularies_that_differ_end_the_page_before_weights_are_read(place, tmp_path, capsys, monkeypatch):
+def test_vocabularies_that_differ_are_told_without_weights(place, tmp_path):
     other = write_folder(tmp_path / "other", weights(ONE_LAYER), ONE_LAYER)
     known = json.loads((other / "tokenizer.json").read_text())
     vocabulary = known["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (other / "tokenizer.json").write_text(json.dumps(known))
+    target, drafter = outline(str(place / "target")), outline(str(other))
+    assert not pairing.refusal_of(target, drafter)
+    (said,) = pairing.agreements(target, drafter)
+    assert said == "The vocabularies differ: it drafts the 263 tokens that both have, 100% of those of a sample text."
+    assert pairing.agreements(target, target) == ["The vocabularies agree: 263 tokens."]
+
+
+def test_a_drafter_that_cannot_draft_ends_the_page_before_weights_are_read(place, tmp_path, capsys, monkeypatch):
+    few = ONE_LAYER | {"vocab_size": 200}
+    other = write_folder(tmp_path / "other", weights(few), few)
     monkeypatch.setattr(examining, "build", lambda *_: pytest.fail("weights were read"))
     code, out, err, report = examined(place, capsys, "--drafter", str(other))
     why = report["conclusion"]["why"]
-    assert code == 1 and err == "" and "have different vocabularies, of 263 and 263 tokens: token" in why
+    assert code == 1 and err == "" and f"drafter {str(other)!r} has 200 embeddings for 263 tokens" in why
     assert "This pair does not work here: " in out and "The pair" in out and "Memory" not in out
     assert set(report) == {"pair", "conclusion"} and report["pair"]["refusal"] == why
     assert not report["conclusion"]["works"]
