@@ -28,6 +28,7 @@ CHANGES = {  # of a family's example, to what files of its architecture say
         "num_hidden_layers": 7,
         "layer_types": (SLIDING,) * 5 + (FULL, SLIDING),
         "rope_scaling": LINEAR,
+        "rope_local_base_freq": 500.0,
         "final_logit_softcapping": 4.0,
     },
     "gpt2": {},
@@ -134,6 +135,7 @@ def test_gemmas_layers_with_windows(tmp_path):
     assert kinds("gemma3_text", block_count=3, **{pattern: [True, False, False]}) == "sFF"
     assert kinds("gemma3_text", block_count=7, **{window: None}) == "FFFFFFF"
     assert settings(tmp_path, family="gemma2", **{window: None})["sliding_window"] == 4096
+    assert settings(tmp_path, family="gemma3_text", **{"rope.freq_base_swa": None})["rope_local_base_freq"] == 10000.0
 
 
 @pytest.mark.parametrize("kinds", [(FULL, FULL, *(SLIDING,) * 5), (FULL,) * 7])
@@ -142,6 +144,8 @@ def test_layers_in_another_order_are_written_as_they_are(tmp_path, kinds):
     loaded = load_model(folder(tmp_path, config), dtype="float32")
     save_gguf(tmp_path / "m.gguf", config, loaded.params, loaded.tokenizer, kind="F32")
     assert load_model(tmp_path / "m.gguf").config == config
+    stated = "gemma3.attention.sliding_window" in read_gguf(tmp_path / "m.gguf").metadata
+    assert stated == (SLIDING in kinds)  # llama.cpp does not take one for layers that are all global
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from tokenizers import decoders, models, normalizers
 from specdec_jax.loading.gguf.reader import GGUF
 
 SPACE = "▁"
-NORMAL, BYTE = 1, 6  # of tokenizer.ggml.token_type
+NORMAL, UNUSED, BYTE = 1, 5, 6  # of tokenizer.ggml.token_type
 SCORES, KINDS, ADD_PREFIX = (f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "add_space_prefix"))
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 NO_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 """Gemma's pre-tokenizer, which finds no space where the normalizer has left none."""
 
@@ -67,7 +67,8 @@ def decoder(prefix: bool) -> Any:
 def sentencepiece_entries(state: dict[str, Any], tokens: list[str], kinds: list[int]) -> dict[str, Any]:
     """What GGUF says of such a tokenizer given as in tokenizer.json, with tokens and their types by id.
 
-    Scores are the order of merges. Raises ValueError for what would be lost, merges by another rule among it.
+    Scores are the order of merges; pieces that nothing makes are unused. Raises ValueError for what would be lost,
+    merges by another rule among it.
     """
     model = state["model"]
     prefix = state["normalizer"] == _state_of(True)["normalizer"]
@@ -78,9 +79,11 @@ def sentencepiece_entries(state: dict[str, Any], tokens: list[str], kinds: list[
     if missing := [token for token in BYTES if token not in model["vocab"]]:
         found["model.vocab without"] = missing[0]
     check_stated(found)
-    kinds = [BYTE if token in BYTES else kind for token, kind in zip(tokens, kinds, strict=True)]
     given: list[Any] = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     order = {union: -float(rank) for rank, union in enumerate(dict.fromkeys(map("".join, given)))}
+    kinds = [
+        _kind(token, token in order) if kind == NORMAL else kind for token, kind in zip(tokens, kinds, strict=True)
+    ]
     scores = [order.get(token, -float(len(tokens))) for token in tokens]
     pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
     if _grouped(given) != _grouped(merges(pieces)):
@@ -99,6 +102,13 @@ def check_stated(found: Mapping[str, Any]) -> None:
     if found:
         said = ", ".join(f"{name} {json.dumps(value)}" for name, value in found.items())
         raise ValueError(f"a GGUF file cannot state the tokenizer's {said}")
+
+
+def _kind(token: str, merged: bool) -> int:
+    """The type of a token that is neither special nor whole."""
+    if token in BYTES:
+        return BYTE
+    return NORMAL if merged or len(token) == 1 else UNUSED
 
 
 def _grouped(found: Iterable[tuple[str, str]]) -> list[tuple[str, set[tuple[str, str]]]]:

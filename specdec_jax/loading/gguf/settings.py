@@ -113,7 +113,7 @@ def qwen2_numbers(c: Any) -> dict[str, Any]:
 
 
 def qwen3_numbers(c: Any) -> dict[str, Any]:
-    """Of Qwen 3's config, of which llama.cpp reads no biases."""
+    """Of Qwen 3's config, of whose biases llama.cpp does not read the output's."""
     _check_implied(c, hidden_act="silu", attention_bias=False, layer_kinds=(FULL,) * c.num_hidden_layers)
     return _rotary_numbers(c)
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from specdec_jax.loading.gguf.sentencepiece import KINDS, NORMAL, check_stated, sentencepiece_entries
+from specdec_jax.loading.gguf.sentencepiece import KINDS, NORMAL, UNUSED, check_stated, sentencepiece_entries
 from specdec_jax.loading.gguf.tokenizer import (
     BYTE_LEVEL,
     CHAT_TEMPLATE,
@@ -27,7 +27,6 @@ from specdec_jax.loading.gguf.tokenizer import (
 from specdec_jax.loading.suggest import listed
 from specdec_jax.loading.tokenizer import Tokenizer
 
-UNUSED = 5  # of tokenizer.ggml.token_type; GGUF's number, like CONTROL and USER_DEFINED
 ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # the end depends on the model too
 ENDS = ("eos", "eot", "eom")
 SWALLOWING = ("single_word", "lstrip", "rstrip")

@@ -49,12 +49,11 @@ def save_gguf(
     The families are those of `architectures.NUMBERS`. Matrices are stored as `kind` (a name of `FILE_TYPES`), vectors
     and learned positions as float32. A matrix whose rows do not divide into the kind's blocks (of 32) is stored as F16.
     Gemma's norms are stored with one added, so that what is below that sum's precision in float32 is lost. Tokens are
-    written with the file: see `tokenizer_metadata`.
-    transformers ignores the biases and the rope scaling of such a file; llama.cpp and `load_model` obey both.
+    written with the file: see `tokenizer_metadata`. transformers ignores the biases and the rope scaling of a llama
+    file; llama.cpp and `load_model` obey both.
 
     Raises FileExistsError unless `overwrite` (and always for a folder), ValueError for an unknown kind, a config of
-    another family, parameters that do not fit it, and a rope scaling, other
-    setting, or tokenizer that GGUF cannot state.
+    another family, parameters that do not fit it, and settings or a tokenizer that GGUF cannot state.
     """
     check_whole(params)
     if kind not in FILE_TYPES:
@@ -63,9 +62,9 @@ def save_gguf(
         )
     name, architecture = architecture_for(config)
     with _new_file(Path(path), overwrite) as temporary, closing(gguf.GGUFWriter(temporary, name)) as writer:
-        tensors = _tensors(architecture, config, params)
         metadata = _hyperparameters(name, config, kind)
         metadata |= tokenizer_metadata(tokenizer, config.vocab_size, config.eos_token_ids, config.bos_token_id)
+        tensors = _tensors(architecture, config, params)
         for entry, value in metadata.items():
             _add(writer, entry, value)
         for stored, (array, _) in tensors.items():
