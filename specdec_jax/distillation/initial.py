@@ -11,6 +11,7 @@ import numpy as np
 from specdec_jax.distillation import induction
 from specdec_jax.models import llama
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.rope import rope_type
 from specdec_jax.types import Params
 
 KINDS = ("random", "projection", "induction", "first_layers")
@@ -63,13 +64,19 @@ def drafter_config(shape: Shape, target: Any) -> LlamaConfig:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         rms_norm_eps=getattr(target, "rms_norm_eps", LlamaConfig.rms_norm_eps),  # families with layer norms have none
-        rope_theta=shape.rope_theta or target.rope_theta,
-        rope_scaling=target.rope_scaling,
-        max_position_embeddings=target.max_position_embeddings,
+        rope_theta=shape.rope_theta or getattr(target, "rope_theta", LlamaConfig.rope_theta),  # nor all positions
+        rope_scaling=_scaling(target),
+        max_position_embeddings=target.context,
         tie_word_embeddings=True,
         eos_token_ids=target.eos_token_ids,
         bos_token_id=target.bos_token_id,
     )
+
+
+def _scaling(target: Any) -> dict[str, Any] | None:
+    """The target's, but for LongRoPE's, which is of its heads' width and begins beyond its context."""
+    scaling = getattr(target, "rope_scaling", None)
+    return None if rope_type(scaling) == "longrope" else scaling
 
 
 def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any, seed: int) -> Params:

@@ -15,7 +15,7 @@ from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
-from specdec_jax.models import gpt_neox, llama, llama_reading, mistral, qwen3
+from specdec_jax.models import gpt2, gpt_neox, llama, llama_reading, mistral, phi3, qwen3
 
 pytestmark = pytest.mark.slow
 
@@ -146,12 +146,13 @@ def trained(folder, shard, steps, intervals=None, stop_at=None, ema=0.9):
     return loop.train(folder, state, cut, order, steps, intervals)
 
 
-@pytest.mark.parametrize("family", [gpt_neox, mistral, qwen3])
+@pytest.mark.parametrize("family", [gpt2, gpt_neox, mistral, phi3, qwen3])
 def test_the_drafter_of_any_family_is_a_llama(family):
     target = family.example_config()
     drafter = initial.drafter_config(SHAPE, target)
     assert type(drafter) is llama.LlamaConfig and drafter.vocab_size == target.vocab_size
-    assert (drafter.rope_theta, drafter.eos_token_ids) == (target.rope_theta, target.eos_token_ids)
+    assert (drafter.rope_theta, drafter.eos_token_ids) == (getattr(target, "rope_theta", 1e4), target.eos_token_ids)
+    assert drafter.rope_scaling is None and drafter.context == target.context  # phi3's scaling is of its own heads
     assert drafter.rms_norm_eps == getattr(target, "rms_norm_eps", 1e-6)
     with pytest.raises(ValueError, match=f"layers of a llama, the target has {type(target).__name__}"):
         initial.drafter_config(dataclasses.replace(SHAPE, init="first_layers", layers=1), target)
