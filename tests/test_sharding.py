@@ -61,6 +61,15 @@ def test_every_device_holds_and_reads_its_share(found, words):
 
 
 @pytest.mark.parametrize("words", MESHES)
+def test_every_family_is_shared(found):
+    """Fused, turned and stacked tensors, read part by part; attention and MLP of each layer are divided."""
+    assert len(found["families"]) >= 15
+    for name, told in found["families"].items():
+        assert told["alike"] and told["back"] and told["shared"] >= 6, name
+        assert told.get("apart", 0.0) < 1e-5, name
+    assert sum("apart" in told for told in found["families"].values()) == 4
+
+
 def test_rows_and_heads_of_the_cache_are_shared(found, words):
     assert found["llama"][words]["cache"] == 1 / 8
 
