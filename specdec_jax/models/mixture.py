@@ -59,7 +59,7 @@ class Mixture(nn.Module):
     def _those_chosen(self, x: Array, share: Array, gate_up: Array, down: Array) -> Array:
         """Tokens [N, D] through the experts that any of them chose, one after the other; no other is read.
 
-        A gather of every token's experts copies them, and takes eight times as long on a CPU; `lax.ragged_dot` reads
+        A gather of every token's experts copies them first, the slower way on a CPU; `lax.ragged_dot` reads
         them all there.
         """
         tokens = x.shape[0]
