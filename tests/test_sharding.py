@@ -60,7 +60,6 @@ def test_every_device_holds_and_reads_its_share(found, words):
         assert sorted(parts) == [1 / shares] * shares, name
 
 
-@pytest.mark.parametrize("words", MESHES)
 def test_every_family_is_shared(found):
     """Fused, turned and stacked tensors, read part by part; attention and MLP of each layer are divided."""
     assert len(found["families"]) >= 15
@@ -70,6 +69,7 @@ def test_every_family_is_shared(found):
     assert sum("apart" in told for told in found["families"].values()) == 4
 
 
+@pytest.mark.parametrize("words", MESHES)
 def test_rows_and_heads_of_the_cache_are_shared(found, words):
     assert found["llama"][words]["cache"] == 1 / 8
 
