@@ -144,6 +144,13 @@ def row_groups() -> int:
     return 1 if mesh is None else mesh.shape[DATA]
 
 
+def check_rows(batch: int) -> None:
+    """Raises ValueError for a batch that those groups cannot share evenly: each would hold and compute all of it."""
+    groups = row_groups()
+    if batch % groups:
+        raise ValueError(f"a batch of {batch} rows cannot be divided over {DATA}={groups}: give a multiple of {groups}")
+
+
 def placed(tree: Any) -> Any:
     """Host arrays [B, ...] as arrays of devices, rows over `data`; always copies."""
     mesh = mesh_here()

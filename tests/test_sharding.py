@@ -129,7 +129,9 @@ def test_a_drafter_is_shared_from_its_size_on(found):
 def test_a_file_of_requests_on_a_mesh(found):
     """From the command line: weights of a folder in Hugging Face format, rows refilled."""
     files = found["files"]
-    assert files["codes"] == [0, 0] and files["devices"] == 8
+    assert files["codes"] == [0, 0, 2] and files["devices"] == 8
+    assert "a batch of 6 rows cannot be divided over data=4" in files["written"][2]
+    assert "Traceback" not in files["written"][2] and "written" not in files["written"][2]
     assert files["written"][0] == files["written"][1] and files["written"][0].count("\n") == 7
 
 

@@ -25,7 +25,7 @@ from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.processes import LOOK, Share, is_first, together, told_by_first
-from specdec_jax.sharding import spans_processes
+from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
 from specdec_jax.text.generation import Request
@@ -91,6 +91,7 @@ def generate_file(
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
+    check_rows(batch)
     output = output.resolve()  # by whatever name: it has one lock
     if source.resolve() in (output, output.with_name(output.name + SETTINGS)):
         raise ValueError(f"the output would overwrite the input {str(source)!r}")

@@ -13,7 +13,7 @@ import jax
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
-from specdec_jax.sharding import bytes_of_caches, on_host, placed, row_groups
+from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, placed, row_groups
 from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -56,11 +56,13 @@ def complete(
         look_ahead: 16 times the batch unless given.
 
     Raises:
-        ValueError: a number below 1, a request that `fresh_state` refuses, or caches of which not one row fits.
+        ValueError: a number below 1, a batch that the mesh cannot share, a request that `fresh_state` refuses, or
+            caches of which not one row fits.
     """
     for name, value in (("batch", batch), ("refill_after", refill_after), ("look_ahead", look_ahead)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    check_rows(batch)
     waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
     while (slots := waiting.next_slots()) is not None:
         rows = rows_that_fit(pair, batch, slots, free_memory())
@@ -91,13 +93,9 @@ def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
     """
     if free is None:
         return batch
-    groups, one = row_groups(), cache_bytes(pair, 1, slots)
-    divided = cache_bytes(pair, groups, slots)  # rows that do not divide are whole on each device
-
-    def taken(rows: int) -> int:
-        return rows // groups * divided if rows % groups == 0 else rows * one
-
-    most = next((rows for rows in range(batch, 0, -1) if taken(rows) + one <= free), 0)
+    groups, one = row_groups(), cache_bytes(pair, 1, slots)  # a row that is prefilled is whole on each device
+    divided = cache_bytes(pair, groups, slots)
+    most = next((rows for rows in range(batch, 0, -groups) if rows // groups * divided + one <= free), 0)
     if not most:
         raise ValueError(
             f"{slots} cache slots take {one / 1e9:.2f} GB a row, two rows while one is prefilled, "
