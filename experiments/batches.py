@@ -9,15 +9,16 @@ Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batc
            table.md and speedup.png; a stopped run goes on with the same --out
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
-place. Methods alternate within a repeat; a speed-up is over plain decoding of the same repeat, by the median over
-repeats. Costs are measured for each batch and given to rules that weigh them; verification widths are those that the
-costs choose.
+place. Methods of a repeat take turns, a sixteenth of their rounds at a time, so that what else the machine does falls
+on all of them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are
+measured for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
 
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -38,9 +39,10 @@ from specdec_jax.costs.at_hand import sentence
 from specdec_jax.loading import LoadedModel, download, load_pair
 from specdec_jax.text.generation import Pair, Request, build_pair, prepare, start
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.types import StoppingPolicy
+from specdec_jax.types import DecodeState, StoppingPolicy
 
 PLAIN = "plain"
+SLICES = 16
 METHODS: Mapping[str, StoppingPolicy] = {
     "static-1": stopping.static(draft_length=1),
     "static-3": stopping.static(draft_length=3),
@@ -97,13 +99,13 @@ def batches(config: Batches, console: Console) -> None:
         pairs = _pairs(config, target, drafter, batch)
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
         console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
-        for key in asked:
-            _, temperature, method, _ = key
-            with console.status(f"batch {batch}, {method}, {at_temperature(temperature)}"):
-                request = _request(config, pairs[method], prompts, key)
-                _measured(pairs[method], request)  # the first run of each width takes longer, compiled or not
-                known[key] = dict(zip(KEY, key, strict=True)) | _measured(pairs[method], request)
-            folder.append(known[key])
+        for (temperature, repeat), together in groupby(asked, lambda key: (key[1], key[3])):
+            with console.status(f"batch {batch}, {at_temperature(temperature)}, repeat {repeat + 1}"):
+                runs = {key: _Run(pairs[key[2]], _request(config, pairs[key[2]], prompts, key)) for key in together}
+                _take_turns(list(runs.values()))
+            for key, run in runs.items():
+                known[key] = dict(zip(KEY, key, strict=True)) | run.found()
+                folder.append(known[key])
     rows = [known[key] for key in _keys(config)]
     publish(folder, _table(config, rows), console, speedup=_figure(config, rows))
 
@@ -141,14 +143,38 @@ def _request(config: Batches, pair: Pair, prompts: list[str], key: Key) -> Reque
     return prepare(pair, rows, sampling)
 
 
-def _measured(pair: Pair, request: Request) -> dict[str, Any]:
-    """Seconds and counts until the first row is done, prefill and compilation left out."""
-    state = start(pair, request).state
-    watch = time.perf_counter()
-    state = jax.block_until_ready(pair.decoder.run(pair.params, state, leave=1))
-    seconds = time.perf_counter() - watch
-    names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
-    return {"seconds": seconds, **{name: int(np.sum(getattr(state.statistics, name))) for name in names}}
+class _Run:
+    """A method's run until its first row is done, in slices; prefill and compilation are left out of its seconds."""
+
+    def __init__(self, pair: Pair, request: Request):
+        self._pair, self.seconds = pair, 0.0
+        whole = self._run(start(pair, request).state)  # the first run of each width takes longer, compiled or not
+        self._rounds = int(np.max(whole.statistics.num_rounds))
+        self._state = start(pair, request).state
+
+    def slice(self, index: int) -> None:
+        """Slice `index` of SLICES of the rounds."""
+        first, last = (self._rounds * end // SLICES for end in (index, index + 1))
+        if first < last:
+            watch = time.perf_counter()
+            self._state = self._run(self._state, last - first)
+            self.seconds += time.perf_counter() - watch
+
+    def found(self) -> dict[str, Any]:
+        """Seconds, and counts over rows."""
+        counts = self._state.statistics
+        names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
+        return {"seconds": self.seconds, **{name: int(np.sum(getattr(counts, name))) for name in names}}
+
+    def _run(self, state: DecodeState, rounds: int | None = None) -> DecodeState:
+        return jax.block_until_ready(self._pair.decoder.run(self._pair.params, state, rounds=rounds, leave=1))
+
+
+def _take_turns(runs: list[_Run]) -> None:
+    """All of them whole, each time beginning with another."""
+    for index in range(SLICES):
+        for place in range(len(runs)):
+            runs[(index + place) % len(runs)].slice(index)
 
 
 def _speedups(rows: list[dict[str, Any]], batch: int, temperature: float, method: str) -> np.ndarray:
