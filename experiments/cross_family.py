@@ -15,8 +15,10 @@ favours it a little: it is one number.
 """
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -34,12 +36,13 @@ from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant
 from experiments.lib.traced import trace_files
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.metrics.separation import fitted_entropy_factor
+from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace
 
 PUBLISHED, FITTED = "adaedl, 0.2", "adaedl, fitted"
 ENTROPY = FEATURES.index("entropy")
+PANELS, POINTS = 4, 60  # of the picture: panels side by side, points of a curve
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,27 @@ def sources_of(options: CrossFamily) -> list[Source]:
     if options.smoke:
         made_up = {"one pair": made_up_trace(1.0), "another": made_up_trace(1.0, boost=0.7)}
         return [runs.source_of(name, 1.0, trace, costs) for name, trace in made_up.items()]
-    found: dict[tuple[str, float], Source] = {}
+    found: dict[tuple[str, str, float], Trace] = {}
     for file in trace_files(options.traces):
         trace = load_trace(file)
-        names = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
-        key = " for ".join(names), round(float(trace.temperature.max()), 6)
+        drafter, target = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
+        key = drafter, target, round(float(trace.temperature.max()), 6)
         if key in found:
-            raise ValueError(f"{file}: there is another trace of {key[0]} at temperature {key[1]:g}")
-        found[key] = runs.source_of(*key, trace, costs)
-    return [found[key] for key in sorted(found)]
+            raise ValueError(f"{file}: there is another trace of {drafter} for {target} at temperature {key[2]:g}")
+        found[key] = trace
+    called = short_names({name for *names, _ in found for name in names})
+    pairs = {key: f"{called[key[0]]} for {called[key[1]]}" for key in sorted(found)}
+    return [runs.source_of(pair, key[2], found[key], costs) for key, pair in pairs.items()]
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Of models, as tables call them: the last part of a path but for the `drafter` that distillation writes.
+
+    Names that would be told apart no more stay whole.
+    """
+    short = {name: [part for part in Path(name).parts if part != "drafter"][-1:] for name in names}
+    often = Counter(map(tuple, short.values()))
+    return {name: part[0] if part and often[tuple(part)] == 1 else name for name, part in short.items()}
 
 
 def variants() -> dict[str, Variant]:
@@ -125,7 +140,8 @@ def report(run: Run, rows: Sequence[Row], curves: dict[str, Curve]) -> str:
         speed = [interval(runs.speedup(row)) for row in found.values()]
         gains = ((FITTED, PUBLISHED), ("survival", FITTED))
         more = [tables.percent_more(runs.gain(found[one], found[other])) for one, other in gains]
-        lines.append([title, f"{accepted:.3f}", f"{factor_of(source.trace):.3f}", *speed, *more])
+        factor = interval(entropy_factor_interval(*tokens_of(source.trace)), ".3f")
+        lines.append([title, f"{accepted:.3f}", factor, *speed, *more])
         shares.append([title, *(f"{value:.2f}: {interval(share)}" for value, share in curves[title])])
     bins = max(len(line) for line in shares) - 1
     by_entropy = markdown(["pair", *(f"bin {i + 1}" for i in range(bins))], shares)
@@ -146,11 +162,14 @@ def picture(run: Run, curves: dict[str, Curve]) -> Figure:
     }
     lines = {}
     for source, title in tables.sections(run):
-        entropy = [value for value, _ in curves[title]]
-        bounds = ([max(0.0, 1 - (gamma * h) ** 0.5) for h in entropy] for gamma in (0.2, factor_of(source.trace)))
-        values = [[share for _, share in curves[title]], *bounds]
-        lines[title] = {name: (entropy, column) for name, column in zip(styles, values, strict=True)}
-    return tables.lines_figure(lines, ("the drafter's entropy, nats", "accepted"), styles)
+        entropy, shares = zip(*curves[title], strict=True)
+        smooth = np.linspace(0.0, entropy[-1], POINTS)
+        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (0.2, factor_of(source.trace))]
+        columns = (entropy, shares), *((smooth.tolist(), bound.tolist()) for bound in bounds)
+        lines[title.replace(", ", "\n")] = dict(zip(styles, columns, strict=True))
+    return tables.lines_figure(
+        lines, ("the drafter's entropy, nats", "accepted"), styles, columns=min(PANELS, len(lines))
+    )
 
 
 main = command(CrossFamily, study, __doc__)

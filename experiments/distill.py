@@ -71,6 +71,8 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
             download(config.target)
             with console.status("Loading the target"):
                 target = load_model(config.target, dtype=config.dtype)
+            if "train" in stages:
+                distill_train.check_drafter(config, target)
             for stage in stages if share is None else [stage for stage in stages if stage != "judge"]:
                 with _training_mesh(config, share if stage == "train" else None):
                     STAGES[stage](config, folder, target, console)

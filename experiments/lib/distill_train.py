@@ -24,11 +24,19 @@ from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
 from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.shards import ShardFolder
-from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
+from specdec_jax.distillation.training import (
+    TrainState,
+    build_step,
+    build_validation,
+    init_state,
+    judged_params,
+    stack,
+)
 from specdec_jax.distillation.writing import check_layers
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
@@ -45,6 +53,12 @@ class Begun(NamedTuple):
     drafter: Any  # the drafter's configuration
     step: Callable[..., Any]
     order: BatchOrder
+
+
+def check_drafter(config: DistillConfig, target: LoadedModel) -> None:
+    """Raises ValueError for a drafter that cannot be trained, before anything is written for it."""
+    if config.start_from is None:
+        stack(drafter_config(config.shape, target.config), config.dtype)
 
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -126,6 +140,11 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         check_reads(target.model, start.model.reading)
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
+        if type(drafter) is not LlamaConfig:
+            raise ValueError(
+                f"shape.reads is for drafters of family 'llama', start_from {config.start_from!r} is a "
+                f"{type(drafter).__name__}"
+            )
         drafter = reading_config(drafter, config.shape.reads, target.model.tap.width)
         params = with_reading(drafter, params, jnp.float32, config.seed)
     return init_state(params, config.schedule), drafter

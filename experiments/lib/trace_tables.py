@@ -60,11 +60,11 @@ def about_traces(run: Run) -> str:
     sources = list({id(source.trace): source for source in reversed(run.sources)}.values())[::-1]
     traces = [source.trace for source in sources]
     texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
-    target = run.sources[0].trace.about.get("target", "a target")
+    targets = ", ".join(dict.fromkeys(str(trace.about.get("target", "a target")) for trace in traces))
     names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
     made_up = " **Made-up traces: the numbers mean nothing.**" if run.options.smoke else ""
     positions = sum(trace.num_positions for trace in traces)
-    return f"Traces of {target} with {names}: {texts} texts a trace, {positions} tokens in all.{made_up}"
+    return f"Traces of {targets} with {names}: {texts} texts a trace, {positions} tokens in all.{made_up}"
 
 
 def sections(run: Run) -> list[tuple[Source, str]]:
@@ -98,6 +98,8 @@ def lines_figure(
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
     handles: dict[str, Any] = {}
+    for axes in grid.flat[len(lines) :]:
+        axes.set_axis_off()
     for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):
         if not series:
             axes.set_axis_off()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.distillation.losses import coarse_distributions
+from specdec_jax.models.layers import soft_cap
 from specdec_jax.types import Array
 
 Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], progress) -> [N]
@@ -38,18 +39,18 @@ class Sums(NamedTuple):
 
 
 def build_head_loss(
-    loss: Loss, *, chunk: int, dtype: Any, axis: str | None = None
+    loss: Loss, *, chunk: int, dtype: Any, axis: str | None = None, cap: float | None = None
 ) -> Callable[..., tuple[Array, Sums]]:
     """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
 
-    `correction` is added to the logits: a sampled candidate stands for others. The logits of `chunk` positions exist at
-    a time, of fewer where N is no multiple of it. Matrix products take `dtype` and sum in float32, those of the
-    gradient too. With an `axis` of devices N are each one's own positions, and losses and gradients add up to the
-    mean's.
+    `correction` is added to the capped logits (`layers.soft_cap`): a sampled candidate stands for others. The logits of
+    `chunk` positions exist at a time, of fewer where N is no multiple of it. Matrix products take `dtype` and sum in
+    float32, those of the gradient too. With an `axis` of devices N are each one's own positions, and losses and
+    gradients add up to the mean's.
     """
 
     def of_chunk(hidden, embedding, correction, labels: Labels, progress):
-        logits = _product(dtype, hidden, embedding) + correction[None, :]
+        logits = soft_cap(_product(dtype, hidden, embedding), cap) + correction[None, :]
         log_q = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         distributions = coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
         value = jnp.sum(loss(*distributions, progress) * labels.weight)

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.distillation import induction
-from specdec_jax.models import llama
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.models.rope import rope_type
 from specdec_jax.types import Params
 
 KINDS = ("random", "projection", "induction", "first_layers")
+LLAMA = "llama"
+FIELDS = {"hidden": "intermediate_size", "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+"""Sizes of a shape that a family may not leave open, and what its config calls them."""
+ADDED = ("attention", "output"), ("mlp", "down")  # whose products are added to the residual stream
 # Standard deviation of what is projected, and the final norm that makes up for it. Adam moves every weight by about its
 # rate a step, so at the usual 0.02 a warm-up erases what the embedding was given (measured: docs/distillation.md).
 SPREAD, FINAL_NORM = 0.1, 0.2
@@ -22,7 +25,10 @@ SPREAD, FINAL_NORM = 0.1, 0.2
 
 @dataclass(frozen=True)
 class Shape:
-    """A drafter's size. `first_layers` takes width, heads and feed-forward from the target. Raises ValueError."""
+    """A drafter's size and family. `first_layers` takes width, heads and feed-forward from the target.
+
+    `family`: a model_type of `models/` (llama, gpt2, gpt_neox, ...) whose layers have one MLP. Raises ValueError.
+    """
 
     layers: int = 4
     width: int = 256
@@ -31,8 +37,9 @@ class Shape:
     head_dim: int = 64
     hidden: int = 768
     init: str = "projection"
-    rope_theta: float | None = None  # None: the target's
+    rope_theta: float | None = None  # of families with rotary positions; None: the target's
     reads: tuple[int, ...] = ()  # layers of the target whose hidden states the drafter reads
+    family: str = LLAMA
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "kv_heads", "head_dim", "hidden"):
@@ -40,37 +47,60 @@ class Shape:
                 raise ValueError(f"{name} of a drafter must be positive, got {getattr(self, name)!r}")
         if self.init not in KINDS:
             raise ValueError(f"unknown initialisation {self.init!r}; there are {', '.join(KINDS)}")
+        family(self.family)
+        if self.family != LLAMA and (self.reads or self.init == "induction"):
+            what = f"reads {self.reads}" if self.reads else f"init {self.init!r}"
+            raise ValueError(f"{what} is for drafters of family {LLAMA!r}, got shape.family {self.family!r}")
         if self.init == "induction":
             induction.check(self.layers, self.width, self.head_dim)
 
 
-def drafter_config(shape: Shape, target: Any) -> LlamaConfig:
-    """The drafter's configuration, a llama whatever the target is: its vocabulary, end ids and positions, a tied head.
+def drafter_config(shape: Shape, target: Any) -> Any:
+    """The configuration of a drafter of the shape's family: the target's vocabulary, end ids and context, a tied head.
 
-    Raises ValueError: `first_layers` of a target that is no llama, or has fewer.
+    Raises ValueError: `first_layers` of a target of another family, or with fewer; sizes that the family does not have.
     """
+    kind = config_class(family(shape.family))
     if shape.init == "first_layers":
-        if type(target) is not LlamaConfig:
-            raise ValueError(f"init 'first_layers' takes layers of a llama, the target has {type(target).__name__}")
+        if type(target) is not kind:
+            raise ValueError(
+                f"init 'first_layers' takes layers of a {shape.family}, the target has {type(target).__name__}"
+            )
         if shape.layers > target.num_hidden_layers:
             raise ValueError(f"the target has {target.num_hidden_layers} layers, {shape.layers} were asked for")
         return dataclasses.replace(target, num_hidden_layers=shape.layers)
-    return LlamaConfig(
-        vocab_size=target.vocab_size,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        rms_norm_eps=getattr(target, "rms_norm_eps", LlamaConfig.rms_norm_eps),  # families with layer norms have none
-        rope_theta=shape.rope_theta or getattr(target, "rope_theta", LlamaConfig.rope_theta),  # nor all positions
-        rope_scaling=_scaling(target),
-        max_position_embeddings=target.context,
-        tie_word_embeddings=True,
-        eos_token_ids=target.eos_token_ids,
-        bos_token_id=target.bos_token_id,
-    )
+    told = {
+        "vocab_size": target.vocab_size,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        **{field: getattr(shape, name) for name, field in FIELDS.items()},
+        "rms_norm_eps": getattr(target, "rms_norm_eps", None),  # families with layer norms have none
+        "rope_theta": shape.rope_theta or getattr(target, "rope_theta", None),  # nor all positions
+        "rope_scaling": _scaling(target),
+        "max_position_embeddings": target.context,
+        "tie_word_embeddings": True,
+        "bos_token_id": target.bos_token_id,
+    }
+    ends = {"eos_token_id": list(target.eos_token_ids)}
+    config = kind.from_hf({kind.key(name): value for name, value in told.items()} | ends)
+    _check_fits(shape, config)
+    return config
+
+
+def _check_fits(shape: Shape, config: Any) -> None:
+    """Raises ValueError where the family has sizes of its own, or layers that `initial_params` does not know."""
+    for name, field in FIELDS.items():
+        own = getattr(config, field)
+        if own != getattr(shape, name):
+            option = name.replace("_", "-")
+            raise ValueError(
+                f"{option} of a {shape.family} of width {shape.width} with {shape.heads} heads is {own}, "
+                f"got {getattr(shape, name)}: set shape.{option} to {own}"
+            )
+    paths = {entry.path for entry in family(shape.family).parameter_table(config).values()}
+    if any(("layer_0", *part, "kernel") not in paths for part in ADDED):
+        raise ValueError(f"a drafter's layers have one MLP each, those of shape.family {shape.family!r} do not")
 
 
 def _scaling(target: Any) -> dict[str, Any] | None:
@@ -86,13 +116,14 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
         kept = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
         kept |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
         return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), kept)
-    params = llama.init_params(config, jax.random.key(seed), jnp.float32)
+    params = family_of(config).init_params(config, jax.random.key(seed), jnp.float32)
     for i in range(shape.layers):  # what is added to the residual stream starts small, or depth drowns the embedding
-        for part in (params[f"layer_{i}"]["attention"]["output"], params[f"layer_{i}"]["mlp"]["down"]):
-            part["kernel"] = part["kernel"] / np.sqrt(2 * shape.layers)
+        for part, name in ADDED:
+            added = params[f"layer_{i}"][part][name]
+            added["kernel"] = added["kernel"] / np.sqrt(2 * shape.layers)
     if shape.init == "random":
         return params
-    params["norm"]["scale"] = params["norm"]["scale"] * FINAL_NORM
+    params["norm"] = jax.tree.map(lambda leaf: leaf * FINAL_NORM, params["norm"])
     if shape.init == "projection":
         params["embedding"] = jnp.asarray(projected(target_params["embedding"], shape.width, counts))
         return params

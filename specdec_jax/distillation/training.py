@@ -13,8 +13,8 @@ import optax
 from specdec_jax.distillation.batches import Batch, Packing
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
-from specdec_jax.models import llama
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.loading.families import family_of
+from specdec_jax.models.decoder_only import Decoder
 from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, Params
@@ -128,8 +128,16 @@ def init_state(params: Params, schedule: Schedule) -> TrainState:
     return everywhere(TrainState(jnp.zeros((), jnp.int32), params, optimiser(schedule).init(params), average))
 
 
+def stack(config: Any, dtype: Any) -> Decoder:
+    """The layers that are trained. Raises ValueError for a family that is no stack of `models/decoder_only.py`."""
+    module = family_of(config)
+    if not hasattr(module, "FAMILY"):
+        raise ValueError(f"{module.__name__} cannot be trained: it is no stack of models/decoder_only.py with a FAMILY")
+    return Decoder(module.FAMILY, config, dtype)
+
+
 def build_step(
-    config: LlamaConfig,
+    config: Any,
     schedule: Schedule,
     loss: Loss,
     *,
@@ -164,14 +172,15 @@ def build_step(
 
 
 def _objective(
-    config: LlamaConfig, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
+    config: Any, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
     """(mean loss, sums of the first step and of the last); on a mesh what a device's rows add to them."""
-    head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=None if mesh_here() is None else DATA)
+    axis = None if mesh_here() is None else DATA
+    head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=axis, cap=config.logit_cap)
     head = "embedding" if config.tie_word_embeddings else "head"
     if isinstance(config, LlamaReadingConfig):
         return _reading_objective(config, head_loss, head, dtype, unroll)
-    model = llama.module(config, dtype)
+    model = stack(config, dtype)
 
     def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
         segments = batch.segments
@@ -209,7 +218,7 @@ def _reading_objective(
 
 
 def build_validation(
-    config: LlamaConfig,
+    config: Any,
     loss: Loss,
     *,
     dtype: Any = jnp.bfloat16,

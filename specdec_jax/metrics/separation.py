@@ -6,7 +6,10 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.stats import rankdata
 
+from specdec_jax.metrics.intervals import RESAMPLES, Interval
+
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95, 99)
+FACTORS, GRID = (1e-3, 5.0), 400  # least and most entropy factor; between them, for intervals: 2 % apart
 
 
 class Separation(NamedTuple):
@@ -71,11 +74,30 @@ def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
     """The factor with which AdaEDL's 1 - sqrt(factor * H), cut at 0, is nearest to what was accepted, by squares."""
 
     def loss(log_factor: float) -> float:
-        bound = np.maximum(0.0, 1.0 - np.sqrt(np.exp(log_factor) * entropy))
-        return float(np.mean((accepted - bound) ** 2))
+        return float(np.mean(_squares(np.exp(log_factor), entropy, accepted)))
 
-    found: Any = minimize_scalar(loss, bounds=(np.log(1e-3), np.log(5.0)), method="bounded")
+    found: Any = minimize_scalar(loss, bounds=tuple(np.log(FACTORS)), method="bounded")
     return float(np.exp(found.x))
+
+
+def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np.ndarray, seed: int = 0) -> Interval:
+    """`fitted_entropy_factor` with its 95 % bootstrap interval; texts [M]: which text each token is of, from 0.
+
+    Texts are resampled: each counts as often as it is drawn, which leaves a product of matrices over a grid of factors.
+    """
+    estimate, count = fitted_entropy_factor(entropy, accepted), int(texts.max()) + 1
+    if count < 2:
+        return Interval(estimate, float("nan"), float("nan"))
+    grid = np.geomspace(*FACTORS, GRID)
+    losses = np.stack([np.bincount(texts, _squares(factor, entropy, accepted), count) for factor in grid], axis=1)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    low, high = np.quantile(grid[np.argmin(drawn @ losses, axis=1)], (0.025, 0.975))
+    return Interval(estimate, float(low), float(high))
+
+
+def _squares(factor: float, entropy: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    """By how much AdaEDL's bound misses what was accepted, squared, token by token."""
+    return (accepted - np.maximum(0.0, 1.0 - np.sqrt(factor * entropy))) ** 2
 
 
 def _check_both(accepted: np.ndarray) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,16 @@ import pytest
 import tiny_weights
 
 from configs import distill_smollm2_reading as reading_config_file
+from configs.base import load_config
 from configs.base_distillation import VariantsConfig
 from experiments import compare_distillation, distill
 from experiments.lib import distill_judge, distill_train
 from specdec_jax.loading import load_model
 from specdec_jax.locks import locked
+from specdec_jax.models import gpt2, gpt_neox
+from specdec_jax.stopping import static
+from specdec_jax.text.generation import generate
+from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +92,33 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
     assert "12 steps" in card and "greedy agreement" in card
 
 
+@pytest.mark.parametrize(("family", "kind"), [("gpt2", gpt2.GPT2Config), ("gpt_neox", gpt_neox.GPTNeoXConfig)])
+def test_a_drafter_of_another_family_comes_from_the_same_data(place, whole, tmp_path, family, kind):
+    """Stopped after a step, gone on to the end, exported, loaded: it drafts what its target would write."""
+    out = tmp_path / family
+    shutil.copytree(whole / "data", out / "data")
+    shape = ["--shape.family", family, "--shape.kv-heads", "2"]
+    command = [str(place / "config.py"), "--out", str(out), *shape, "--judge-temperatures", "0"]
+    assert distill.main([*command, "--stage", "train", "--intervals.minutes", "1e-9"]) == 0
+    assert distill.main(command) == 0
+    lines = [json.loads(line) for line in (out / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 6, 8, 9, 10, 12]
+    hf, orbax = (load_model(out / name, dtype="float32") for name in ("drafter", "drafter-orbax"))
+    target = load_model(place / "target", dtype="float32")
+    assert type(hf.config) is type(orbax.config) is kind and hf.config == orbax.config
+    assert hf.config.context == target.config.context and hf.tokenizer.eos_ids == target.tokenizer.eos_ids
+    sampling, options = SamplingParams(24), {"target": target, "chat": False, "costs": "estimated"}
+    plain = generate("hello he", sampling, drafter=None, **options)
+    drafted = generate("hello he", sampling, drafter=hf, policy=static(draft_length=3), **options)
+    assert drafted.tokens == plain.tokens and drafted.statistics["num_draft_tokens"] > 0
+    config = load_config(place / "config.py")
+    shape = dataclasses.replace(config.shape, reads=(1,))
+    with pytest.raises(ValueError, match=f"reads is for .* family 'llama', start_from .* is a {kind.__name__}"):
+        distill_train.initial_state(
+            dataclasses.replace(config, shape=shape, start_from=str(out / "drafter")), target, None
+        )
+
+
 def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monkeypatch):
     asked = []
     monkeypatch.setattr(distill, "distill", lambda config, stages, console, share: asked.append((config, stages)))
@@ -150,6 +183,7 @@ def test_a_folder_in_use_is_refused(place, whole, capsys):
         (["{config}", "--schedule.stps", "9"], "--schedule.stps"),
         (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
         (["{config}", "--stage", "train"], "holds no shards"),
+        (["{config}", "--shape.family", "gpt2"], "set shape.kv-heads to 2"),
         (["{config}", "--stage", "judge"], "no checkpoint"),
     ],
 )
@@ -159,6 +193,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
     assert distill.main([*given, *out]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error:") and error.count("\n") == 1
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(["--tokens", "0"], "tokens"), (["--chunk", "7"], "chunk (7)")])

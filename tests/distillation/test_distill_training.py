@@ -15,6 +15,7 @@ from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
+from specdec_jax.loading import families
 from specdec_jax.models import gpt2, gpt_neox, llama, llama_reading, mistral, phi3, qwen3
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,11 @@ TARGET = llama.LlamaConfig(VOCAB, 96, 64, 2, 4, 2, 16, tie_word_embeddings=True,
 SHAPE = initial.Shape(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")
 SCHEDULE = training.Schedule(steps=60, rate=1e-2, warmup=10, decay=0.0)
 PACKING = Packing(slots=(16, 32), tokens=64, candidates=0, sampled=1, by_writer=(0.0, 0.5, 1.0))
+
+
+def of_family(family, **changes):
+    """The shape, with heads that have keys of their own."""
+    return dataclasses.replace(SHAPE, family=family, kv_heads=SHAPE.heads, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +99,12 @@ def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
     assert abs(estimates.mean() - truth) < 4 * estimates.std() / 20 and estimates.std() > 0
 
 
+CAP = 3.0
+
+
 def naive_loss(hidden, embedding, correction, labels, progress):
-    log_q = jax.nn.log_softmax(hidden @ embedding.T + correction[None, :], axis=-1)
+    logits = CAP * jnp.tanh(hidden @ embedding.T / CAP)
+    log_q = jax.nn.log_softmax(logits + correction[None, :], axis=-1)
     values = forward_kl(
         *coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)), progress
     )
@@ -108,7 +118,7 @@ def test_the_chunked_loss_and_its_gradient_are_the_plain_ones(shard):
     embedding = embedding.astype(jnp.float32)
     labels = Labels(*(jnp.asarray(array) for array in (batch.weight, batch.following, batch.top, batch.log_prob)))
     rest = (jnp.asarray(batch.correction), labels, jnp.zeros(()))
-    chunked = build_head_loss(forward_kl, chunk=16, dtype=jnp.float32)
+    chunked = build_head_loss(forward_kl, chunk=16, dtype=jnp.float32, cap=CAP)
     value, gradient = jax.value_and_grad(lambda h, e: 3.0 * chunked(h, e, *rest)[0], argnums=(0, 1))(hidden, embedding)
     expected = jax.value_and_grad(lambda h, e: 3.0 * naive_loss(h, e, *rest), argnums=(0, 1))(hidden, embedding)
     np.testing.assert_allclose(value, expected[0], rtol=1e-5)
@@ -116,14 +126,18 @@ def test_the_chunked_loss_and_its_gradient_are_the_plain_ones(shard):
         np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_texts_of_a_row_do_not_see_each_other(target):
-    """Packed with segments, and one by one through the cache of decoding: the same logits."""
-    model, params = target
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+def test_texts_of_a_row_do_not_see_each_other(family):
+    """Packed with segments as in training, and one by one through the cache of decoding: the same logits."""
+    config = initial.drafter_config(of_family(family), TARGET)
+    params = families.family(family).init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: leaf * 8.0 if leaf.ndim > 1 else leaf, params)
+    model = families.family(family).language_model(config, jnp.float32)
     tokens = jnp.asarray(np.random.default_rng(1).integers(3, VOCAB, (1, 12)), jnp.int32)
     segments = jnp.asarray([[0] * 5 + [1] * 7])
     positions = jnp.asarray([[*range(5), *range(7)]])
     mask = segments[:, :, None] == segments[:, None, :]
-    packed, _ = llama.module(TARGET, jnp.float32).apply({"params": params}, tokens, None, positions, mask)
+    packed, _ = training.stack(config, jnp.float32).apply({"params": params}, tokens, None, positions, mask)
     for start, stop in ((0, 5), (5, 12)):
         alone, _ = model.apply(params, tokens[:, start:stop], model.init_cache(params, 1, 16))
         np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-4)
@@ -156,6 +170,70 @@ def test_the_drafter_of_any_family_is_a_llama(family):
     assert drafter.rms_norm_eps == getattr(target, "rms_norm_eps", 1e-6)
     with pytest.raises(ValueError, match=f"layers of a llama, the target has {type(target).__name__}"):
         initial.drafter_config(dataclasses.replace(SHAPE, init="first_layers", layers=1), target)
+
+
+def test_a_drafter_has_any_family_with_one_mlp_a_layer():
+    """And the sizes that were asked for; every other family says why not."""
+    target, refused = dataclasses.replace(TARGET, rms_norm_eps=1e-3, rope_theta=321.0), {}
+    for name in families._families():
+        shape = of_family(name, hidden=128)  # four times the width, as bloom's
+        try:
+            config = initial.drafter_config(shape, target)
+        except ValueError as error:
+            refused[name] = str(error)
+            continue
+        assert type(config) is families.config_class(families.family(name)) and config.tie_word_embeddings
+        assert (config.vocab_size, config.eos_token_ids, config.context) == (VOCAB, (2,), TARGET.context)
+        assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (32, 128, 2)
+        assert getattr(config, "rope_theta", 321.0) == 321.0 and getattr(config, "rms_norm_eps", 1e-3) == 1e-3
+        assert training.stack(config, jnp.float32).config is config
+    for name, words in {"mixtral": "one MLP", "qwen3_moe": "one MLP", "llama_reading": "target_layers"}.items():
+        assert words in refused.pop(name)
+    assert not refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "gpt2"}, "kv-heads of a gpt2 of width 32 with 2 heads is 2, got 1: set shape.kv-heads to 2"),
+        ({"family": "gpt_neox", "kv_heads": 2, "head_dim": 8}, "set shape.head-dim to 16"),
+        ({"family": "bloom", "kv_heads": 2}, "set shape.hidden to 128"),
+        ({"family": "gpt2", "init": "first_layers"}, "layers of a gpt2, the target has LlamaConfig"),
+    ],
+)
+def test_sizes_that_a_family_does_not_have_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        initial.drafter_config(dataclasses.replace(SHAPE, **changes), TARGET)
+
+
+def test_a_family_that_is_no_stack_is_not_trained():
+    config = llama_reading.example_config()
+    with pytest.raises(ValueError, match="llama_reading cannot be trained"):
+        training.stack(config, jnp.float32)
+
+
+def test_learned_positions_reach_as_far_as_the_target():
+    params = initial.initial_params(of_family("gpt2"), TARGET, None, None, 0)
+    assert params["embed"]["positions"].shape == (TARGET.context, SHAPE.width)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target, family):
+    """The most probable next token is a function of the present one, so that it can be learnt in few steps."""
+    classes, rest = shard.tokens % 4, shard.top[:, 1:] % 20 + 10
+    top = np.concatenate([3 + classes[:, None], rest], axis=1).astype(np.uint16)
+    log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
+    told = shard._replace(top=top, log_prob=log_prob.astype(np.float16))
+    shape = of_family(family, init="projection")
+    config, counts = initial.drafter_config(shape, TARGET), np.ones(VOCAB)
+    state = training.init_state(initial.initial_params(shape, TARGET, target[1], counts, 0), SCHEDULE)
+    packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
+    order, found = BatchOrder(Corpus([told], VOCAB), packing, seed=1), []
+    step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64)
+    for index in range(SCHEDULE.steps):
+        state, metrics = step(state, order.at(index))
+        found.append(float(metrics.agreement))
+    assert found[0] < 0.5 and np.mean(found[-10:]) > 0.9
 
 
 def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, shard):
@@ -369,6 +447,9 @@ def test_what_later_steps_see_of_a_batch_is_its_first_rows(shard, target):
         (lambda: initial.Shape(layers=0), "layers"),
         (lambda: initial.Shape(init="magic"), "magic"),
         (lambda: initial.Shape(layers=1, init="induction"), "two layers"),
+        (lambda: initial.Shape(family="gpt3"), "unknown model_type 'gpt3'"),
+        (lambda: initial.Shape(family="gpt2", init="induction"), "init 'induction' is for .* got shape.family 'gpt2'"),
+        (lambda: initial.Shape(family="gpt_neox", reads=(3,)), r"reads \(3,\) is for .* got shape.family 'gpt_neox'"),
         (lambda: loop.Intervals(log_every=0), "log_every"),
         (lambda: Corpus([], VOCAB), "no conversations"),
     ],

@@ -354,6 +354,28 @@ def test_acceptance_by_entropy_of_a_pair_by_a_plain_loop(finished):
     assert 0.15 < cross_family.factor_of(trace) < 0.27  # made with 0.2
 
 
+def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tmp_path, capsys):
+    names = {"gpt2": ("runs/gpt2-shaped/drafter", "smollm2"), "gemma": ("smollm2", "/some/gemma.gguf")}
+    for folder, (drafter, target) in names.items():
+        (tmp_path / folder).mkdir()
+        trace = made_up_trace(1.0, texts=4, tokens=16)
+        save_trace(
+            tmp_path / folder / "trace-1.npz",
+            trace._replace(about=trace.about | {"drafter": drafter, "target": target}),
+        )
+    folders = [str(tmp_path / folder) for folder in names]
+    assert cross_family.main([*folders, "--out", str(tmp_path / "out")]) == 0
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "Gpt2-shaped for smollm2" in table and "Smollm2 for gemma.gguf" in table
+    assert "Traces of smollm2, /some/gemma.gguf with" in table
+
+
+def test_names_that_would_be_alike_stay_whole():
+    names = ("runs/a/drafter", "runs/b/drafter", "org/model", "other/model", "drafter", "smollm2")
+    short = ("a", "b", "org/model", "other/model", "drafter", "smollm2")
+    assert cross_family.short_names(names) == dict(zip(names, short, strict=True))
+
+
 def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
