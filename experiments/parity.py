@@ -103,7 +103,13 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
     tokens, logits = jnp.asarray(theirs["tokens"], jnp.int32), theirs["logits"]
     apply, size = jax.jit(loaded.model.apply), float(np.abs(logits).max())
     with jax.default_matmul_precision("highest"):
-        ours, cache = apply(loaded.params, tokens, loaded.model.init_cache(loaded.params, len(tokens), SLOTS))
+        given = (
+            ()
+            if "source" not in theirs
+            else tuple(jnp.asarray(theirs[name], jnp.int32) for name in ("source", "source_length"))
+        )
+        cache = loaded.model.init_cache(loaded.params, len(tokens), SLOTS, given or None)
+        ours, cache = apply(loaded.params, tokens, cache)
         cache = loaded.model.with_length(cache, cache.length - 1)
         last, _ = apply(loaded.params, tokens[:, -1:], cache)
     vocab = logits.shape[-1]

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
-CACHES = ("keys", "values")  # of what has rows, heads, slots and width
+CACHES = ("keys", "values", "cross_keys", "cross_values")  # of what has rows, heads, slots and width
 ANY = PartitionSpec.UNCONSTRAINED
 """Of an array's axis that the compiler may lay as it likes."""
 

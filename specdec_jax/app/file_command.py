@@ -27,7 +27,7 @@ from specdec_jax.costs.machine import free_memory
 from specdec_jax.processes import LOOK, Share, is_first, together, told_by_first
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
-from specdec_jax.text.continuous_batching import Completed, cache_bytes, complete, rows_that_fit, slots_of
+from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
@@ -230,8 +230,8 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     free = free_memory()
 
     @functools.cache
-    def fits(slots: int) -> None:
-        rows_that_fit(pair, run.batch, slots, free)
+    def fits(size: Size) -> None:
+        rows_that_fit(pair, run.batch, size.slots, free, size.source)
 
     def requests() -> Iterator[Request]:
         for index in range(first, len(lines.lines)):
@@ -239,7 +239,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             try:
                 fields = read_line(lines.lines[index])
                 request = request_of(pair, fields, defaults, lines.places[index])
-                fits(slots_of(pair, request))
+                fits(size_of(pair, request))
             except ValueError as error:
                 lines.refused += 1
                 lines.ready[index] = error_line(lines.numbers[index], fields, error)
@@ -269,9 +269,10 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
 
 
 def _shape(pair: Pair, done: Completed) -> str:
-    size = cache_bytes(pair, done.rows, done.slots) / 1e6
+    size = cache_bytes(pair, done.rows, done.slots, done.source_slots) / 1e6
     took = f"compiled in {done.result.compile_seconds:.1f} s"
-    return f"{done.rows} rows of {done.slots} cache slots: {size:,.0f} MB of caches, {took}"
+    source = f" and {done.source_slots} of a source" if done.source_slots else ""
+    return f"{done.rows} rows of {done.slots} cache slots{source}: {size:,.0f} MB of caches, {took}"
 
 
 def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:

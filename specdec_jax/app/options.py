@@ -47,7 +47,7 @@ class Models:
     drafter: str = "smollm2-drafter-reading@8192"
     """Given like the target, with the same vocabulary; or without a model: prompt_lookup(longest=4), ngram, a path to
     your own .py. a,b alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens and the text's
-    own rare ones. none: plain decoding."""
+    own rare ones. none: plain decoding. A target with an encoder (T5) has prompt_lookup unless you name one."""
     dtype: str = "auto"
     """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
     first two on this machine."""

@@ -22,6 +22,8 @@ from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
+SOURCE = 128  # slots of what an encoder has read, all full
+
 
 class Cost(NamedTuple):
     """Seconds of one pass or step: median and quartiles over repeats."""
@@ -47,7 +49,8 @@ def target_pass(
         return lax.fori_loop(0, passes, one, (cache, tokens))[1]
 
     compiled = jax.jit(loop, compiler_options=options_here() or None)
-    cache = model.init_cache(params, batch, slots)
+    source = None if model.spec.source is None else _source(batch)
+    cache = jax.jit(lambda params, source: model.init_cache(params, batch, slots, source))(params, source)
     tokens = jnp.ones((batch, width), jnp.int32)
     return lambda: jax.block_until_ready(compiled(params, cache, tokens))
 
@@ -87,7 +90,8 @@ def draft_round(
         return (*kept, info) if measure else kept
 
     compiled = jax.jit(propose, compiler_options=options_here() or None)
-    state = drafter.init(params, batch, slots)._replace(valid=begin)
+    state = jax.jit(lambda params, source: drafter.init(params, batch, slots, source))(params, _source(batch))
+    state = state._replace(valid=begin)
     context = RoundContext(
         length=begin,
         emitted=jnp.zeros_like(begin),
@@ -100,6 +104,11 @@ def draft_round(
     tokens = jnp.ones((batch, slots), jnp.int32)
     policy_state = policy.init(batch)
     return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
+
+
+def _source(batch: int) -> tuple[Array, Array]:
+    """What encoders read: a pass that follows costs the same whatever it says."""
+    return jnp.ones((batch, SOURCE), jnp.int32), jnp.full((batch,), SOURCE, jnp.int32)
 
 
 def drafter_with(model: LanguageModel, length: int) -> Drafter:

@@ -21,8 +21,10 @@ from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.one_graph import FLAG, explained, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
+from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
+from specdec_jax.decoding.sources import fresh_request, refuse_encoder
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.sharding import by_rows, placed
 from specdec_jax.types import (
@@ -49,7 +51,7 @@ _said: set[str] = set()  # verifiers that were warned of
 class Decoder(NamedTuple):
     """What build_decoder returns. `jitted` holds the compiled functions for lowering, exporting and cost analysis."""
 
-    prefill: Callable[..., DecodeState]
+    prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
     compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
     extend: Callable[..., DecodeState]
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of rows that are done
@@ -121,7 +123,7 @@ def build_decoder(
         return by_rows(lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1])
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
-        same = _common_prefix(state, fresh)
+        same = common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
         known = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
         cache, kept = fill(
@@ -139,38 +141,39 @@ def build_decoder(
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
-        "repeat": jit(_repeat, static_argnums=1),
-        "place": jit(_place, donate_argnums=0),
+        "repeat": jit(repeat_row, static_argnums=1),
+        "place": jit(place_row, donate_argnums=0),
         "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
     return _wrap(parts, jitted, captured=FLAG in told)
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """(begin: a checked state without caches, prefill, compile_prefill)."""
+    """(begin: a checked state without caches, and the source if there is one; prefill; compile_prefill)."""
     checked = set()  # shapes that the policy has answered for, before anything compiled
 
-    def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> DecodeState:
-        state = fresh_state(parts, prompts, **options)
+    def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> tuple[DecodeState, Any]:
+        state, source = fresh_request(parts, prompts, **options)
         leaves, structure = jax.tree.flatten(state.policy)
         asked = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
         if asked not in checked:
             _check_policy(parts, state)
             checked.add(asked)
-        return placed(state)  # copies: `run` takes them, and a policy may have kept its own
+        return placed((state, source))  # copies: `run` takes them, and a policy may have kept its own
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        state = begin(prompts, options)
+        state, source = begin(prompts, options)
         reader = params.drafter if parts.drafter.observer.features is not None else None
-        cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length)
-        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept)
+        cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
+        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
-        state = begin(prompts, options)
+        state, source = begin(prompts, options)
         reader = params.drafter if parts.drafter.observer.features is not None else None
-        filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length)
-        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, filled.out_info[1]).compile()
+        filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
+        kept = filled.out_info[1]
+        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, kept, source).compile()
         filled.compile()
 
     return begin, prefill, compile_prefill
@@ -183,6 +186,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
     ) -> DecodeState:
+        refuse_encoder(parts.target, "extend, which keeps what was read of the text before,")
         options.setdefault("slots", state.tokens.shape[1])
         fresh = fresh_state(parts, prompts, **options)
         if fresh.tokens.shape != state.tokens.shape:
@@ -192,9 +196,10 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         return jitted["extend"](params, state, fresh)
 
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
-        options = {**options, "max_new_tokens": 0, "slots": slots}
-        begin([[0]] * rows, options)  # a policy must answer so many
-        one = prefill(params, [[0]], **options)
+        options, nothing = {**options, "max_new_tokens": 0, "slots": slots}, [[0]]
+        reads = parts.target.spec.source is not None
+        begin(nothing * rows, options | ({"sources": nothing * rows} if reads else {}))  # a policy must answer so many
+        one = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
         return jitted["repeat"](one, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
@@ -207,6 +212,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         ends, own = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
         if ends != own:
             raise ValueError(f"this state has room for {own} stop_ids a row, the prompt's take {ends}")
+        check_same_shapes(state, fresh)
         return jitted["place"](state, fresh, np.int32(row))
 
     def run(
@@ -224,6 +230,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
             raise explained(error) from error
 
     def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
+        refuse_encoder(parts.target, "score")
         padded, length = padded_text(tokens, chunk)
         scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
@@ -247,6 +254,8 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
+    if drafter.model is not None and drafter.model.spec.source is not None and target.spec.source is None:
+        raise ValueError("the drafter has an encoder, and the target, which has none, brings it no source")
     if drafts != target.spec.vocab_size:
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
@@ -273,20 +282,3 @@ def _warn_if_lossy(verifier: Verifier) -> None:
             "(docs/losslessness.md)"
         )
         warnings.warn(text, LossyVerification, stacklevel=3)
-
-
-def _common_prefix(state: DecodeState, fresh: DecodeState) -> Array:
-    """Tokens [B] that both begin with."""
-    slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]
-    both = slot < jnp.minimum(state.length, fresh.length)[:, None]
-    return jnp.sum(jnp.cumprod(((state.tokens == fresh.tokens) & both).astype(jnp.int32), axis=1), axis=1)
-
-
-def _repeat(state: DecodeState, rows: int) -> DecodeState:
-    """So many rows like the one of the state."""
-    return by_rows(jax.tree.map(lambda leaf: jnp.repeat(leaf, rows, axis=0), state))
-
-
-def _place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:
-    """The state with the one row of `fresh` as its row `row` []."""
-    return by_rows(jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh))

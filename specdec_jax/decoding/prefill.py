@@ -29,15 +29,16 @@ class _Kept(NamedTuple):
 def target_prefill(
     target: LanguageModel, features: Features | None, chunk: int, compiler_options: tuple[Any, ...] = ()
 ) -> Any:
-    """(params, drafter's params, tokens [B, S], lengths [B]) -> (the target's cache of all but the last tokens, what
-    `features` keep of them, leaves [B, S, ...]), jitted.
+    """(params, drafter's params, tokens [B, S], lengths [B], source) -> (the target's cache of all but the last tokens,
+    what `features` keep of them, leaves [B, S, ...]), jitted. An encoder reads its source here.
 
     A program by itself, without what a policy brings: all decoders of a target share it, and those whose drafters read
     it with whoever reads the same.
     """
 
-    def prefill(params: Params, reader: Params, tokens: Array, length: Array) -> tuple[Cache, Any]:
-        cache = target.init_cache(params, *tokens.shape)
+    def prefill(params: Params, reader: Params, tokens: Array, length: Array, source: Any = None) -> tuple[Cache, Any]:
+        batch, slots = tokens.shape
+        cache = target.init_cache(params, batch, slots, source)
         return by_rows(fill(target, features, params, reader, tokens, length, cache, chunk))
 
     return jax.jit(prefill, compiler_options=dict(compiler_options) or None)
@@ -45,13 +46,14 @@ def target_prefill(
 
 @functools.lru_cache(maxsize=32)
 def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) -> Any:
-    """(params, tokens [B, S], lengths [B], kept) -> the drafter's state after them, jitted.
+    """(params, tokens [B, S], lengths [B], kept, source) -> the drafter's state after them, jitted.
 
     `kept` is what `target_prefill` gives, and the program is shared as that one is.
     """
 
-    def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any) -> Any:
-        fresh = drafter.init(params, *tokens.shape)
+    def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any, source: Any = None) -> Any:
+        more = () if source is None else (source,)
+        fresh = drafter.init(params, *tokens.shape, *more)
         told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
         return by_rows(drafter.fill(params, told, tokens, length))
 

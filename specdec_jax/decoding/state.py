@@ -104,13 +104,10 @@ def _lengths(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prompt lengths and the lengths at which rows end, [B] int32 each; refuses what cannot be decoded."""
     spec = parts.target.spec
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    if not len(prompts) or lengths.min() < 1:
+    if not len(prompts):
         raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
-    for row, prompt in enumerate(prompts):
-        if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < spec.vocab_size)
-            raise ValueError(f"prompt {row} has token {wrong}, outside the vocabulary of {spec.vocab_size}")
+    check_tokens("prompt", prompts, spec.vocab_size)
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # of any size yet, compared before it is int32
     if not all(isinstance(number, int) for number in new.tolist()):
         raise ValueError(f"max_new_tokens must be whole numbers, got {max_new_tokens!r}")
@@ -122,6 +119,16 @@ def _lengths(
             f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context, {spec.context}"
         )
     return lengths, (lengths + new).astype(np.int32)
+
+
+def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Raises ValueError naming the text, a `kind`, that is empty or has a token outside of the vocabulary."""
+    for row, text in enumerate(texts):
+        if not len(text):
+            raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
+        if min(text) < 0 or max(text) >= vocab_size:
+            wrong = next(token for token in text if not 0 <= token < vocab_size)
+            raise ValueError(f"{kind} {row} has token {wrong}, outside the vocabulary of {vocab_size}")
 
 
 def _seeds(seed: Any, batch: int) -> Array:

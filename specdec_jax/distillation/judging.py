@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
+from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position, init_caches
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
@@ -62,10 +63,12 @@ def answers(
     `progress(done, total)` counts prompts.
 
     Raises:
-        ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range.
+        ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range, or a target with
+            an encoder.
     """
     if batch < 1 or max_new_tokens < 1:
         raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")
+    refuse_encoder(target.model, "judging")
     pair = build_pair(target, None, verification_widths=(1,))
     options = {
         "warp": make_warp(batch, **(warp or {})),

@@ -6,7 +6,7 @@ times slower than of two.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,9 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
     if catch_up < FED:
         raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
 
-    def init(params: Params, batch: int, slots: int) -> ModelDrafterState:
-        return ModelDrafterState(language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32))
+    def init(params: Params, batch: int, slots: int, source: Any = None) -> ModelDrafterState:
+        own = None if language_model.spec.source is None else source  # a decoder alone goes by the answer alone
+        return ModelDrafterState(language_model.init_cache(params, batch, slots, own), jnp.zeros((batch,), jnp.int32))
 
     def propose(
         params: Params,

@@ -104,12 +104,13 @@ def multi_drafter(
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
     relative_costs = [one / first for one in cost]
 
-    def init(params: Sequence[Params], batch: int, slots: int) -> MultiDrafterState:
+    def init(params: Sequence[Params], batch: int, slots: int, source: Any = None) -> MultiDrafterState:
         if len(params) != len(parts):
             raise ValueError(f"{len(parts)} drafters need as many parameters in a tuple, got {len(params)}")
         row, nobody = jnp.zeros((batch,), jnp.int32), jnp.full((batch,), len(parts), jnp.int32)
         sums = jnp.ones((batch, PHASES, len(parts)), jnp.float32)
-        states = tuple(part.init(own, batch, slots) for part, own in zip(parts, params, strict=True))
+        more = () if source is None else (source,)
+        states = tuple(part.init(own, batch, slots, *more) for part, own in zip(parts, params, strict=True))
         known = jnp.zeros((batch, len(parts)), jnp.int32)
         return MultiDrafterState(states, known, prior * sums, sums, nobody, row, row, row)
 

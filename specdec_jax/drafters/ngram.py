@@ -81,8 +81,8 @@ def ngram(
     lengths = tuple(range(1, order)) if back_off else (order - 1,)
     buckets = slots // _table.WAYS
 
-    def init(params: NgramTable | None, batch: int, cache_slots: int) -> NgramState:
-        del cache_slots
+    def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
+        del cache_slots, source
         table, counted = _table.empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
         if params is None:
             return NgramState(table, counted)

@@ -1,8 +1,8 @@
 """Prompt lookup: the text's last tokens found earlier in it, and what followed there proposed again.
 
 After Saxena's prompt lookup decoding (2023, apoorvumang/prompt-lookup-decoding), which others ship as n-gram
-speculation. No model and no state: one comparison of the text with its own end, [B, S], and a copy. It pays where
-answers quote: summaries, edits, code, arithmetic written out.
+speculation. No model, and no state but what the target's encoder read: one comparison of the text with its own end,
+[B, S], and a copy. It pays where answers quote: summaries, edits, code, arithmetic written out.
 
 Choices the sources make otherwise: of several longest matches the most recent wins (they take the first), because text
 close by is more often repeated; and a copy that reaches the end of the text goes on into itself, because a match d
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from specdec_jax.decoding.draft_loop import check_length
 from specdec_jax.drafters._lookup import draft_by_lookup
-from specdec_jax.drafters._stateless import no_commit, no_state
+from specdec_jax.drafters._stateless import no_commit
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, Drafter, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
@@ -39,8 +39,8 @@ def prompt_lookup(
     """Propose up to `max_draft_length` (K) tokens that followed the longest earlier match of the text's end.
 
     A row's last n tokens are looked for in its prompt and output, n from `longest` down to `shortest`. Drafting costs
-    no model pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so. Parameters are
-    None.
+    no model pass. Where the target has an encoder, they are looked for in its source too, as if the text went on from
+    there. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so. Parameters are None.
 
     Args:
         uncertainty: what stopping policies see. True: a match of m tokens, itself m agreements, is right with
@@ -56,17 +56,18 @@ def prompt_lookup(
 
     def propose(
         params: Any,
-        state: tuple[()],
+        state: Any,
         tokens: Array,
         context: RoundContext,
         uniform: Callable[[Array], Array],
         policy: StoppingPolicy,
         policy_state: PolicyState,
         keep_log_q: bool,
-    ) -> tuple[Draft, DraftInfo, tuple[()], PolicyState]:
+    ) -> tuple[Draft, DraftInfo, Any, PolicyState]:
         del params, keep_log_q
-        start, matched = find(tokens, context.length, longest, shortest)
-        copy = _Copy(_copied(tokens, start, context.length, max_draft_length), matched)
+        text, length = after_source(state, tokens, context.length)
+        start, matched = find(text, length, longest, shortest)
+        copy = _Copy(_copied(text, start, length, max_draft_length), matched)
 
         def retrieve(memory: tuple[()], drafted: Array) -> tuple[Array, Array, Array]:
             del memory
@@ -84,7 +85,28 @@ def prompt_lookup(
         chance = (agreed + 0.5) / (agreed + 1.0) if uncertainty else jnp.ones_like(agreed)
         return token, copy.matched > 0, chance
 
-    return Drafter(no_state, propose, no_commit, max_draft_length)
+    return Drafter(aligned_source, propose, no_commit, max_draft_length)
+
+
+def aligned_source(params: Any, batch: int, slots: int, source: Any = None) -> Any:
+    """What an encoder reads, [B, E] int32 with its last token last; () without one.
+
+    What fills it up at the left is below zero and nowhere twice: it matches nothing.
+    """
+    del params, batch, slots
+    if source is None:
+        return ()
+    tokens, length = source
+    slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    index = slot - (tokens.shape[1] - length)[:, None]
+    return jnp.where(index >= 0, jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1), -1 - slot)
+
+
+def after_source(source: Any, tokens: Array, length: Array) -> tuple[Array, Array]:
+    """The text [B, S] of that length [B], and before it the source that there is (`aligned_source`)."""
+    if isinstance(source, tuple):
+        return tokens, length
+    return jnp.concatenate([source, tokens], axis=1), length + source.shape[1]
 
 
 def find(tokens: Array, length: Array, longest: int, shortest: int) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ drafts are fed again with what the target left at them, so that nothing in the c
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         raise ValueError("this model reads no target: drafters.model drafts with it")
     reads = language_model.reading
 
-    def init(params: Params, batch: int, slots: int) -> ReadingState:
+    def init(params: Params, batch: int, slots: int, source: Any = None) -> ReadingState:
+        del source
         cache, none = language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32)
         return ReadingState(cache, none, jnp.zeros((batch, slots, reads.width), reads.dtype), none + 1)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.hf_folder import CONFIG, GENERATION, INDEX, check_served, weight_names
 from specdec_jax.loading.hub_errors import explanation
-from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES
+from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES, needs_file
 
 T = TypeVar("T")
 HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^@\s]+))?")
@@ -68,7 +68,8 @@ def hub_folder(repo_id: str, *, revision: str | None = None, cache_dir: str | Pa
     here = f"there is no file or folder {repo_id!r} here"
     with _bars(seen=False) as bars:
         folder = snapshot(revision, SMALL, f"{here}, nor in the Hugging Face cache", tqdm_class=bars)
-    lacking = [name for name in (CONFIG, TOKENIZER, *weight_names(folder)) if not (folder / name).is_file()]
+    needed = (CONFIG, *([TOKENIZER] if needs_file(folder) else []), *weight_names(folder))
+    lacking = [name for name in needed if not (folder / name).is_file()]
     if not lacking:
         return folder
     if CONFIG not in lacking:

@@ -60,11 +60,12 @@ def needs_translation(target: Any, drafter: Any) -> bool:
 
     Raises:
         ValueError: fewer embeddings than tokens; and where it does, a drafter that reads its target or has a draft
-            vocabulary.
+            vocabulary, or a model with an encoder.
     """
     if same_tokens(target, drafter):
         return False
-    if drafter.model.reduced is not None or drafter.model.reading is not None:
+    encoders = any(one.model.spec.source is not None for one in (target, drafter))
+    if encoders or drafter.model.reduced is not None or drafter.model.reading is not None:
         check_same_vocabulary(target, drafter)
     return True
 

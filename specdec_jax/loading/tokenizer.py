@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
+from specdec_jax.loading import byte_tokenizer
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PROBE = "No other text says this."
 NO_SYSTEM = "It has no place for a system prompt: put that text before the first message of the user"
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+MODEL_CONFIG = "config.json"
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
@@ -184,22 +187,32 @@ class StreamDecoder:
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates.
 
-    Raises FileNotFoundError without tokenizer.json, ValueError naming a file that cannot be read.
+    Raises FileNotFoundError without tokenizer.json, unless it is one of bytes (`needs_file`), and ValueError naming a
+    file that cannot be read.
     """
     folder = Path(folder)
     path = folder / TOKENIZER
-    if not path.is_file():
+    if not path.is_file() and needs_file(folder):
         other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (folder / name).exists()]
         hint = f" ({other[0]} is not enough: save it with transformers as a fast tokenizer)" if other else ""
         raise FileNotFoundError(f"{folder} has no tokenizer.json{hint}")
     try:
-        backend = Backend.from_file(str(path))
+        backend = Backend.from_file(str(path)) if path.is_file() else None
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{path} is damaged: {error}") from None
     config = read_json(folder / SPECIAL) | read_json(folder / CONFIG)
     special = {role: _text(config[role]) for role in ROLES if config.get(role)}
+    if backend is None:
+        special = byte_tokenizer.DEFAULTS | special
+        backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
     chat, tools = _templates(folder, config.get("chat_template"))
     return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
+
+
+def needs_file(folder: Path) -> bool:
+    """Whether a folder's tokenizer is in tokenizer.json: all are but ByT5's, which its configs name."""
+    configs = read_json(folder / MODEL_CONFIG), read_json(folder / CONFIG)
+    return all(config.get("tokenizer_class") != byte_tokenizer.CLASS for config in configs)
 
 
 def read_json(path: Path) -> dict[str, Any]:

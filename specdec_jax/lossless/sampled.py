@@ -24,6 +24,7 @@ from specdec_jax.drafters.model import model
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless.exact import PHASES
 from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
+from specdec_jax.models.adapters import with_source
 from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
@@ -88,6 +89,7 @@ def test_by_sampling(
     branching: int = 8,
     joint: int = JOINT_TOKENS,
     against: np.ndarray | None = None,
+    source: Sequence[int] | None = None,
     progress: Callable[[int, float], bool] = lambda done, seconds: True,
     **strategies: Any,
 ) -> SampledReport:
@@ -104,12 +106,14 @@ def test_by_sampling(
         batch: sequences decoded at a time; None: what keeps the distributions of a round under 256 MB.
         seed: sequence i has seed `seed + i`.
         against: [V] * tokens, a joint distribution to test against in the place of the target's, as a lossy verifier's.
+        source: of every sequence, for a target with an encoder.
         progress: called with the sequences decoded and the seconds since the first batch was compiled, after each
             batch; False ends the test with what there is.
         strategies: `policy`, `verifier` and `monitor`: the decoder's with other hyperparameters.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
     target, most = decoder.parts.target, decoder.parts.drafter.max_draft_length
+    target = target if source is None else with_source(target, source)
     if batch is None:
         batch = max(1, min(4096, sequences, 2**26 // (target.spec.vocab_size * (most + 1))))
     joint = min(joint, tokens)
@@ -129,6 +133,7 @@ def test_by_sampling(
             seed=(seed + done) % 2**32,
             warp=make_warp(batch, **numbers),
             **strategies,
+            sources=None if source is None else [list(source)] * batch,
             stop_ids=(),
         )
         state = decoder.run(params, state)

@@ -1,10 +1,11 @@
 """Other ways to a `types.LanguageModel`: a bare function, a function with a cache of its own, an nnx module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
@@ -91,6 +92,24 @@ def from_nnx(
         return nnx.merge(graph, params)(tokens, cache)
 
     return from_function(apply, init_cache, spec, with_length), params
+
+
+def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
+    """A model with an encoder as one without: every row's source is this one.
+
+    For what knows of no sources: proofs, and measurements of passes. Raises ValueError for a model without an encoder.
+    """
+    if model.spec.source is None:
+        raise ValueError("this model has no encoder: there is nothing that would read a source")
+    own = np.asarray(tokens, np.int32)
+
+    def init_cache(params, batch, slots, source=None):
+        if source is not None:
+            raise ValueError("this model has its source already")
+        repeated = jnp.broadcast_to(own[None], (batch, own.size)), jnp.full((batch,), own.size, jnp.int32)
+        return model.init_cache(params, batch, slots, repeated)
+
+    return model._replace(init_cache=init_cache, spec=model.spec._replace(source=None))
 
 
 def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:

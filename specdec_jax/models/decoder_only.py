@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
         for i, kind in enumerate(kinds):
             inputs = x, keys[i], values[i], start, told[kind], visible[kind]
-            x, keys[i], values[i] = self._layer(f"layer_{i}", kind, *inputs)
+            x, keys[i], values[i] = run_block(self, self.family.block, f"layer_{i}", kind, *inputs)
             x = constrain(x, DATA)
             streams.append(x)
         cache = None if cache is None else KVCache(tuple(keys), tuple(values), start + width)
@@ -84,21 +84,25 @@ class Decoder(nn.Module):
         logits = layers.soft_cap(logits, c.logit_cap)
         return ((logits, jnp.stack([streams[i] for i in tapped], axis=2)) if tapped else logits), cache
 
-    def _layer(self, name: str, kind: str, *inputs: Any) -> tuple[Array, Array | None, Array | None]:
-        """The block of that name, whose parameters are made here and else only handed to what is traced once."""
-        if self.is_initializing():
-            return self.family.block(self.config, self.dtype, kind, name=name)(*inputs)
-        with jax.named_scope(name):
-            return _traced_block(self.family, self.config, self.dtype, kind, self.get_variable("params", name), *inputs)
+
+def run_block(stack: Any, block: type[nn.Module], name: str, kind: str, *inputs: Any) -> Any:
+    """A stack's block of that name, called in its compact method.
+
+    Its parameters are made here, and else only handed to what is traced once.
+    """
+    if stack.is_initializing():
+        return block(stack.config, stack.dtype, kind, name=name)(*inputs)
+    with jax.named_scope(name):
+        return _traced_block(block, stack.config, stack.dtype, kind, stack.get_variable("params", name), *inputs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _traced_block(family: Family, config: Any, dtype: Any, kind: str, params: Any, *inputs: Any):
+def _traced_block(block: Any, config: Any, dtype: Any, kind: str, params: Any, *inputs: Any):
     """A block as a function of its parameters: traced and lowered once for all layers of equal shapes.
 
     XLA inlines the calls, so that the program that runs is the same; flax's modules would be traced once a layer.
     """
-    return family.block(config, dtype, kind, parent=None).apply({"params": params}, *inputs)
+    return block(config, dtype, kind, parent=None).apply({"params": params}, *inputs)
 
 
 class Functions(NamedTuple):

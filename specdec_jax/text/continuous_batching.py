@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 
 from specdec_jax.costs.machine import free_memory
+from specdec_jax.decoding.sources import source_slots_for
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
 from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, placed, row_groups
@@ -19,6 +20,19 @@ from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
 
 FEWEST_SLOTS = 128
+
+
+class Size(NamedTuple):
+    """What a row needs to decode a request, at least, as one of few sizes."""
+
+    slots: int  # of the caches
+    source: int  # of what an encoder reads; 0 without one
+
+    def fits(self, other: "Size") -> bool:
+        """Whether a row of the other size holds it."""
+        return self.slots <= other.slots and self.source <= other.source
+
+
 SHAPING = ("policy", "verifier", "monitor", "stop_ids")  # options that give a state its shapes
 LOOK_AHEAD = 16  # times the batch: how far requests may overtake the oldest that is not done
 
@@ -30,13 +44,14 @@ class Completed(NamedTuple):
     rows: int  # of the state it was decoded in: the batch, or fewer where no more fit
     slots: int  # of their caches
     result: Generation  # `seconds` from its prefill to its end, beside others; the first of a shape has compiled it
+    source_slots: int = 0  # of what an encoder read; 0 without one
 
 
 class _Held(NamedTuple):
     """What waits for a row, or has one."""
 
     index: int
-    slots: int  # that its request needs
+    size: Size  # that its request needs
     request: Request
     since: float = 0.0
     compile_seconds: float = 0.0  # of the shape, for the first request that needed it
@@ -64,9 +79,9 @@ def complete(
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_rows(batch)
     waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
-    while (slots := waiting.next_slots()) is not None:
-        rows = rows_that_fit(pair, batch, slots, free_memory())
-        yield from _one_shape(pair, waiting, rows, slots, refill_after)
+    while (size := waiting.next_size()) is not None:
+        rows = rows_that_fit(pair, batch, size.slots, free_memory(), size.source)
+        yield from _one_shape(pair, waiting, rows, size, refill_after)
 
 
 def slots_of(pair: Pair, request: Request) -> int:
@@ -75,17 +90,25 @@ def slots_of(pair: Pair, request: Request) -> int:
     return max(FEWEST_SLOTS, slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest))
 
 
-def cache_bytes(pair: Pair, batch: int, slots: int) -> int:
+def size_of(pair: Pair, request: Request) -> Size:
+    """Of a row that decodes it, at least."""
+    sources = request.options.get("sources")
+    return Size(slots_of(pair, request), 0 if sources is None else source_slots_for(sources))
+
+
+def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:
     """What the caches of both models take on one device, by their shapes."""
     target, drafter, given = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
-    kept = jax.eval_shape(lambda params: target.init_cache(params, batch, slots), given.target)
-    own = jax.eval_shape(lambda params: drafter.init(params, batch, slots), given.drafter)
+    shapes = jax.ShapeDtypeStruct((batch, source_slots), "int32"), jax.ShapeDtypeStruct((batch,), "int32")
+    more = (shapes,) if source_slots else ()
+    kept = jax.eval_shape(lambda params, *more: target.init_cache(params, batch, slots, *more), given.target, *more)
+    own = jax.eval_shape(lambda params, *more: drafter.init(params, batch, slots, *more), given.drafter, *more)
     several = isinstance(own, MultiDrafterState)
     drafters = zip(given.drafter, own.states, strict=True) if several else [(given.drafter, own)]
     return bytes_of_caches(given.target, kept) + sum(bytes_of_caches(*one) for one in drafters)
 
 
-def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
+def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
     """How many rows of `batch` fit: caches of so many slots into `free` bytes a device, with the row prefilled next.
 
     Raises:
@@ -93,8 +116,8 @@ def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None) -> int:
     """
     if free is None:
         return batch
-    groups, one = row_groups(), cache_bytes(pair, 1, slots)  # a row that is prefilled is whole on each device
-    divided = cache_bytes(pair, groups, slots)
+    groups, one = row_groups(), cache_bytes(pair, 1, slots, source_slots)  # a prefilled row is whole on each device
+    divided = cache_bytes(pair, groups, slots, source_slots)
     most = next((rows for rows in range(batch, 0, -groups) if rows // groups * divided + one <= free), 0)
     if not most:
         raise ValueError(
@@ -114,17 +137,17 @@ class _Waiting:
         self._running: set[int] = set()
         self._next: int = 0  # the index that comes from the source next
 
-    def next_slots(self) -> int | None:
+    def next_size(self) -> Size | None:
         """The size of the oldest request; None: there is none left."""
         self._look()
-        return self._queue[0].slots if self._queue else None
+        return self._queue[0].size if self._queue else None
 
-    def take(self, slots: int, smaller: bool) -> _Held | None:
+    def take(self, size: Size, smaller: bool) -> _Held | None:
         """The oldest request of this size, else perhaps of a smaller one."""
         self._look()
-        fitting = [one for one in self._queue if one.slots == slots]
+        fitting = [one for one in self._queue if one.size == size]
         if smaller and not fitting:
-            fitting = [one for one in self._queue if one.slots < slots]
+            fitting = [one for one in self._queue if one.size.fits(size)]
         if not fitting:
             return None
         self._queue.remove(fitting[0])
@@ -142,27 +165,28 @@ class _Waiting:
                 return
             index, request = found
             self._next = index + 1
-            self._queue.append(_Held(index, slots_of(self._pair, request), request))
+            self._queue.append(_Held(index, size_of(self._pair, request), request))
 
     def _oldest(self) -> int:
         return min([*self._running, *(one.index for one in self._queue[:1]), self._next])
 
 
-def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, refill_after: int) -> Iterator[Completed]:
+def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:
     """Until no request fits and all rows are done."""
     decoder = pair.decoder
     held: list[_Held | None] = [None] * batch
     state: DecodeState | None = None
     while True:
         for row in range(batch):
-            own = any(one is not None and one.slots == slots for one in held)
-            taken = waiting.take(slots, smaller=own) if held[row] is None else None
+            own = any(one is not None and one.size == size for one in held)
+            taken = waiting.take(size, smaller=own) if held[row] is None else None
             if taken is None:
                 continue
             compiling = 0.0
             if state is None:
-                state, compiling = _begun(pair, taken.request, batch, slots)
-            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **taken.request.options)
+                state, compiling = _begun(pair, taken.request, batch, size)
+            options = taken.request.options | ({"source_slots": size.source} if size.source else {})
+            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **options)
             held[row] = taken._replace(since=time.perf_counter(), compile_seconds=compiling)
         busy = [row for row in range(batch) if held[row] is not None]
         if not busy or state is None:
@@ -177,16 +201,18 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, slots: int, refill_aft
             one, held[row] = held[row], None
             assert one is not None
             waiting.done(one.index)
-            yield Completed(one.index, batch, slots, result)
+            yield Completed(one.index, batch, size.slots, result, size.source)
 
 
-def _begun(pair: Pair, request: Request, batch: int, slots: int) -> tuple[DecodeState, float]:
+def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
     """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
     decoder, watch = pair.decoder, time.perf_counter()
     known = decoder.jitted["run"]._cache_size()
     shared = {name: request.options[name] for name in SHAPING if name in request.options}
-    state = decoder.idle(pair.params, batch, slots, **shared)
-    state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0})
+    shared |= {"source_slots": size.source} if size.source else {}
+    state = decoder.idle(pair.params, batch, size.slots, **shared)
+    nothing = {"sources": [[0]]} if size.source else {}
+    state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     return state, time.perf_counter() - watch if decoder.jitted["run"]._cache_size() > known else 0.0
 

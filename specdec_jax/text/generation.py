@@ -110,12 +110,16 @@ def prepare(
 ) -> Request:
     """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `sampling.stop_ids` is given.
 
+    A prompt for a target with an encoder is its source, taken as plain text: such models have no chat.
+
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
     hyperparameters learnt for the pair, but for those that the pair's own were given. A rule that weighs costs is told
     the pair's.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
-    tokenizer, ends = pair.target.tokenizer, sampling.stop_ids
+    tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
+    sources = {} if reads is None else {"sources": ids}
+    ids = ids if reads is None else [[reads.first_token]] * len(ids)
     if slots is None:
         slots = slots_for(max(map(len, ids), default=0), sampling.max_new_tokens, max(pair.decoder.parts.widths))
     options = {
@@ -127,6 +131,7 @@ def prepare(
         **learnt_hyperparameters(pair, calibration, sampling.temperature, slots),
         "slots": slots,
         "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
+        **sources,
     }
     return Request(ids, options, sampling.stop_strings)
 
@@ -162,13 +167,17 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
-    """Token ids of a prompt: through the chat template, or as plain text when `chat` is off.
+    """Token ids of a prompt: through the chat template, or as plain text when `chat` is off, or for an encoder.
 
     Raises:
-        ValueError: the prompt is empty, or messages or a system prompt come with the template off.
+        ValueError: the prompt is empty, or messages or a system prompt come with the template off or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
+    if target.model.spec.source is not None:
+        if system is not None or not isinstance(prompt, str):
+            raise ValueError(f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it")
+        return target.tokenizer.encode(prompt, add_special=True)
     if not chat:
         if system is not None or not isinstance(prompt, str):
             raise ValueError("a system prompt and messages need the chat template; it is off")
@@ -228,7 +237,7 @@ def finish(
     return Generation(
         text=text,
         tokens=tokens,
-        prompt_tokens=list(request.prompts[row]),
+        prompt_tokens=list(request.options.get("sources", request.prompts)[row]),
         finish_reason=reason,
         statistics=summarise(counts),
         seconds=seconds,

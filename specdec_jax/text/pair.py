@@ -3,6 +3,7 @@
 import difflib
 import functools
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -37,6 +38,8 @@ NEED_MODELS = (
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
+SMOLLM2_DRAFTER = "smollm2-drafter-reading@8192"
+FOR_ENCODERS = "prompt_lookup"
 READS_NONE = "smollm2-drafter@8192"
 DRAFTS = 7  # most drafts a round where nothing is known of the machine
 
@@ -83,7 +86,7 @@ class Pair(NamedTuple):
 
 def build_pair(
     target: LoadedModel | str = "smollm2",
-    drafter: OneDrafter | Sequence[OneDrafter] | None = "smollm2-drafter-reading@8192",
+    drafter: OneDrafter | Sequence[OneDrafter] | None = SMOLLM2_DRAFTER,
     *,
     drafter_params: Params = None,
     policy: StoppingPolicy = survival(),
@@ -104,7 +107,8 @@ def build_pair(
         drafter: a model, by source or loaded (`NAME@8192` proposes the 8,192 most frequent tokens and the text's own
             rare ones; `smollm2-drafter-reading` reads hidden states of smollm2 and drafts for no other target); a file
             of drafters/ that needs none, or a .py file of yours, in words (`prompt_lookup(longest=4)`, `ngram`); a
-            Drafter; or several of these, joined by `drafters.multi_drafter`.
+            Drafter; or several of these, joined by `drafters.multi_drafter`. A target with an encoder has
+            `prompt_lookup`, which copies from its source too, unless another is named.
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
@@ -129,6 +133,7 @@ def build_pair(
     big = _target(target, dtype, asked)
     if big.model.reduced is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
+    drafter = _fitting(big, drafter)
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
     found = [_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each]
     known = _known_costs(asked, big, found, batch)
@@ -174,10 +179,12 @@ def check_pair(big: LoadedModel, small: LoadedModel) -> None:
     """Refuses a drafter that cannot draft for a target. Weights are not looked at: `loading.outline` is enough.
 
     Raises:
-        ValueError: vocabularies that differ and cannot be joined, or it reads hidden states that the target does not
-            have.
+        ValueError: vocabularies that differ and cannot be joined, it reads hidden states that the target does not have,
+            or has an encoder and the target none.
     """
     needs_translation(big, small)
+    if small.model.spec.source is not None and big.model.spec.source is None:
+        raise ValueError(f"drafter {small.name!r} has an encoder, and target {big.name!r}, without one, has no source")
     try:
         check_reads(big.model, small.model.reading)
     except ValueError as error:
@@ -214,6 +221,17 @@ def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> Lo
         return big
     faster = faster_dtype(big, lambda other: load_model(target, dtype=other))
     return big if faster == "bfloat16" else _loaded(target, faster, mesh_here())
+
+
+def _fitting(big: LoadedModel, drafter: Any) -> Any:
+    """The drafter asked for, but for a target with an encoder the one that is SmolLM2's alone, which nobody named.
+
+    What such a target writes is often in its source: it is looked up there. A line on standard error says so.
+    """
+    if drafter != SMOLLM2_DRAFTER or big.model.spec.source is None:
+        return drafter
+    print(f"specdec_jax: {FOR_ENCODERS} drafts for {big.name}; a smaller model of its kind may too", file=sys.stderr)
+    return FOR_ENCODERS
 
 
 def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:

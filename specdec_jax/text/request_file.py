@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.decoding.state import fresh_state
+from specdec_jax.decoding.sources import fresh_request
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
 from specdec_jax.text.pair import Pair
@@ -83,7 +83,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
         name = f"{kind}_hyperparameters"
         if kind in fields:
             request.options[name] = {**request.options.get(name, {}), **fields[kind]}
-    fresh_state(pair.decoder.parts, request.prompts, **request.options)
+    fresh_request(pair.decoder.parts, request.prompts, **request.options)
     return request
 
 

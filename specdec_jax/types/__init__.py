@@ -6,6 +6,7 @@ Axis legend, used in every comment, docstring and einsum of the project:
     T  tokens fed in one pass               L  layers
     K  most drafts a round                  H  attention heads
     S  cache slots                          D  width of the model
+    E  slots of an encoder's source
 
 Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
 What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
@@ -51,6 +52,7 @@ from specdec_jax.types.values import Phases as Phases
 from specdec_jax.types.values import PolicyState as PolicyState
 from specdec_jax.types.values import RoundContext as RoundContext
 from specdec_jax.types.values import RoundInfo as RoundInfo
+from specdec_jax.types.values import SourceSpec as SourceSpec
 from specdec_jax.types.values import Statistics as Statistics
 from specdec_jax.types.values import VerificationResult as VerificationResult
 from specdec_jax.types.values import VerifierState as VerifierState

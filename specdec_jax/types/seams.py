@@ -39,7 +39,11 @@ class Init(Protocol):
 
 
 class InitCache(Protocol):
-    """An empty cache of `slots` (S) slots for `batch` rows; `source` is what an encoder reads, None without one."""
+    """An empty cache of `slots` (S) slots for `batch` rows.
+
+    `source` is what an encoder reads, here and never again: (tokens [B, E] int32, how many of them count [B] int32).
+    None without an encoder.
+    """
 
     def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> Cache: ...
 
@@ -283,9 +287,12 @@ class Commit(Protocol):
 
 
 class InitDrafter(Protocol):
-    """A drafter's state for `batch` rows of `slots` (S) slots."""
+    """A drafter's state for `batch` rows of `slots` (S) slots.
 
-    def __call__(self, params: Params, batch: int, slots: int, /) -> DrafterState: ...
+    `source` is that of `InitCache`, given where the target has an encoder and not at all where it has none.
+    """
+
+    def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> DrafterState: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)

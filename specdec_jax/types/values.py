@@ -13,12 +13,20 @@ DrafterState = Any  # a pytree
 MonitorState = Any  # a pytree, every leaf [B, ...]
 
 
+class SourceSpec(NamedTuple):
+    """What decoding must know of a model with an encoder: every request brings a source, which that reads once."""
+
+    first_token: int  # what the decoder's text begins with
+    longest: int  # most tokens of a source
+
+
 class ModelSpec(NamedTuple):
     """What decoding must know of a model without opening it."""
 
     vocab_size: int
     context: int  # most positions the model was built for
     eos_ids: tuple[int, ...] = ()
+    source: SourceSpec | None = None  # of models with an encoder
 
 
 class Warp(NamedTuple):

@@ -201,3 +201,21 @@ def test_rounds_are_recorded_with_what_policies_saw():
     first = recorded_rounds(state)[0]
     assert first["drafted"] == 4 and first["proposed"].tolist() == [1, 2, 1, 2] and first["drafter_passes"] == 0
     np.testing.assert_allclose(first["max_prob"], [2.5 / 3, 3.5 / 4, 4.5 / 5, 5.5 / 6], rtol=1e-6)
+
+
+def test_a_source_is_looked_in_as_if_the_text_went_on_from_it():
+    """Each row's own, and never what pads it: no token is below zero."""
+    drafter, tokens = prompt_lookup(3), np.full((3, 12), 7, np.int32)
+    for row, source in enumerate(([9, 5, 6, 7, 8, 1], [5, 6, 4, 3, 2, 30, 31, 1], [1])):
+        tokens[row, : len(source)] = source
+    state = drafter.init(None, 3, 8, (jnp.asarray(tokens), jnp.asarray([6, 8, 1], jnp.int32)))
+    texts = jnp.asarray([[0, 5, 6, 0, 0, 0, 0, 0], [0, 44, 5, 6, 0, 0, 0, 0], [0, 7, 7, 0, 0, 0, 0, 0]], jnp.int32)
+    now = context_of([3, 4, 3], [3, 3, 3])
+    draft, *_ = drafter.propose(None, state, texts, now, None, static(), static().init(3), False)
+    assert draft.tokens.tolist() == [[7, 8, 1], [4, 3, 2], [7, 7, 7]] and draft.length.tolist() == [3, 3, 3]
+    alone = drafter.init(None, 3, 8)
+    assert drafter.propose(None, alone, texts, now, None, static(), static().init(3), False)[0].length.tolist() == [
+        0,
+        0,
+        3,
+    ]

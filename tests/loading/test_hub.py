@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_t5
 import tiny_weights as tiny
 from fake_hub import FakeHub
 from huggingface_hub import constants
@@ -73,6 +74,17 @@ def blobs(tmp_path: Path) -> list[Path]:
 
 
 # What is asked for
+
+
+def test_a_tokenizer_of_bytes_needs_no_file(server, tmp_path):
+    """ByT5 has no tokenizer.json; any other model without one is refused before its weights come."""
+    target, _ = tiny_t5.write_pair(tmp_path / "t5", of_bytes=True)
+    server.add("org/byt5", Path(target))
+    assert load_model("org/byt5").tokenizer.encode("hé", add_special=True) == [107, 198, 172, 1]
+    assert sorted(server.sent()) == ["config.json", SINGLE]
+    (Path(target) / "config.json").write_text(json.dumps(tiny_t5.CONFIG.to_hf()))
+    server.add("org/t5", Path(target))
+    assert_says(refusal("org/t5"), "the hub's 'org/t5' has no tokenizer.json")
 
 
 def test_only_what_is_read_is_downloaded_and_once(server, shards):

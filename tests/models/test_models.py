@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
 
-from experiments.lib.parity_side.cases import random_tensors
+from experiments.lib.parity_side.cases import padded_sources, random_tensors
 from specdec_jax import models
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
 from specdec_jax.models import llama, llama_reading
+from specdec_jax.models.adapters import with_source
 from specdec_jax.stopping import static
 from specdec_jax.types import LanguageModel, ModelSpec
 from specdec_jax.verification import rejection
@@ -25,7 +26,7 @@ from specdec_jax.verification import rejection
 pytestmark = pytest.mark.slow
 
 SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture", "reduced_head"}
-SHARED |= {"intersection", "rope", "rotary_decoder", "weights"}
+SHARED |= {"intersection", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}
 """Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 
@@ -108,7 +109,7 @@ def test_every_family_obeys_the_seam(name):
     """A fork's family file is tested the moment it exists; it says by `example_config` with which numbers."""
     family = importlib.import_module(f"specdec_jax.models.{name}")
     config = family.example_config()
-    model = family.language_model(config, jnp.float32)
+    model = without_source(family.language_model(config, jnp.float32))
     assert isinstance(model, LanguageModel) and type(config).from_hf(config.to_hf()) == config
     params = family.init_params(config, jax.random.key(0), jnp.float32)
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
@@ -133,7 +134,7 @@ def test_every_family_decodes_what_one_pass_would(name):
     """Greedily, drafts as long as windows are and longer than what is left of them, rows of several lengths."""
     family = importlib.import_module(f"specdec_jax.models.{name}")
     config = family.example_config()
-    model = family.language_model(config, jnp.float32)
+    model = without_source(family.language_model(config, jnp.float32))
     params = jax.tree.map(
         lambda x: x * 8 if x.ndim > 1 else x, family.init_params(config, jax.random.key(0), jnp.float32)
     )
@@ -149,6 +150,11 @@ def test_every_family_decodes_what_one_pass_would(name):
         begin, end = len(prompt), len(prompt) + 40
         assert state.length[row] == end
         assert state.tokens[row, begin:end].tolist() == logits[row, begin - 1 : end - 1].argmax(-1).tolist()
+
+
+def without_source(model):
+    """A model with an encoder as one of tokens alone: it has read the same source in every row."""
+    return model if model.spec.source is None else with_source(model, [5, 3, 8, 2])
 
 
 def with_something_to_read(params):
@@ -227,13 +233,19 @@ def test_a_family_equals_transformers(name):
     config = config_class(family).from_hf(case["config"])
     params = family.params_from_named(config, random_tensors(case["shapes"]), jnp.float32)
     model, tokens = family.language_model(config, jnp.float32), jnp.asarray(FAMILY_LOGITS["tokens"])
-    logits, cache = one_pass(model, params, tokens)
+    logits, cache = one_pass(model, params, tokens, source=None if model.spec.source is None else sources())
     theirs, near = np.asarray(case["logits"]), 1e-4 * np.abs(case["logits"]).max()
     np.testing.assert_allclose(logits[:, FAMILY_LOGITS["positions"]], theirs, atol=near)
     cache = model.with_length(cache, jnp.full((2,), tokens.shape[1] - 1))
     logits, _ = jax.jit(model.apply)(params, tokens[:, -1:], cache)
     np.testing.assert_allclose(logits[:, 0], theirs[:, -1], atol=near)
     assert family.named_from_params(config, params).keys() == case["shapes"].keys()
+
+
+def sources():
+    """What the encoders of those models read, rows of two lengths."""
+    tokens, mask = padded_sources()
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(mask.sum(axis=1), jnp.int32)
 
 
 # --- the real target --------------------------------------------------------------------------------------------------

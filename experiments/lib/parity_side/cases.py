@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 
 TOKENS = np.random.default_rng(3).integers(0, 61, (2, 20)).tolist()
+SOURCES = [np.random.default_rng(4).integers(3, 61, size).tolist() for size in (23, 11)]  # of models with an encoder
 POSITIONS = (0, 1, 6, 13, 19)
 SMALL = {
     "vocab_size": 61,
@@ -29,13 +30,18 @@ PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor":
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2, 1.5], "long_factor": [2.0, 3.0, 4.0]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2, "rope_theta": 100.0}
 MOE = {"moe_intermediate_size": 12, "num_experts": 6, "num_experts_per_tok": 2}
-OWN_NAMES = ("gpt2", "opt", "bloom")  # families whose configs name sizes otherwise
+OWN_NAMES = ("gpt2", "opt", "bloom", "t5", "mt5")  # families whose configs name sizes otherwise
 OWN = ("vocab_size", "eos_token_id", "bos_token_id", "pad_token_id")
 COMMON = {name: SMALL[name] for name in OWN}
 GPT2 = COMMON | {"n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64}
 OPT = COMMON | {"hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
 OPT |= {"max_position_embeddings": 64}
 BLOOM = COMMON | {"hidden_size": 24, "n_layer": 3, "n_head": 4, "seq_length": 64}
+ENCODERS = ("t5", "mt5")
+T5 = {"vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_heads": 4, "eos_token_id": 1}
+T5 |= {"pad_token_id": 0, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
+T5 |= {"relative_attention_max_distance": 12}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 CASES = {
     "llama": ("llama", {}),
     "llama, biases, scaled": (
@@ -151,6 +157,15 @@ CASES = {
     ),
     "qwen3, yarn": ("qwen3", {"head_dim": 8, "rope_parameters": YARN}),
     "gpt_neox, no biases": ("gpt_neox", {"attention_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 3}),
+    "t5": ("t5", T5),
+    "t5, gated, separate head": ("t5", T5 | GATED | {"d_kv": 6, "num_heads": 3}),
+    "t5, shallow decoder, usual distances": (
+        "t5",
+        T5
+        | GATED
+        | {"num_decoder_layers": 1, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    ),
+    "mt5": ("mt5", T5 | GATED | {"num_decoder_layers": 2}),
 }
 
 SPREAD = 0.3
@@ -169,3 +184,10 @@ def random_tensors(shapes):
 def _tensor(name, shape):
     tensor = np.random.default_rng(zlib.crc32(name.encode())).normal(0.0, SPREAD, shape)
     return (tensor + ("norm" in name and name.endswith("weight"))).astype(np.float32)
+
+
+def padded_sources():
+    """SOURCES as (tokens [B, E], mask [B, E])."""
+    width = max(map(len, SOURCES))
+    tokens = np.array([source + [0] * (width - len(source)) for source in SOURCES])
+    return tokens, np.array([[slot < len(source) for slot in range(width)] for source in SOURCES], np.int64)

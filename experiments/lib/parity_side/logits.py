@@ -4,7 +4,7 @@
 
 Without models, those of cases.py with random weights: each is written to OUT in the hub's format, in float32 as one
 file and in bfloat16 as several, with a tokenizer that numbers words. Beside each stands logits.npz: tokens [B, T], and
-logits [B, T, V].
+logits [B, T, V]; of models with an encoder `source` [B, E] and `source_length` [B] too.
 """
 
 import json
@@ -13,11 +13,11 @@ import sys
 
 import numpy as np
 import torch
-from cases import CASES, OWN_NAMES, SMALL, TOKENS, random_tensors, slug
+from cases import CASES, ENCODERS, OWN_NAMES, SMALL, TOKENS, padded_sources, random_tensors, slug
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 SHARD = "12KB"
 
@@ -26,13 +26,16 @@ def write_case(out, name):
     """Both folders of a case."""
     model_type, changes = CASES[name]
     own = changes if model_type in OWN_NAMES else SMALL | changes
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **own), dtype=torch.float32)
+    kind = AutoModelForSeq2SeqLM if model_type in ENCODERS else AutoModelForCausalLM
+    model = kind.from_config(AutoConfig.for_model(model_type, **own), dtype=torch.float32)
     for dtype, size in (("float32", "1GB"), ("bfloat16", SHARD)):
         folder = out / slug(f"{name} {dtype}")
         model.save_pretrained(folder)
         shapes = shapes_in(folder)
+        if model_type in ENCODERS and not own.get("tie_word_embeddings", True):
+            shapes["lm_head.weight"] = shapes["shared.weight"]  # transformers 5 ties what was not loaded apart
         fill(folder, shapes)
-        filled = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        filled = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
         filled.save_pretrained(folder, max_shard_size=size)
         if size == SHARD:
             (folder / "model.safetensors").unlink()
@@ -54,11 +57,19 @@ def fill(folder, shapes):
 
 def write_logits(model, folder, tokens):
     """logits.npz in the folder, of a model from anywhere."""
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    encodes = AutoConfig.from_pretrained(model).is_encoder_decoder
+    kind = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+    loaded = kind.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    given, beside = {"input_ids": torch.tensor(tokens)}, {}
+    if encodes:
+        source, mask = padded_sources()
+        beside = {"source": source, "source_length": mask.sum(axis=1)}
+        given = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(mask)}
+        given["decoder_input_ids"] = torch.tensor(tokens)
     with torch.no_grad():
-        logits = loaded(torch.tensor(tokens)).logits.numpy()
+        logits = loaded(**given).logits.numpy()
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "logits.npz", tokens=np.asarray(tokens), logits=logits)
+    np.savez(folder / "logits.npz", tokens=np.asarray(tokens), logits=logits, **beside)
 
 
 def main(out, *models):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specdec_jax.app.chat.settings import Settings, build, check
+from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.text.generation import Generation, Pair, Request, prepare
 from specdec_jax.text.pair import DRAFTS
@@ -168,6 +169,7 @@ def _built(settings: Settings) -> Pair:
     if settings.system is not None and not settings.chat:
         raise ValueError("a system prompt needs the chat template; it is off")
     pair = build(settings, policy, verifier)
+    refuse_encoder(pair.target.model, "chat")
     if settings.chat and pair.target.tokenizer.chat_template is None:
         raise ValueError(f"{settings.target} has no chat template: it can only continue plain text (--no-chat)")
     return pair

@@ -116,14 +116,16 @@ def _sampled_on_pair(
         download(target, drafter)
         with status(f"Loading {target} and {drafter}"):
             pair = build_pair(target, drafter, policy=policy, verifier=verifier, **more)
+    ids, reads = encode(pair.target, prompt, chat=False), pair.target.model.spec.source
     with stoppable(sequences) as progress:
         return test_by_sampling(
             pair.decoder,
             pair.params,
-            encode(pair.target, prompt, chat=False),
+            ids if reads is None else [reads.first_token],
             warp={"temperature": temperature},
             tokens=most + 1,
             joint=PAIR_JOINT,
+            source=None if reads is None else ids,
             sequences=sequences,
             batch=min(PAIR_BATCH, sequences),
             progress=progress,

@@ -1,0 +1,73 @@
+"""What the encoder of a target reads: a request's source, checked and padded on the host."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.decoding.rounds import Parts
+from specdec_jax.decoding.state import check_tokens, fresh_state, slots_for
+from specdec_jax.types import DecodeState, LanguageModel, ModelSpec
+
+Padded = tuple[np.ndarray, np.ndarray]  # tokens [B, E] int32, how many of them count [B] int32
+
+
+def fresh_request(
+    parts: Parts,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sources: Sequence[Sequence[int]] | None = None,
+    source_slots: int | None = None,
+    **options: Any,
+) -> tuple[DecodeState, Padded | None]:
+    """A state on the host (`fresh_state` takes the options), and what the target's encoder reads, if it has one.
+
+    Raises ValueError as that does and as `padded_sources`.
+    """
+    padded = padded_sources(parts.target.spec, sources, len(prompts), source_slots)
+    return fresh_state(parts, prompts, **options), padded
+
+
+def source_slots_for(sources: Sequence[Sequence[int]]) -> int:
+    """The bucket of slots that holds the longest: 64, 96, 128 ... as of caches (`state.slots_for`)."""
+    return slots_for(max(map(len, sources)), 0, 0)
+
+
+def padded_sources(
+    spec: ModelSpec, sources: Sequence[Sequence[int]] | None, rows: int, slots: int | None
+) -> Padded | None:
+    """The sources of so many rows, None for a model that has no encoder.
+
+    Args:
+        slots: E; None: `source_slots_for`.
+
+    Raises:
+        ValueError: no sources for a model with an encoder or some for one without, not one a row, one that is empty,
+            too long or has a token outside of the vocabulary, or slots that do not hold them.
+    """
+    if spec.source is None:
+        if sources is not None:
+            raise ValueError(f"the target has no encoder, and {len(sources)} sources are given: they belong in prompts")
+        return None
+    if sources is None:
+        raise ValueError("the target has an encoder: give a source for each prompt")
+    if len(sources) != rows:
+        raise ValueError(f"{rows} prompts need as many sources, got {len(sources)}")
+    check_tokens("source", sources, spec.vocab_size)
+    longest = max(map(len, sources))
+    if longest > spec.source.longest:
+        row = [len(source) for source in sources].index(longest)
+        raise ValueError(f"source {row} of {longest} tokens exceeds the target's most, {spec.source.longest}")
+    slots = source_slots_for(sources) if slots is None else slots
+    if slots < longest:
+        raise ValueError(f"{slots} slots cannot hold a source of {longest} tokens")
+    tokens = np.zeros((rows, slots), np.int32)
+    for row, source in enumerate(sources):
+        tokens[row, : len(source)] = source
+    return tokens, np.array([len(source) for source in sources], np.int32)
+
+
+def refuse_encoder(model: LanguageModel, what: str) -> None:
+    """Raises ValueError for a model with an encoder, which `what` does not serve."""
+    if model.spec.source is not None:
+        raise ValueError(f"{what} does not serve models with an encoder, such as T5")

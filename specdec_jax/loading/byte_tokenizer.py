@@ -1,0 +1,45 @@
+"""ByT5's tokenizer, which has no file: a token is a byte (arXiv 2105.13626, section 3.1; transformers' ByT5Tokenizer).
+
+As a byte-level one of the library that reads all others: so streams cut it at whole characters, and it can be saved.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+CLASS = "ByT5Tokenizer"  # as tokenizer_config.json or config.json names it
+DEFAULTS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # by id, from 0; bytes come after them
+SENTINELS = 125
+
+
+def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str] | None = None) -> Tokenizer:
+    """Ids 0 to 2 are the special tokens, 3 to 258 bytes, the rest sentinels (None: `<extra_id_0>` to 124)."""
+    first = [special.get(role, text) for role, text in DEFAULTS.items()]
+    vocabulary = {text: index for index, text in enumerate(first)}
+    vocabulary |= {letter: len(first) + byte for byte, letter in enumerate(_letters())}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in first])
+    more = [f"<extra_id_{index}>" for index in range(SENTINELS)] if sentinels is None else sentinels
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in more])
+    end = first[1]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, vocabulary[end])])
+    return tokenizer
+
+
+def sentinels_of(config: Mapping[str, Any]) -> list[str] | None:
+    """Of a tokenizer_config.json: those that it lists or counts, None where it does neither."""
+    listed = config.get("additional_special_tokens") or config.get("extra_special_tokens")
+    if listed:
+        return [token if isinstance(token, str) else token["content"] for token in listed]
+    count = config.get("extra_ids")
+    return None if count is None else [f"<extra_id_{index}>" for index in range(count)]
+
+
+def _letters() -> list[str]:
+    """The letter that stands for each byte, as GPT-2 wrote them: printable ones for themselves, others from U+0100."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

@@ -1,0 +1,38 @@
+"""Hugging Face's model_type `mt5`: mT5 (arXiv 2010.11934), T5 1.1 for many languages."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from specdec_jax.models import encoder_decoder
+from specdec_jax.models.relative_attention import FAMILY, RelativeConfig
+
+__all__ = ["MT5Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+
+
+@dataclass(frozen=True)
+class MT5Config(RelativeConfig):
+    """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+
+    model_type: ClassVar[str] = "mt5"
+    architecture: ClassVar[str] = "MT5ForConditionalGeneration"
+
+    _: KW_ONLY
+    hidden_act: str = "gelu_new"
+    is_gated_act: bool = True
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """The head is its own, or what the checkpoint has of it; transformers ties it without scaling."""
+        return super().own_fields(config, given) | {"tie_word_embeddings": False}
+
+
+parameter_table = FAMILY.table
+language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
+
+
+def example_config() -> MT5Config:
+    """The smallest configuration that uses every part; tests ask every family for one."""
+    own = {"eos_token_ids": (2,), "relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}
+    return MT5Config(61, 24, 40, 3, 3, num_encoder_layers=2, head_dim=6, max_position_embeddings=64, **own)
