@@ -143,7 +143,7 @@ def test_rows_are_refilled_with_other_sources():
     state = decoder.run(given, state, rounds=2)
     state = decoder.refill(given, state, 0, [0], sources=[SOURCES[2]], max_new_tokens=NEW, **more)
     with pytest.raises(ValueError, match="give it the state's source_slots"):
-        decoder.refill(given, state, 1, [0], sources=[SOURCES[1]], stop_ids=(), source_slots=96)
+        decoder.refill(given, state, 1, [0], sources=[[3]], max_new_tokens=NEW, **more | {"source_slots": 96})
     state = jax.tree.map(np.asarray, decoder.run(given, state))
     np.testing.assert_array_equal(state.tokens[:2, : NEW + 1], plain()[[2, 1]])
 
@@ -189,8 +189,9 @@ def test_a_generation_copies_nothing_of_the_source():
     config = variant(num_encoder_layers=1, head_dim=256, max_position_embeddings=4096)
     target = t5.language_model(config, jnp.float32)
     params = t5.init_params(config, jax.random.key(0), jnp.float32)
-    decoder, given = build_decoder(target, model(target, 3), adaedl(), rejection()), ModelParams(params, params)
-    state = decoder.prefill(given, [[0]], sources=[[3]], source_slots=2048, max_new_tokens=8)
+    decoder = build_decoder(target, model(target, 3), static(), rejection(), verification_widths=(4,))
+    given = ModelParams(params, params)
+    state = decoder.prefill(given, [[0]], sources=[[3]], source_slots=1024, max_new_tokens=8)
     cross = sum(leaf.nbytes for leaf in (*state.target_cache.cross_keys, *state.target_cache.cross_values))
     memory = decoder.jitted["run"].lower(given, state, np.int32(1), np.int32(1)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * cross  # a layer's keys are a quarter
@@ -218,6 +219,6 @@ def test_sampled_texts_have_the_targets_distribution(read):
     """Chi-square of the whole decoder, given a source. Control: texts of one that reads another are seen."""
     decoder, params = sampled_pair()
     own = decoder._replace(prefill=lambda *a, sources, **b: decoder.prefill(*a, sources=[read] * len(sources), **b))
-    report = by_sampling(own, params, [0], source=[3, 5, 4, 1], tokens=3, joint=2, sequences=8192, batch=4096)
+    report = by_sampling(own, params, [0], source=[3, 5, 4, 1], tokens=3, joint=2, sequences=4096)
     assert report.lossless == (read == [3, 5, 4, 1]), report
     assert report.cells > 30 and report.drafted[-1] > 0
