@@ -20,6 +20,7 @@ from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.drafters.retokenized import RetokenizedState, as_if_spelled
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 
@@ -87,7 +88,9 @@ def draft_round(
         return (*kept, info) if measure else kept
 
     compiled = jax.jit(propose, compiler_options=options_here() or None)
+    tokens = jnp.ones((batch, slots), jnp.int32)
     state = drafter.init(params, batch, slots)._replace(valid=begin)
+    state = as_if_spelled(state, tokens) if isinstance(state, RetokenizedState) else state
     context = RoundContext(
         length=begin,
         emitted=jnp.zeros_like(begin),
@@ -97,7 +100,6 @@ def draft_round(
         warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
         monitor=(),
     )
-    tokens = jnp.ones((batch, slots), jnp.int32)
     policy_state = policy.init(batch)
     return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
 
