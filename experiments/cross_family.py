@@ -121,6 +121,12 @@ def factor_of(trace: Trace) -> float:
     return fitted_entropy_factor(entropy, accepted)
 
 
+def shared_of(trace: Trace) -> str:
+    """What the tokens that both have hold of the target's probability, where `experiments.record` told it."""
+    shared = trace.about.get("probability_shared")
+    return "–" if shared is None else f"{shared:.1%}"
+
+
 def binned(trace: Trace, bins: int) -> Curve:
     """(mean entropy, share accepted) of bins of equally many tokens, ascending."""
     entropy, accepted, texts = tokens_of(trace)
@@ -132,7 +138,7 @@ def binned(trace: Trace, bins: int) -> Curve:
 
 def report(run: Run, rows: Sequence[Row], curves: dict[str, Curve]) -> str:
     """What fits, what it is worth, and acceptance by entropy."""
-    heads = ["pair", "accepted", "factor", *variants(), "fitted over 0.2", "survival over fitted"]
+    heads = ["pair", "shared", "accepted", "factor", *variants(), "fitted over 0.2", "survival over fitted"]
     lines, shares = [], []
     for source, title in tables.sections(run):
         found = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
@@ -141,13 +147,14 @@ def report(run: Run, rows: Sequence[Row], curves: dict[str, Curve]) -> str:
         gains = ((FITTED, PUBLISHED), ("survival", FITTED))
         more = [tables.percent_more(runs.gain(found[one], found[other])) for one, other in gains]
         factor = interval(entropy_factor_interval(*tokens_of(source.trace)), ".3f")
-        lines.append([title, f"{accepted:.3f}", factor, *speed, *more])
+        lines.append([title, shared_of(source.trace), f"{accepted:.3f}", factor, *speed, *more])
         shares.append([title, *(f"{value:.2f}: {interval(share)}" for value, share in curves[title])])
     bins = max(len(line) for line in shares) - 1
     by_entropy = markdown(["pair", *(f"bin {i + 1}" for i in range(bins))], shares)
     notes = (
-        "Accepted: of the drafter's tokens along the target's text. Speed-ups over plain decoding, total over total; "
-        "static: its length chosen on the other half of the prompts. Bold where an interval excludes 0."
+        "Shared: where vocabularies differ, the target's probability, along a sample text, of the tokens that both "
+        "have. Accepted: of the drafter's tokens along the target's text. Speed-ups over plain decoding, total over "
+        "total; static: its length chosen on the other half of the prompts. Bold where an interval excludes 0."
     )
     parts = ["# The entropy criterion, pair by pair", tables.about(run), notes, markdown(heads, lines)]
     return "\n\n".join([*parts, "Mean entropy in nats, and the share accepted:", by_entropy, ""])

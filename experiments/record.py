@@ -27,6 +27,7 @@ from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.distillation.judging import answers
+from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
@@ -138,6 +139,7 @@ def _batch(
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]
     found = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    shared = probability_shared(target, drafter.params)
     about = {
         "target": target.name,
         "drafter": drafter.name,
@@ -148,6 +150,7 @@ def _batch(
         "versions": package_versions(),
         "ids": [entry.prompt.id for entry in own],
         "tasks": [task_of(entry.prompt) for entry in own],
+        **({} if shared is None else {"probability_shared": shared}),
     }
     return trace_texts(
         (target.model, drafter.model),

@@ -45,9 +45,10 @@ class Models:
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id (org/name, org/name@revision), a .gguf file
     or an Orbax folder."""
     drafter: str = "smollm2-drafter-reading@8192"
-    """Given like the target, with the same vocabulary; or without a model: prompt_lookup(longest=4), ngram, a path to
-    your own .py. a,b alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens and the text's
-    own rare ones. none: plain decoding. A target with an encoder (T5) has prompt_lookup unless you name one."""
+    """Given like the target; or without a model: prompt_lookup(longest=4), ngram, a path to your own .py. a,b
+    alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens and the text's own rare ones.
+    With another vocabulary, NAME@tokens proposes those that both have, NAME@text tokenises its text again; chosen
+    unless given. A target with an encoder (T5) has prompt_lookup unless you name one. none: plain decoding."""
     dtype: str = "auto"
     """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
     first two on this machine."""

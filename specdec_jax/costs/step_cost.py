@@ -20,6 +20,7 @@ from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.drafters.retokenized import RetokenizedState, as_if_spelled
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 SOURCE = 128  # slots of what an encoder has read, all full
@@ -92,6 +93,8 @@ def draft_round(
     compiled = jax.jit(propose, compiler_options=options_here() or None)
     state = jax.jit(lambda params, source: drafter.init(params, batch, slots, source))(params, _source(batch))
     state = state._replace(valid=begin)
+    tokens = jnp.ones((batch, slots), jnp.int32)
+    state = as_if_spelled(state, tokens) if isinstance(state, RetokenizedState) else state
     context = RoundContext(
         length=begin,
         emitted=jnp.zeros_like(begin),
@@ -101,7 +104,6 @@ def draft_round(
         warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
         monitor=(),
     )
-    tokens = jnp.ones((batch, slots), jnp.int32)
     policy_state = policy.init(batch)
     return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
 

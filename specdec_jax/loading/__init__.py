@@ -1,9 +1,9 @@
 """From a name to a model with its weights and its tokenizer, and back to a folder."""
 
+from specdec_jax.loading.across import for_target, needs_translation
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
 from specdec_jax.loading.gguf.writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
-from specdec_jax.loading.intersection import for_target, needs_translation
 from specdec_jax.loading.load import LoadedModel, download, load_drafter, load_model, load_pair, outline
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer

@@ -15,22 +15,26 @@ from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 
 RANKING = "token_ranking.npy"
+TOKENS, TEXT = WAYS = "tokens", "text"  # to draft for a target with another vocabulary (loading/across.py)
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """A model's source and the draft vocabulary after its last @, empty if there is none; existing paths are whole.
+    """A model's source and what follows its last @, a draft vocabulary or one of `WAYS`, empty if there is none.
+
+    Existing paths are whole.
 
     Raises:
-        ValueError: a model, and behind it something else than a draft vocabulary.
+        ValueError: a model, and behind it something else.
     """
     base, _, vocabulary = source.rpartition("@")
     if not base or Path(source).expanduser().exists():
         return source, ""
-    if vocabulary.isdecimal() or vocabulary.endswith(".npy"):
+    if vocabulary.isdecimal() or vocabulary.endswith(".npy") or vocabulary in WAYS:
         return base, vocabulary
     if base in BUILTIN or Path(base).expanduser().exists():
         raise ValueError(
-            f"after @ comes a number of tokens or a .npy file of them, or the revision of a hub id, got {source!r}"
+            "after @ comes a number of tokens or a .npy file of them, or tokens or text (how it drafts for a target "
+            f"with another vocabulary), or the revision of a hub id, got {source!r}"
         )
     return source, ""
 

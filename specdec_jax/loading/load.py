@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
-from specdec_jax.loading.draft_vocabulary import read_tokens, split_source, with_draft_vocabulary
+from specdec_jax.loading.draft_vocabulary import WAYS, read_tokens, split_source, with_draft_vocabulary
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf.file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
@@ -60,6 +60,9 @@ def load_model(
     name, checked = str(source), check_dtype(dtype)
     mesh_here()  # refuses one of other axes, whatever is loaded
     whole, vocabulary = split_source(name)
+    if vocabulary in WAYS:
+        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
+        return loaded._replace(name=name)
     if vocabulary:
         tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)

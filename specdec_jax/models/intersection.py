@@ -11,7 +11,9 @@ model; the spelling of single tokens by a table, inside the loop, is ours.
 import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specdec_jax.models.adapters import replace_length
@@ -31,12 +33,15 @@ class SharedParams(NamedTuple):
     place: Array  # [V] int32, where a token of the target stands among them; N: nowhere
     pieces: Array  # [V, P] int32, the drafter's ids that spell a token of the target
     count: Array  # [V] int32, how many of them count, 1 to P
+    tables: Any = None  # where the drafter's text is tokenised again (models/retokenized.py), how
 
     @property
     def unread_bytes(self) -> int:
-        """What a pass leaves unread, as that of a reduced head, and most of the spellings."""
+        """What a pass leaves unread, as that of a reduced head, and most of the spellings and tables."""
         head = ReducedParams(self.model, self.kernel, self.tokens, self.place).unread_bytes
-        return head + self.pieces.nbytes + self.count.nbytes
+        if self.tables is not None:  # its own whole head is what it reads
+            head = self.kernel.nbytes + self.place.nbytes
+        return head + self.pieces.nbytes + self.count.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(self.tables))
 
 
 class SharedCache(NamedTuple):
@@ -142,9 +147,12 @@ def shared_params(model: LanguageModel, params: Params, own: Any, pieces: Any, c
     """
     if model.head is None:
         raise ValueError("this model does not offer its head apart")
-    tokens = jnp.flatnonzero(own >= 0).astype(jnp.int32)
+    own = np.asarray(own)
+    tokens = np.flatnonzero(own >= 0).astype(np.int32)
     if not tokens.size:
         raise ValueError("the two vocabularies have no token in common")
-    place = jnp.full(own.shape, tokens.size, jnp.int32).at[tokens].set(jnp.arange(tokens.size, dtype=jnp.int32))
+    place = np.full(own.shape, tokens.size, np.int32)
+    place[tokens] = np.arange(tokens.size, dtype=np.int32)
     kernel = jnp.asarray(model.head.kernel(params))[own[tokens]]
-    return SharedParams(params, kernel, tokens, place, jnp.asarray(pieces, jnp.int32), jnp.asarray(count, jnp.int32))
+    tables = (jnp.asarray(table, jnp.int32) for table in (tokens, place, pieces, count))
+    return SharedParams(params, kernel, *tables)

@@ -35,6 +35,7 @@ PHASES = phases()
 NEED_MODELS = (
     "model",
     "reading",
+    "retokenized",
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence

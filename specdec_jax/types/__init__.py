@@ -33,6 +33,7 @@ from specdec_jax.types.seams import Propose as Propose
 from specdec_jax.types.seams import Read as Read
 from specdec_jax.types.seams import Reading as Reading
 from specdec_jax.types.seams import ReducedHead as ReducedHead
+from specdec_jax.types.seams import Retokenizing as Retokenizing
 from specdec_jax.types.seams import StoppingPolicy as StoppingPolicy
 from specdec_jax.types.seams import Tap as Tap
 from specdec_jax.types.seams import Update as Update

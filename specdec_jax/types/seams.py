@@ -113,6 +113,21 @@ class Reading(NamedTuple):
     # which has noted them, [B, T, N], last hidden states [B, T, D], cache)
 
 
+class Retokenizing(NamedTuple):
+    """How a drafter of another vocabulary drafts its own tokens and proposes their text (models/retokenized.py).
+
+    `own` is the model over its own U tokens, whose parameters are those of the whole. `spell` says which of its tokens
+    stand for each of the target's; `retokenize` makes the target's tokens of what was drafted.
+    """
+
+    own: "LanguageModel"
+    room: int  # slots of its cache for one of the target's
+    spell: Callable[[Params, Array], tuple[Array, Array]]  # tokens [B, T] -> (own [B, T, P] int32, how many [B, T])
+    retokenize: Callable[[Params, Array, Array], tuple[Array, Array, Array]]
+    # own tokens [B, K] and how many [B] -> (tokens [B, K] int32, how many [B], own tokens that have ended with each
+    # [B, K], -1 where one goes on)
+
+
 class LanguageModel(NamedTuple):
     """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
@@ -124,6 +139,7 @@ class LanguageModel(NamedTuple):
     tap: Tap | None = None  # of families that give their hidden states to drafters that read them
     reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
     reading: Reading | None = None  # a drafter's that reads its target's hidden states
+    retokenizing: Retokenizing | None = None  # a drafter's whose text is tokenised again for its target
 
 
 class Begin(Protocol):

@@ -26,7 +26,7 @@ from specdec_jax.verification import rejection
 pytestmark = pytest.mark.slow
 
 SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture", "reduced_head"}
-SHARED |= {"intersection", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}
+SHARED |= {"intersection", "retokenized", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}
 """Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 

@@ -23,6 +23,7 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import LoadedModel, outline
+from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
@@ -137,10 +138,14 @@ def _predicted(run: _Run, pair: Pair, prompts: Sequence[list[int]], context: int
         trace = _trace(settings, pair, prompts)
     accepted = by_draft(trace)
     page.show_acceptance(console, accepted, trace.num_texts, trace.num_positions, settings.temperature)
+    shared = probability_shared(pair.target, pair.params.drafter)
+    if shared is not None:
+        page.show_shared(console, shared, replayed=pair.decoder.parts.drafter.name != "retokenized")
     run.report["acceptance"] = {
         "texts": trace.num_texts,
         "tokens": trace.num_positions,
         "measured_by_draft": accepted,
+        "measured_probability_shared": shared,
     }
     found: list[Predicted] = []
     for rule in every_rule(pair.decoder.parts.drafter.max_draft_length):

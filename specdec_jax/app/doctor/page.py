@@ -77,6 +77,13 @@ def show_acceptance(console: Console, found: Sequence[Interval], texts: int, tok
     console.print(table)
 
 
+def show_shared(console: Console, probability: float, *, replayed: bool) -> None:
+    """What the tokens that both have cover. `replayed`: a drafter that drafts those, and not text that is no trace."""
+    console.print(f"The tokens that both have hold {probability:.1%} of the target's probability along a sample text.")
+    if not replayed:
+        console.print("These are what is replayed; text that is tokenised again is measured by generate --compare.")
+
+
 def show_rules(console: Console, found: Sequence[Predicted], fast: Sequence[bool]) -> None:
     """All rules, the fastest first: a line each, of static lengths the best and one of all.
 

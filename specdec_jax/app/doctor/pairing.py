@@ -3,8 +3,8 @@
 from typing import Any
 
 from specdec_jax.loading import LoadedModel, needs_translation
+from specdec_jax.loading.across import said_of, way_for
 from specdec_jax.loading.families import family_of
-from specdec_jax.loading.intersection import what_both_have
 from specdec_jax.models.weights import num_weights
 from specdec_jax.text.pair import check_pair
 
@@ -35,7 +35,8 @@ def agreements(target: LoadedModel, drafter: LoadedModel) -> list[str]:
     """What lets two that can decode together do so, a sentence each."""
     said = [f"The vocabularies agree: {target.tokenizer.vocab_size:,} tokens."]
     if needs_translation(target, drafter):
-        said = [f"The vocabularies differ: it drafts the {what_both_have(target.tokenizer, drafter.tokenizer)}."]
+        way = way_for(target, drafter)
+        said = [f"The vocabularies differ: {said_of(way, target.tokenizer, drafter.tokenizer)}."]
     if drafter.model.reading is not None:
         layers = ", ".join(map(str, drafter.model.reading.layers))
         said.append(f"The drafter reads the target's hidden states of layers {layers}.")

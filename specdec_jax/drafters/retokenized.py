@@ -1,0 +1,210 @@
+"""A small language model of another vocabulary that drafts in its own tokens, whose text is tokenised again as drafts.
+
+It reads a text of its own beside the row's: the spelling of each of the target's tokens, and of accepted drafts its own
+tokens, as it drafted them. Where drafts are rejected it goes back to the last place at which what is accepted of its
+text ends in both vocabularies, the longest common alignment; a row whose text changes or is cut goes back in the same
+way. Everything else, `drafters/model.py` does in its own tokens.
+
+Drafts are its most probable tokens at every temperature: a text that follows from the one before it, token by token. So
+they are told as chosen, not drawn, and lossless verifiers stay so.
+
+Source: universal assisted generation (UAG), as in models/retokenized.py, which the model is made by.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.cache_feed import feed, feed_long
+from specdec_jax.decoding.draft_loop import Next, Source, check_length
+from specdec_jax.drafters.model import FED, WIDE, model_source
+from specdec_jax.strategy import strategy
+from specdec_jax.types import (
+    Array,
+    Cache,
+    Draft,
+    Drafter,
+    DraftInfo,
+    LanguageModel,
+    Params,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+)
+
+SPELLED = 32  # tokens of the target that are spelled at a time
+
+
+class RetokenizedState(NamedTuple):
+    """The drafter's own text, R slots, and how it lies along the row's."""
+
+    cache: Cache
+    valid: Array  # [B] int32, entries of the cache that hold tokens of `own`
+    own: Array  # [B, R] int32
+    text: Array  # [B, S] int32, the row's tokens that `own` stands for
+    ends: Array  # [B, S + 1] int32, how many of `own` so many of `text` are; -1 where one of `own` goes on
+    known: Array  # [B] int32, how many of `text` count
+
+
+@strategy
+def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 16) -> Drafter:
+    """Draft with a model made by `models.retokenized`: at most `max_draft_length` (K) passes, and as many drafts.
+
+    Policies are asked once a pass, about the distribution over the drafter's own tokens.
+
+    Args:
+        catch_up: tokens a pass feeds to rows that begin to draft after rounds they sat out, as `model`.
+
+    Raises:
+        ValueError: a model whose text is not tokenised again, or a number below its least value.
+    """
+    check_length(max_draft_length)
+    if catch_up < FED:
+        raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
+    if language_model.retokenizing is None:
+        raise ValueError("the text of this model is not tokenised again: drafters.model drafts with it")
+    again = language_model.retokenizing
+    room = max_draft_length + FED  # slots of its own text that the target's never fills
+
+    def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
+        del source
+        own_slots = again.room * slots + room
+        none, text = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
+        cache = again.own.init_cache(params, batch, own_slots)
+        own, ends = jnp.zeros((batch, own_slots), jnp.int32), jnp.zeros((batch, slots + 1), jnp.int32)
+        return RetokenizedState(cache, none, own, text, ends, none)
+
+    def propose(
+        params: Params,
+        state: RetokenizedState,
+        tokens: Array,
+        context: RoundContext,
+        uniform: Callable[[Array], Array],
+        policy: StoppingPolicy,
+        policy_state: PolicyState,
+        keep_log_q: bool,
+    ) -> tuple[Draft, DraftInfo, RetokenizedState, PolicyState]:
+        del keep_log_q
+        state = spelled(params, state, tokens, context.length)
+        length = own_length(state)
+
+        def open_source(going: Array) -> Source:
+            with jax.named_scope("draft_feed"):
+                wanted = jnp.where(going, length - FED, 0)
+                known = jnp.minimum(state.valid, length)
+                cache, _ = feed(again.own, params, state.cache, state.own, known, wanted, catch_up)
+            return _most_probable(model_source(again.own, params, cache, state.own, context._replace(length=length)))
+
+        end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length)
+        with jax.named_scope("draft_retokenize"):
+            found, count, owned = again.retokenize(params, end.tokens, end.length)
+        count = jnp.minimum(count, context.budget)
+        passes = end.predictions
+        fed = jnp.where(passes > 0, length + passes - 1, state.valid)
+        after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed))
+        after = with_drafts(after, end.tokens, length, found, count, owned)
+        info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(count))
+        return Draft(found, None, jnp.ones(found.shape, bool), count), info, after, end.policy
+
+    def commit(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
+        """Roll back to the last common alignment. What is missing is spelled and fed when the row drafts again."""
+        del params
+        return aligned(state, tokens, length)
+
+    def prefill(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
+        """Spell the text, and feed it up to the last two tokens, which a pass feeds."""
+        state = spelled(params, aligned(state, tokens, length), tokens, length)
+        wanted = jnp.maximum(own_length(state) - FED, 0)
+        known = jnp.minimum(state.valid, wanted)
+        cache, valid = feed_long(again.own, params, state.cache, state.own, known, wanted, catch_up, WIDE)
+        return state._replace(cache=cache, valid=jnp.maximum(state.valid, valid))
+
+    def spelled(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
+        limit = state.own.shape[1] - room
+
+        def one(state: RetokenizedState) -> RetokenizedState:
+            at = state.known[:, None] + jnp.arange(SPELLED, dtype=jnp.int32)[None, :]
+            read = jnp.take_along_axis(tokens, jnp.minimum(at, tokens.shape[1] - 1), axis=1)
+            pieces, count = again.spell(params, read)
+            return with_spelling(state, read, pieces, jnp.where(at < length[:, None], count, 0), length, limit)
+
+        return lax.while_loop(lambda now: jnp.any(now.known < length), one, state)
+
+    return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
+
+
+def _most_probable(source: Source) -> Source:
+    """The source, its most probable tokens drafted at every temperature."""
+
+    def predict(memory: Any, drafted: Array) -> tuple[Next, Any]:
+        following, memory = source.predict(memory, drafted)
+        token = following.distribution.top_token
+        return following._replace(draw=lambda uniform: token), memory
+
+    return source._replace(predict=predict)
+
+
+def own_length(state: RetokenizedState) -> Array:
+    """Tokens [B] of the drafter's own text."""
+    return jnp.take_along_axis(state.ends, state.known[:, None], axis=1)[:, 0]
+
+
+def as_if_spelled(state: RetokenizedState, tokens: Array) -> RetokenizedState:
+    """The state as if its valid entries stood for as many of tokens [B, S], one for one; for measuring a round."""
+    ends = jnp.broadcast_to(jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :], state.ends.shape)
+    return state._replace(text=tokens, ends=ends, known=state.valid)
+
+
+def aligned(state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
+    """What still holds when the text is the first `length` [B] of tokens [B, S], up to where both vocabularies end."""
+    slot = jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :]
+    held = jnp.minimum(state.known, length)[:, None]
+    differs = (state.text != tokens) & (slot[:, :-1] < held)
+    same = jnp.minimum(held, jnp.min(jnp.where(differs, slot[:, :-1], slot[:, -1:]), axis=1, keepdims=True))
+    known = jnp.max(jnp.where((state.ends >= 0) & (slot <= same), slot, 0), axis=1)
+    state = state._replace(known=known)
+    return state._replace(valid=jnp.minimum(state.valid, own_length(state)))
+
+
+def with_spelling(
+    state: RetokenizedState, read: Array, pieces: Array, count: Array, length: Array, limit: int
+) -> RetokenizedState:
+    """The state with the next tokens [B, T] spelled by the first `count` [B, T] of pieces [B, T, P].
+
+    A text that outgrows `limit` slots is read on without the pieces that have no room: drafts are worse then.
+    """
+    rows, nowhere = jnp.arange(read.shape[0])[:, None], state.own.shape[1]
+    start, order = own_length(state)[:, None], jnp.arange(pieces.shape[2], dtype=jnp.int32)[None, None, :]
+    ends = start + jnp.cumsum(count, axis=1)
+    at = (ends - count)[:, :, None] + order
+    at = jnp.where((order < count[:, :, None]) & (at < limit), at, nowhere)
+    slots = state.known[:, None] + jnp.arange(read.shape[1], dtype=jnp.int32)[None, :]
+    slots = jnp.where(slots < length[:, None], slots, nowhere)
+    return state._replace(
+        own=state.own.at[rows[:, :, None], at].set(pieces, mode="drop"),
+        text=state.text.at[rows, slots].set(read, mode="drop"),
+        ends=state.ends.at[rows, slots + 1].set(jnp.minimum(ends, limit), mode="drop"),
+        known=jnp.maximum(state.known, jnp.minimum(state.known + read.shape[1], length)),
+    )
+
+
+def with_drafts(
+    state: RetokenizedState, drafted: Array, length: Array, tokens: Array, count: Array, ends: Array
+) -> RetokenizedState:
+    """The state as if all drafts were accepted: `drafted` [B, K], after `length` [B] own tokens, for `count` `tokens`.
+
+    `ends` [B, K]: how many of them have ended with each of those, -1 where one goes on.
+    """
+    rows, order = jnp.arange(drafted.shape[0])[:, None], jnp.arange(drafted.shape[1], dtype=jnp.int32)[None, :]
+    slots = jnp.where(order < count[:, None], state.known[:, None] + order, state.own.shape[1])
+    ends = jnp.where(ends > 0, length[:, None] + ends, -1)
+    return state._replace(
+        own=state.own.at[rows, length[:, None] + order].set(drafted, mode="drop"),
+        text=state.text.at[rows, slots].set(tokens, mode="drop"),
+        ends=state.ends.at[rows, slots + 1].set(ends, mode="drop"),
+        known=state.known + count,
+    )

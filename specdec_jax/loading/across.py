@@ -1,0 +1,101 @@
+"""How a drafter drafts for a target with another vocabulary: which of two ways, chosen here and told.
+
+- `tokens`: the tokens that both have, as in models/intersection.py;
+- `text`: all of its own, whose text is tokenised again, as in models/retokenized.py. Taken where the tokens that both
+  have are fewer than `ENOUGH` of the target's, or where the drafter's source ends in `@text`.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
+from specdec_jax.loading.intersection import SAMPLE_TEXT, share_of, translation
+from specdec_jax.loading.merges import is_bpe, tables
+from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
+from specdec_jax.models.intersection import shared_params, with_shared_tokens
+from specdec_jax.models.retokenized import with_retokenizing
+
+ENOUGH = 0.5
+"""Share of a sample text's tokens from which the tokens that both have are enough (docs/drafters.md)."""
+
+
+def for_target(target: Any, drafter: Any) -> Any:
+    """The drafter, a `LoadedModel`, as it is, or drafting the target's tokens if an id means another token to it.
+
+    Then a line on standard error says how, and why.
+
+    Raises:
+        ValueError: as `needs_translation` and `with_targets_tokens`.
+    """
+    if not needs_translation(target, drafter):
+        return drafter
+    way = way_for(target, drafter)
+    joined = with_targets_tokens(target, drafter, way)
+    how = said_of(way, target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
+    print(f"specdec_jax: {drafter.name} has another vocabulary than {target.name}: {how}", file=sys.stderr)
+    return joined
+
+
+def needs_translation(target: Any, drafter: Any) -> bool:
+    """Whether an id means one token to the target and another to the drafter.
+
+    Raises:
+        ValueError: fewer embeddings than tokens; and where it does, a drafter that reads its target or has a draft
+            vocabulary, a model with an encoder, or `@text` with a target whose text is not tokenised by merges.
+    """
+    if same_tokens(target, drafter):
+        return False
+    encoders = any(one.model.spec.source is not None for one in (target, drafter))
+    if encoders or drafter.model.reduced is not None or drafter.model.reading is not None:
+        check_same_vocabulary(target, drafter)
+    if asked_for(drafter) == TEXT and not is_bpe(target.tokenizer):
+        kind = type(target.tokenizer.backend.model).__name__
+        raise ValueError(
+            f"drafter {drafter.name!r} for target {target.name!r}: text is tokenised again by byte-pair encoding, and "
+            f"the target's tokenizer is {kind}; @tokens drafts the tokens that both have"
+        )
+    return True
+
+
+def way_for(target: Any, drafter: Any) -> str:
+    """`tokens` or `text`: what the drafter's source asks for, or what suits the vocabularies."""
+    if asked := asked_for(drafter):
+        return asked
+    few = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT) < ENOUGH
+    return TEXT if few and is_bpe(target.tokenizer) else TOKENS
+
+
+def asked_for(drafter: Any) -> str:
+    """The way that the drafter's source ends in, empty without."""
+    asked = split_source(drafter.name)[1]
+    return asked if asked in WAYS else ""
+
+
+def said_of(way: str, target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
+    """In words, how it drafts and what both have: `count` tokens, where they are counted already."""
+    count = int((translation(target, drafter, target.vocab_size)[0] >= 0).sum()) if count is None else count
+    both = f"{count:,} tokens that both have, {share_of(target, drafter, SAMPLE_TEXT):.0%} of those of a sample text"
+    return f"it drafts the {both}" if way == TOKENS else f"what it drafts is tokenised again, not only the {both}"
+
+
+def with_targets_tokens(target: Any, drafter: Any, way: str) -> Any:
+    """The drafter, a `LoadedModel`, in the target's token ids, by `tokens` or by `text`.
+
+    Raises:
+        ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or by `text` a
+            target whose text is not tokenised by merges.
+    """
+    rows, own_rows = target.model.spec.vocab_size, drafter.model.spec.vocab_size
+    own, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
+    own = np.where(own < own_rows, own, -1)
+    try:
+        model = (with_retokenizing if way == TEXT else with_shared_tokens)(drafter.model, rows)
+        params = shared_params(drafter.model, drafter.params, own, pieces, count)
+        if way == TEXT:
+            params = params._replace(tables=tables(target.tokenizer, drafter.tokenizer, own_rows))
+    except ValueError as error:
+        raise ValueError(f"drafter {drafter.name!r} for target {target.name!r}: {error}") from None
+    return drafter._replace(model=model, params=params, tokenizer=target.tokenizer)

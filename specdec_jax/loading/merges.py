@@ -1,0 +1,144 @@
+"""A target's byte-pair encoding, and a drafter's tokens as bytes, as tables for models/retokenized.py.
+
+- Words are where the pre-tokenizer splits short texts of two or three kinds of bytes (letters, digits, ...).
+- Characters that are tokens, in tokenizers that begin with them (SentencePiece's), are merged of their bytes before
+  everything else; what stands for half of one is an id beyond the vocabulary.
+- Tokens that were added as runs of one character (Gemma's spaces and line feeds) are taken as long as they come.
+"""
+
+import json
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import models
+
+from specdec_jax.loading.token_keys import ids_by_key, ids_in, is_byte_level, keys_of
+from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.models.retokenized import KINDS, NONE, TEXT, Tables, hashed
+
+LONGEST = 32  # bytes; a drafter's token of more is never proposed
+LETTER, DIGIT, LINE, BLANK, OTHER, APOSTROPHE = range(KINDS)
+PROBES = {LETTER: "b", DIGIT: "5", LINE: "\n", BLANK: " ", OTHER: "%", APOSTROPHE: "'"}
+
+Merges = dict[tuple[int, int], tuple[int, int]]  # of two ids: rank and union
+
+
+def is_bpe(tokenizer: Tokenizer) -> bool:
+    """Whether a text of its is tokenised by merges, which the tables can follow."""
+    return isinstance(tokenizer.backend.model, models.BPE)
+
+
+def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
+    """How text of the drafter's U = `rows` tokens becomes the target's.
+
+    Raises:
+        ValueError: a target whose tokenizer is another than byte-pair encoding.
+    """
+    if not is_bpe(target):
+        kind = type(target.backend.model).__name__
+        raise ValueError(f"text is tokenised again by byte-pair encoding, and the target's tokenizer is {kind}")
+    text, size, whole = _texts(drafter, target, rows)
+    ids = ids_by_key(target)
+    single = np.array([ids.get(bytes([byte]), NONE) for byte in range(256)], np.int32)
+    start, merges, most = _by_hash(_merges(target, single))
+    kinds = np.array([_kind(byte) for byte in range(256)], np.int32)
+    probes = np.arange(most, dtype=np.int32)
+    return Tables(*map(jnp.asarray, (text, size, whole, single, kinds, _splits(target), start, merges, probes)))
+
+
+def _texts(drafter: Tokenizer, target: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(text [U, L], size [U], whole [U]) as `Tables` has them."""
+    keys = {token: key for token, key in keys_of(drafter).items() if token < rows}
+    texts = {token: key for token, key in keys.items() if isinstance(key, bytes) and 0 < len(key) <= LONGEST}
+    text = np.zeros((rows, max(map(len, texts.values()))), np.uint8)
+    size, whole = np.ones(rows, np.int32), np.full(rows, NONE, np.int32)
+    for token, key in texts.items():
+        text[token, : len(key)], size[token], whole[token] = list(key), len(key), TEXT
+    ids = ids_in(target, drafter)
+    for token, key in keys.items():
+        if isinstance(key, str):
+            whole[token] = ids.get(key, NONE)
+    return text, size, whole
+
+
+def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
+    """What the tokenizer merges, ranks from 0 on."""
+    vocabulary, added = tokenizer.vocabulary(), tokenizer.backend.get_added_tokens_decoder().keys()
+    found = dict(_runs(tokenizer, single))
+    found |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
+    for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
+        one, other = merge.split(" ") if isinstance(merge, str) else merge
+        left, right, union = vocabulary[one], vocabulary[other], vocabulary[one + other]
+        if added.isdisjoint((left, right, union)):  # those are taken out of a text before anything merges
+            found.setdefault((left, right), union)
+    return {pair: (rank, union) for rank, (pair, union) in enumerate(found.items())}
+
+
+def _runs(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
+    """Added tokens of one repeated byte, the longest first, so that a run grows before another begins."""
+    ids, keys = ids_by_key(tokenizer), keys_of(tokenizer)
+    added = (keys[i] for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special)
+    runs = {key for key in added if isinstance(key, bytes) and len(key) > 1 and len(set(key)) == 1}
+    for run in sorted(runs, key=len, reverse=True):
+        if run[:-1] in ids and single[run[0]] != NONE:
+            yield (ids[run[:-1]], int(single[run[0]])), ids[run]
+
+
+def _characters(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
+    """The bytes of characters that are tokens."""
+    keys = keys_of(tokenizer)
+    beyond, halves = max(keys) + 1, dict[bytes, int]()
+    for token, key in keys.items():
+        if not isinstance(key, bytes) or not _is_long_character(key) or NONE in single[list(key)]:
+            continue
+        left = int(single[key[0]])
+        for end in range(2, len(key) + 1):
+            union = token if end == len(key) else halves.setdefault(key[:end], beyond + len(halves))
+            yield (left, int(single[key[end - 1]])), union
+            left = union
+
+
+def _is_long_character(key: bytes) -> bool:
+    """Whether they are one, of two bytes or more."""
+    try:
+        return 2 <= len(key) <= 4 and len(key.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def _by_hash(merges: Merges) -> tuple[np.ndarray, np.ndarray, int]:
+    """(start [2^h + 1], merges [N, 4], most of one hash value)."""
+    entries = np.array([(*pair, *value) for pair, value in merges.items()], np.int32).reshape(-1, 4)
+    entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # nothing merges with nothing
+    buckets = 1 << (len(entries) - 1).bit_length()
+    values = hashed(entries[:, 0].astype(np.uint32), entries[:, 1].astype(np.uint32), buckets)
+    counts = np.bincount(values, minlength=buckets)
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return start, entries[np.argsort(values, kind="stable")], int(counts.max())
+
+
+def _kind(byte: int) -> int:
+    character = chr(byte)
+    if byte >= 128 or character.isalpha():
+        return LETTER
+    if character.isdigit():
+        return DIGIT
+    return {"\n": LINE, "\r": LINE, " ": BLANK, "\t": BLANK, "'": APOSTROPHE}.get(character, OTHER)
+
+
+def _splits(tokenizer: Tokenizer) -> np.ndarray:
+    """[KINDS, KINDS, KINDS + 1] bool, as `Tables` has it."""
+    found = np.zeros((KINDS, KINDS, KINDS + 1), bool)
+    normalizer, splitter = tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer
+    if splitter is None:
+        return found
+    for before, one in PROBES.items():
+        for here, other in PROBES.items():
+            for after, third in (PROBES | {KINDS: ""}).items():
+                probe = one + other + third
+                normal = probe if normalizer is None else normalizer.normalize_str(probe)
+                at = len(normal) - len(other + third)  # something may be put in front
+                found[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
+    found[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers: merges tell
+    return found

@@ -1,0 +1,73 @@
+"""What the tokens of a tokenizer stand for: bytes, or of special ones their text; and whose id is which of another's.
+
+Byte-level tokens (GPT-2's letters for bytes) and SentencePiece's (U+2581 for a space, <0x0A> for a byte) are bytes.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+
+from specdec_jax.loading.tokenizer import ROLES, Tokenizer
+
+SPACE = "\u2581"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+Key = bytes | str  # what a token stands for; of special ones their text
+
+
+def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
+    """Its id of everything that a token stands for; of special tokens that only the other has, by their role."""
+    return {**dict(_by_role(other, tokenizer)), **ids_by_key(tokenizer)}
+
+
+@functools.lru_cache(maxsize=2)  # of a pair; a quarter of a million tokens take a second
+def ids_by_key(tokenizer: Tokenizer) -> Mapping[Key, int]:
+    """The id of everything that a token stands for: of several the first, a byte by its number (<0x68>) last."""
+    by_number = {token for text, token in tokenizer.vocabulary().items() if BYTE.fullmatch(text)}
+    keys = sorted(keys_of(tokenizer).items(), key=lambda item: (item[0] in by_number, item[0]), reverse=True)
+    return {key: token for token, key in keys}
+
+
+def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]]:
+    """The other's special tokens that the tokenizer has by another name: beginning, end, padding, unknown."""
+    for role in ROLES:
+        theirs, ours = other.special.get(role), tokenizer.special.get(role)
+        own = None if ours is None else tokenizer.backend.token_to_id(ours)
+        if theirs is not None and own is not None:
+            yield theirs, own
+    ends, own = keys_of(other), tokenizer.eos_ids
+    yield from ((ends[end], own[0]) for end in other.eos_ids if own and end in ends)
+
+
+@functools.lru_cache(maxsize=2)
+def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
+    """What each id stands for."""
+    special = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    added = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special}
+    plain = bytes_by_letter() if is_byte_level(tokenizer) else None
+    found: dict[int, Key] = {}
+    for token, i in tokenizer.vocabulary().items():
+        if i in special:
+            found[i] = special[i]
+        elif i in added:
+            found[i] = added[i].encode()
+        elif plain is not None and all(letter in plain for letter in token):
+            found[i] = bytes(plain[letter] for letter in token)
+        else:
+            byte = BYTE.fullmatch(token)
+            found[i] = bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+    return found
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether its tokens are written in GPT-2's letters for bytes."""
+    decoder = tokenizer.backend.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+@functools.cache
+def bytes_by_letter() -> dict[str, int]:
+    """GPT-2's letter of every byte: printable ones are themselves, the others follow from U+0100 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

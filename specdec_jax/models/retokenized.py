@@ -1,0 +1,157 @@
+"""A drafter whose vocabulary is another than its target's, second way: what it drafts is tokenised again.
+
+It drafts all of its own tokens, by their bytes they become the target's, and those are proposed. The target's tokenizer
+is byte-pair encoding in tables: bytes or characters, the words that its pre-tokenizer splits them into, and merges by
+rank, each word by itself, until nothing merges. Whatever comes out is lossless; the nearer it is to what the target's
+own tokenizer makes of the same text, the more is accepted.
+
+What is read stays as in models/intersection.py, by a table that spells each of the target's tokens.
+
+Source: universal assisted generation, UAG (Hugging Face and Intel, 2024; arXiv 2502.05202 calls it string-level exact
+match, SLEM), where both tokenizers run on the host between passes; tables inside the loop are ours.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.models.intersection import ROOM, with_shared_tokens
+from specdec_jax.types import Array, LanguageModel, Retokenizing
+
+BYTES, MORE = 8, 16  # of a draft that are tokenised: so many a token, and some
+TEXT, NONE = -2, -1  # what stands where no token does
+KINDS = 6  # of bytes
+MULTIPLIERS = np.array([0x9E3779B1, 0x85EBCA6B], np.uint32)
+NEVER = np.iinfo(np.int32).max
+
+
+class Tables(NamedTuple):
+    """The drafter's U tokens as bytes, at most L each, and the target's byte-pair encoding with N merges."""
+
+    text: Array  # [U, L] uint8
+    size: Array  # [U] int32, how many bytes count, 1 to L
+    whole: Array  # [U] int32, TEXT, or of a token that is none: the target's that it is, NONE without
+    single: Array  # [256] int32, the target's token of a byte; NONE: it has none
+    kind: Array  # [256] int32, which of the KINDS of bytes one is
+    splits: Array  # [KINDS, KINDS, KINDS + 1] bool: a word begins at the second, by those around it; the last: the end
+    start: Array  # [2^h + 1] int32, where the merges of each hash value begin
+    merges: Array  # [N, 4] int32: left, right, rank, and what they become; by hash
+    probes: Array  # [M] int32, 0 to M - 1: as many as there are of the most frequent hash value
+
+
+@functools.lru_cache(maxsize=16)
+def with_retokenizing(model: LanguageModel, vocab_size: int) -> LanguageModel:
+    """As `with_shared_tokens`, and `retokenizing` says how it drafts; parameters are `SharedParams` with tables.
+
+    `apply` and `reduced` are those of the shared tokens: what scores and traces read.
+
+    Raises:
+        ValueError: as `with_shared_tokens`.
+    """
+
+    def init_cache(params, batch, slots, source=None):
+        return model.init_cache(None if params is None else params.model, batch, slots, source)
+
+    def apply(params, tokens, cache, positions=None, mask=None):
+        return model.apply(params.model, tokens, cache, positions, mask)
+
+    def spell(params, tokens):
+        return params.pieces[tokens], params.count[tokens]
+
+    def to_target(params, tokens, length):
+        return retokenize(params.tables, tokens, length, vocab_size)
+
+    own = LanguageModel(init_cache, apply, model.with_length, model.spec)
+    return with_shared_tokens(model, vocab_size)._replace(retokenizing=Retokenizing(own, ROOM, spell, to_target))
+
+
+class _Symbols(NamedTuple):
+    """A text of W symbols on its way to tokens; beyond its end stand NONE."""
+
+    token: Array  # [B, W] int32, the target's ids; beyond its vocabulary: half a character
+    end: Array  # [B, W] int32, the byte after each
+    begins: Array  # [B, W] bool, a word
+    more: Array  # [] bool, something merged last time
+
+
+def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) -> tuple[Array, Array, Array]:
+    """The target's tokens for the text of the drafter's.
+
+    It ends before what the target cannot say (a special token of the drafter alone, a byte without a token, half of a
+    character that is one), or after `BYTES` bytes a token.
+
+    Args:
+        tokens: [B, K] int32, the drafter's, of which `length` [B] count.
+
+    Returns:
+        tokens [B, K] int32, at most K of them; how many [B]; and how many of the drafter's [B, K] have ended with each,
+        -1 where one goes on.
+    """
+    most = tokens.shape[1]
+    size = jnp.where(jnp.arange(most)[None, :] < length[:, None], tables.size[tokens], 0)
+    theirs = jnp.cumsum(size, axis=1)  # [B, K], bytes
+    symbols = _symbols(tables, tokens, theirs, size)
+    symbols = lax.while_loop(lambda now: now.more, lambda now: _merged(tables, now), symbols)
+    found, end = symbols.token[:, :most], symbols.end[:, :most]
+    said = jnp.cumprod(((found >= 0) & (found < vocab_size)).astype(jnp.int32), axis=1)
+    together = (theirs[:, None, :] == end[:, :, None]) & (size > 0)[:, None, :]  # [B, K, K]
+    own = jnp.where(jnp.any(together, axis=2), jnp.argmax(together, axis=2) + 1, -1)
+    return jnp.where(said > 0, found, 0), jnp.sum(said, axis=1), own.astype(jnp.int32)
+
+
+def _symbols(tables: Tables, tokens: Array, ends: Array, size: Array) -> _Symbols:
+    """The bytes of tokens [B, K] that end at bytes [B, K], a symbol each."""
+    at = jnp.arange(BYTES * tokens.shape[1] + MORE, dtype=jnp.int32)[None, :]  # [1, W]
+    whose = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), tokens.shape[1] - 1)
+    token = jnp.take_along_axis(tokens, whose, axis=1)
+    offset = at - jnp.take_along_axis(ends - size, whose, axis=1)
+    byte = tables.text[token, jnp.clip(offset, 0, tables.text.shape[1] - 1)].astype(jnp.int32)
+    whole, inside = tables.whole[token], at < ends[:, -1:]
+    symbol = jnp.where(inside, jnp.where(whole == TEXT, tables.single[byte], whole), NONE)
+    kind = jnp.where(inside, tables.kind[byte], KINDS)  # of what follows the end
+    before, after = jnp.pad(kind, ((0, 0), (1, 0)))[:, :-1], jnp.pad(kind, ((0, 0), (0, 1)), constant_values=KINDS)
+    splits = tables.splits[before, jnp.minimum(kind, KINDS - 1), after[:, 1:]]
+    begins = splits | (at == 0) | ~inside
+    return _Symbols(symbol, jnp.broadcast_to(at + 1, symbol.shape), begins, jnp.ones((), bool))
+
+
+def _merged(tables: Tables, now: _Symbols) -> _Symbols:
+    """One merge in every word, the first of those of the lowest rank; words do not touch each other."""
+    width = now.token.shape[1]
+    at = jnp.arange(width, dtype=jnp.int32)[None, :]
+    following = jnp.pad(now.token[:, 1:], ((0, 0), (0, 1)), constant_values=NONE)
+    rank, union = _lookup(tables, now.token, following)
+    apart = jnp.pad(now.begins[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+    order = jnp.where(apart | (rank == NEVER), NEVER, rank * width + at)  # [B, W], NEVER: it does not merge
+    word = jnp.cumsum(now.begins, axis=1)
+    same = word[:, :, None] == word[:, None, :]
+    joins = (order < NEVER) & (order == jnp.min(jnp.where(same, order[:, None, :], NEVER), axis=2))
+    stays = ~jnp.pad(joins[:, :-1], ((0, 0), (1, 0)))
+    place = jnp.where(stays, jnp.cumsum(stays, axis=1) - 1, width)
+    rows = jnp.arange(now.token.shape[0])[:, None]
+    token = jnp.where(joins, union, now.token)
+    end = jnp.where(joins, jnp.pad(now.end[:, 1:], ((0, 0), (0, 1))), now.end)
+
+    def closed(values: Array, rest: int | bool) -> Array:
+        return jnp.full_like(values, rest).at[rows, place].set(values, mode="drop")
+
+    return _Symbols(closed(token, NONE), closed(end, NONE), closed(now.begins, True), jnp.any(joins))
+
+
+def _lookup(tables: Tables, left: Array, right: Array) -> tuple[Array, Array]:
+    """Rank and union of pairs of tokens, each [B, W]; NEVER where they do not merge."""
+    buckets = tables.start.shape[0] - 1
+    bucket = hashed(left.astype(jnp.uint32), right.astype(jnp.uint32), buckets).astype(jnp.int32)
+    at = tables.start[bucket][:, :, None] + tables.probes[None, None, :]
+    entry = tables.merges[jnp.minimum(at, tables.merges.shape[0] - 1)]  # [B, W, M, 4]
+    hit = (entry[..., 0] == left[..., None]) & (entry[..., 1] == right[..., None])
+    return jnp.min(jnp.where(hit, entry[..., 2], NEVER), axis=-1), jnp.max(jnp.where(hit, entry[..., 3], NONE), axis=-1)
+
+
+def hashed(left: Any, right: Any, buckets: int) -> Any:
+    """In which of `buckets`, a power of two, pairs of uint32 fall; numpy's arrays give numpy's."""
+    mixed = left * MULTIPLIERS[0] ^ right * MULTIPLIERS[1]
+    return (mixed ^ (mixed >> np.uint32(15))) & np.uint32(buckets - 1)

@@ -1,0 +1,231 @@
+"""A drafter whose text is tokenised again: what is accepted, what it reads, and that nothing of the output changes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reciters import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
+from tiny_llama import assert_filled, one_pass, random_named, variant
+
+from specdec_jax import lossless
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters.retokenized import aligned, own_length, retokenized
+from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.across import with_targets_tokens
+from specdec_jax.loading.token_keys import keys_of
+from specdec_jax.models import llama
+from specdec_jax.stopping import adaedl, at_least, static, survival
+from specdec_jax.verification import rejection
+
+pytestmark = pytest.mark.slow
+
+MOST = 4
+PAIRS = {
+    "words for words": lambda: (byte_level(400, WORDS), byte_level(330)),
+    "pieces for words": lambda: (byte_level(380), sentence_piece(300)),
+    "words for pieces": lambda: (sentence_piece(300), byte_level(400, WORDS)),
+}
+BOTH = "words for pieces"
+NEW = 60  # tokens
+
+
+def decoder_of(target, drafter, policy, most=MOST):
+    """A decoder of two loaded models, the drafter's text tokenised again, and its parameters."""
+    joined = with_targets_tokens(target, drafter, "text")
+    decoder = build(target.model, joined.model, policy, most)
+    return decoder, ModelParams(target.params, joined.params)
+
+
+@functools.cache
+def build(target, drafter, policy, most):
+    options = {"prefill_chunk": 16, "verification_widths": (most + 1,)}
+    return build_decoder(target, retokenized(drafter, most), policy, rejection(), **options)
+
+
+def recited(name, remembered=TEXT):
+    """The tokenizers of a pair that recites, its decoder and parameters; the drafter remembers the text so."""
+    target, drafter = PAIRS[name]()
+    models = reciter(target, TEXT), reciter(drafter, remembered)
+    return target, drafter, *decoder_of(*models, static(draft_length=MOST))
+
+
+def drafted(target, drafter, begun):
+    """(drafts, accepted) after `begun` bytes of the text, by the two tokenizers; None: half a character is drafted."""
+    theirs, ours = following(drafter, TEXT), following(target, TEXT)
+    keys, sizes, said = keys_of(drafter), sizes_of(target), b""
+    for _ in range(MOST):
+        said += keys[int(theirs[begun + len(said)])]
+    text = said.decode(errors="ignore")
+    if text.encode() != said:
+        return None
+    drafts, accepted = target.encode(text)[:MOST], 0
+    while accepted < len(drafts) and drafts[accepted] == ours[begun]:
+        begun += sizes[drafts[accepted]]
+        accepted += 1
+    return len(drafts), accepted
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_target_that_says_what_is_drafted_accepts_it(name):
+    """Round by round as many drafts, and as many accepted, as the tokenizers themselves would give."""
+    target, drafter, decoder, params = recited(name)
+    tokens, sizes = target.encode(TEXT), sizes_of(target)
+    state = decoder.prefill(params, [tokens[:6]] * 2, max_new_tokens=[NEW, 8], stop_ids=(), record_rounds=64)
+    state = decoder.run(params, state)
+    assert state.tokens[0, : 6 + NEW].tolist() == tokens[: 6 + NEW]
+    begun, seen = 6, []
+    for drafts, accepted, emitted in np.stack([state.record.drafted, state.record.accepted, state.record.emitted])[
+        :, 0
+    ].T:
+        expected = drafted(target, drafter, int(sizes[tokens[:begun]].sum()))
+        begun += emitted
+        if expected is not None and begun < NEW:  # the last rounds may be cut short
+            assert (drafts, accepted) == expected
+            seen.append(expected)
+    proposed, right = np.sum(seen, axis=0)
+    assert len(seen) > 8 and right > 0.7 * proposed > len(seen)
+
+
+def test_the_end_is_drafted_by_its_role():
+    target, _, decoder, params = recited(BOTH)
+    tokens = target.encode(TEXT)
+    prompts = [tokens[:-3], tokens[:-2]]
+    state = decoder.run(params, decoder.prefill(params, prompts, max_new_tokens=[NEW, 8], stop_ids=target.eos_ids))
+    for row in range(2):
+        assert state.tokens[row, : int(state.length[row])].tolist() == [*tokens, *target.eos_ids]
+    assert int(state.statistics.num_accepted_tokens.sum()) >= 4 and int(state.statistics.num_rounds.max()) <= 2
+
+
+def readings(state, target, drafter):
+    """At every place where both end: what the drafter's own text says, and what it stands for, in bytes."""
+    ours, theirs = keys_of(target), keys_of(drafter)
+    for row in range(state.known.shape[0]):
+        for place in range(int(state.known[row]) + 1):
+            end = int(state.ends[row, place])
+            if end >= 0:
+                pair = (state.own[row, :end].tolist(), theirs), (state.text[row, :place].tolist(), ours)
+                yield [b"".join(keys[token] for token in tokens) for tokens, keys in pair]
+
+
+def badly(text):
+    """The text as one remembers it badly: a letter in nine is another."""
+    letters = list(text)
+    for at in range(7, len(letters), 9):
+        if letters[at].isascii() and letters[at].isalpha():
+            letters[at] = "z"
+    return "".join(letters)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_after_rejections_it_goes_on_where_both_vocabularies_end(name):
+    """Its own text is that of the row after every round, and its cache is what was fed of it."""
+    target, drafter, decoder, params = recited(name, badly(TEXT))
+    tokens, across = target.encode(TEXT), 0
+    state = decoder.prefill(params, [tokens[:6], tokens[:21]], max_new_tokens=[NEW, 8], stop_ids=(), record_rounds=64)
+    for _ in range(7):
+        state = decoder.run(params, state, rounds=1)
+        own = jax.tree.map(np.asarray, state.drafter)
+        assert all(one == other for one, other in readings(own, target, drafter))
+        held = np.arange(own.own.shape[1])[None, :] < own.valid[:, None]
+        assert (own.cache.tokens == own.own)[held].all() and (own.valid <= own_length(state.drafter)).all()
+        assert (np.asarray(state.length) - own.known <= MOST + 1).all()
+        across += sum(int((own.ends[row, : own.known[row]] < 0).sum()) for row in range(2))
+    statistics = state.statistics
+    assert 0 < int(statistics.num_accepted_tokens.sum()) < int(statistics.num_draft_tokens.sum())
+    assert across, "its own tokens across several of the target's stay as it drafted them"
+    for row in range(2):
+        assert state.tokens[row, : int(state.length[row])].tolist() == tokens[: int(state.length[row])]
+
+
+def test_a_text_that_is_cut_back_is_read_from_the_last_place_where_both_end():
+    target, _, decoder, params = recited(BOTH)
+    tokens = target.encode(TEXT)
+    state = decoder.prefill(params, [tokens[:6]] * 2, max_new_tokens=[NEW, 8], stop_ids=(), record_rounds=64)
+    state = decoder.run(params, state)
+    ends = np.asarray(state.drafter.ends[0])
+    inside = int(np.flatnonzero(ends[: int(state.drafter.known[0])] < 0)[0])  # in the middle of one of its own tokens
+    cut = aligned(state.drafter, state.tokens, jnp.asarray([inside, 3], jnp.int32))
+    back = int(cut.known[0])
+    assert back < inside and (ends[back + 1 : inside + 1] < 0).all() and ends[back] >= 0
+    assert int(own_length(cut)[0]) == ends[back] >= int(cut.valid[0])
+    changed = state.tokens.at[0, 9].set(0)
+    assert int(aligned(state.drafter, changed, state.length).known[0]) <= 9
+
+
+def llama_of(tokenizer, seed, rows=0):
+    config = variant(vocab_size=tokenizer.vocab_size + rows, eos_token_ids=())
+    params = llama.params_from_named(config, random_named(config, seed), jnp.float32)
+    return LoadedModel(llama.language_model(config, jnp.float32), params, tokenizer, f"llama {seed}", config)
+
+
+POLICIES = [static(draft_length=MOST), at_least(2, adaedl()), survival()]
+
+
+def improvised(name, policy):
+    """A decoder of two random models, its parameters, and a state: a text in it outgrows the drafter's cache."""
+    target, drafter = PAIRS[name]()
+    decoder, params = decoder_of(llama_of(target, 1, rows=3), llama_of(drafter, 2, rows=5), policy)
+    long = int(np.argmax(sizes_of(target)))
+    prompts = [target.encode("It's"), target.encode(" rain in Spain"), [7], [long] * 30]
+    return decoder, params, prompts, decoder.prefill(params, prompts, max_new_tokens=16, slots=56, stop_ids=())
+
+
+@pytest.mark.parametrize(("name", "policy"), zip(PAIRS, POLICIES, strict=True), ids=str)
+def test_greedy_batches_decode_what_plain_decoding_does(name, policy):
+    """Random models say bytes that are no text, special tokens and padding."""
+    decoder, params, prompts, state = improvised(name, policy)
+    state = decoder.run(params, state)
+    logits, _ = one_pass(decoder.parts.target, params.target, state.tokens, state.tokens.shape[1])
+    for row, prompt in enumerate(prompts):
+        begin, end = len(prompt), len(prompt) + 16
+        assert state.tokens[row, begin:end].tolist() == logits[row, begin - 1 : end - 1].argmax(-1).tolist()
+    assert int(state.statistics.num_draft_tokens.sum()) > 0
+
+
+def test_what_it_reads_is_in_its_cache():
+    name, policy = next(iter(PAIRS)), POLICIES[0]
+    decoder, params, prompts, state = improvised(name, policy)
+    loaded = llama_of(PAIRS[name]()[1], 2, rows=5)
+    for _ in range(3):
+        within = state.drafter._replace(valid=state.drafter.valid.at[-1].set(0))  # the last has outgrown its own
+        assert_filled(loaded.model, loaded.params, within, state.drafter.own)
+        assert (state.drafter.valid[:-1] > 0).all() or len(prompts[2]) == 1
+        state = decoder.run(params, state, rounds=1)
+
+
+def toys(most=2):
+    target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
+    drafter = letters(["b", "bc", "a", "c", "cab"], [("b", "c"), ("ca", "b")][:1])
+    return decoder_of(llama_of(target, 1), llama_of(drafter, 5), static(draft_length=most), most)
+
+
+def test_the_whole_decoder_draws_from_the_target():
+    """Sampled too: what is drafted was chosen, and verified as such."""
+    decoder, params = toys()
+    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
+    assert report.lossless and report.drafted[1] > 500
+
+
+def test_drafts_that_are_told_as_drawn_are_rejected():
+    """The bug to fear: most probable tokens, told as if drawn from a distribution."""
+    decoder, params = toys()
+    parts = decoder.parts
+
+    def propose(*given):
+        draft, *rest = parts.drafter.propose(*given)
+        even = jnp.full((*draft.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
+        return draft._replace(log_q=even, one_hot=jnp.zeros_like(draft.one_hot)), *rest
+
+    cheat = dataclasses.replace(parts.drafter, propose=propose)
+    decoder = build_decoder(parts.target, cheat, parts.policy, parts.verifier, prefill_chunk=4)
+    assert not lossless.test_by_sampling(decoder, params, tokens=3, sequences=8192).lossless
+
+
+def test_a_model_of_one_vocabulary_is_refused():
+    config = variant(vocab_size=8)
+    with pytest.raises(ValueError, match="not tokenised again"):
+        retokenized(llama.language_model(config, jnp.float32))
