@@ -222,11 +222,11 @@ class DecoderBlock(_Block):
 
     @nn.compact
     def __call__(self, x, keys, values, cross, start, told, visible, seen) -> tuple[Array, Array, Array]:
-        c = self.config
+        c, (cross_keys, cross_values) = self.config, cross
         out, keys, values = self.attention(told)(self.norm("attention_norm")(x), keys, values, start, None, visible)
         x += out
         attend_source = CrossAttention(c.num_attention_heads, c.head_dim, self.dtype, name="cross")
-        x += attend_source(self.norm("cross_norm")(x), *cross, seen)
+        x += attend_source(self.norm("cross_norm")(x), cross_keys, cross_values, seen)
         return x + self.mlp()(self.norm("mlp_norm")(x)), keys, values
 
 
