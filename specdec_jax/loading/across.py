@@ -18,7 +18,7 @@ from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
 from specdec_jax.models.intersection import shared_params, with_shared_tokens
 from specdec_jax.models.retokenized import with_retokenizing
 
-ENOUGH = 0.5
+ENOUGH = 0.8
 """Share of a sample text's tokens from which the tokens that both have are enough (docs/drafters.md)."""
 
 
