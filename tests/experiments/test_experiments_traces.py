@@ -366,7 +366,7 @@ def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tm
     folders = [str(tmp_path / folder) for folder in names]
     assert cross_family.main([*folders, "--out", str(tmp_path / "out")]) == 0
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "Gpt2-shaped for smollm2" in table and "Smollm2 for gemma.gguf" in table
+    assert "| gpt2-shaped for smollm2, t" in table and "| smollm2 for gemma.gguf, t" in table
     assert "Traces of smollm2, /some/gemma.gguf with" in table
 
 
