@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec_jax.distillation import induction
 from specdec_jax.models import llama
+from specdec_jax.models.int8 import as_float32, is_matrix
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.rope import rope_type
 from specdec_jax.types import Params
@@ -85,7 +86,7 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
     if shape.init == "first_layers":
         kept = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
         kept |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
-        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), kept)
+        return jax.tree.map(lambda leaf: jnp.array(as_float32(leaf)), kept, is_leaf=is_matrix)
     params = llama.init_params(config, jax.random.key(seed), jnp.float32)
     for i in range(shape.layers):  # what is added to the residual stream starts small, or depth drowns the embedding
         for part in (params[f"layer_{i}"]["attention"]["output"], params[f"layer_{i}"]["mlp"]["down"]):
@@ -103,7 +104,7 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
 def projected(embedding: Any, width: int, counts: Any) -> np.ndarray:
     """[V, width] float32: the target's embedding [V, D] in its `width` directions of most variance, weighted by the
     square root of how often tokens occur, scaled to a spread of SPREAD. Raises ValueError if D < width."""
-    table = np.asarray(embedding, np.float32)
+    table = np.asarray(as_float32(embedding))
     if table.shape[1] < width:
         raise ValueError(f"the target's embedding is {table.shape[1]} wide and cannot be projected to {width}")
     weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)

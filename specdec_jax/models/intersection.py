@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.models.adapters import replace_length
+from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.types import Array, Cache, Head, LanguageModel, ModelSpec, Params, ReducedHead
@@ -26,7 +27,7 @@ class SharedParams(NamedTuple):
     """A drafter's weights, the rows of its head for the N shared tokens, and how it reads the target's."""
 
     model: Params
-    kernel: Array  # [N, D]
+    kernel: Matrix  # [N, D]
     tokens: Array  # [N] int32, the target's ids, ascending
     place: Array  # [V] int32, where a token of the target stands among them; N: nowhere
     pieces: Array  # [V, P] int32, the drafter's ids that spell a token of the target
@@ -69,7 +70,7 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> LanguageModel:
                 "a drafter with another vocabulary serves plain causal passes: positions, mask must be None"
             )
         hidden, cache = _hidden(model, head, params, tokens, cache)
-        return soft_cap(project(hidden, params.kernel, params.kernel.dtype), head.cap), cache
+        return soft_cap(project(hidden, params.kernel, head.dtype or params.kernel.dtype), head.cap), cache
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = few(params, tokens, cache, positions, mask)
@@ -146,5 +147,5 @@ def shared_params(model: LanguageModel, params: Params, own: Any, pieces: Any, c
     if not tokens.size:
         raise ValueError("the two vocabularies have no token in common")
     place = jnp.full(own.shape, tokens.size, jnp.int32).at[tokens].set(jnp.arange(tokens.size, dtype=jnp.int32))
-    kernel = jnp.asarray(model.head.kernel(params))[own[tokens]]
+    kernel = rows(model.head.kernel(params), own[tokens])
     return SharedParams(params, kernel, tokens, place, jnp.asarray(pieces, jnp.int32), jnp.asarray(count, jnp.int32))
