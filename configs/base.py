@@ -22,13 +22,13 @@ import tyro
 
 from specdec_jax.app.options import OPTIONAL
 from specdec_jax.costs.choices import costs_asked
+from specdec_jax.loading.precision import precision
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.strategies import search_beside
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
-DTYPES = ("bfloat16", "float16", "float32")
 T = TypeVar("T")
 
 
@@ -79,7 +79,7 @@ class CompareConfig:
     drafter: str = "smollm2-drafter"
     """As target."""
     dtype: str = "auto"
-    """bfloat16, float16 or float32; auto: the faster of bfloat16 and float32 on this machine."""
+    """bfloat16, float16, float32 or int8; auto: the faster of bfloat16 and float32 on this machine."""
     mesh: str | None = None
     """Several devices, such as data=2,model=4: rows over two groups of four that share the target's weights."""
     costs: str | None = None
@@ -143,8 +143,8 @@ def _check_ranges(config: CompareConfig) -> None:
         raise ValueError(f"top_p must lie in (0, 1], got {config.top_p}")
     if not 0 <= config.min_p <= 1:
         raise ValueError(f"min_p must lie in [0, 1], got {config.min_p}")
-    if config.dtype not in (*DTYPES, "auto"):
-        raise ValueError(f"unknown dtype {config.dtype!r}{nearest(config.dtype, DTYPES)}")
+    if config.dtype != "auto":
+        precision(config.dtype)
     costs_asked(config.costs)
     if not re.fullmatch(r"[\w.-]+", config.name):
         raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")

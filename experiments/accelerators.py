@@ -69,6 +69,8 @@ class Accelerators:
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
     one_graph: bool = True
     """On GPUs: capture loops into command buffers."""
+    int8: bool = False
+    """The matrices of both models in eight bits."""
     small: bool = False
     """Two layers, one chip of each kind, against configs/chips/budgets.json."""
     environments: str = "runs/environments"
@@ -141,7 +143,7 @@ def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, pyth
     """The facts of one program, from a process of its own; no more than an error where that died, to be tried again."""
     chip, pair, program, batch = key
     out = folder.path / "programs" / "-".join(map(str, key))
-    options = config.slots, config.max_draft_length, config.one_graph, config.mesh
+    options = config.slots, config.max_draft_length, config.one_graph, config.mesh, config.int8
     job = Job(chip, pair, program, str(out), batch, *options)
     command = [str(python), "-m", COMMAND, *job.arguments()]
     try:

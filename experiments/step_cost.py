@@ -50,6 +50,7 @@ from specdec_jax.costs.step_cost import (
     target_pass,
 )
 from specdec_jax.loading import LoadedModel, for_target, load_model
+from specdec_jax.loading.precision import precision
 from specdec_jax.stopping import static
 
 PRODUCT = 2048  # rows and columns of the large product
@@ -180,7 +181,7 @@ def measure_prompt(config: StepCost, target: LoadedModel) -> dict[str, Any]:
     size = 64 if config.smoke else PRODUCT
     programs = {
         "prompt": prompt_pass(target.model, target.params, config.prompt),
-        "product": large_product(config.dtypes[0], size),
+        "product": large_product(precision(config.dtypes[0]).dtype, size),
     }
     seconds = alternate(programs, config.repeats, {})
     operations = {"prompt": prompt_operations(target, config.prompt), "product": 2 * size**3}

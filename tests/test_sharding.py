@@ -65,6 +65,7 @@ def test_every_family_is_shared(found):
     assert len(found["families"]) >= 15
     for name, told in found["families"].items():
         assert told["alike"] and told["back"] and told["shared"] >= 6, name
+        assert told["int8"], name  # scales are those of whole rows, wherever their inputs are
         assert told.get("apart", 0.0) < 1e-5, name
     assert sum("apart" in told for told in found["families"].values()) == 5
 

@@ -33,7 +33,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     chip = CHIPS[job.chip]
     options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
-    pair = PAIRS[job.pair]
+    pair = PAIRS[job.pair]._replace(int8=job.int8)
     shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair, mesh)
     function, arguments = program(job.program, shapes)
     arguments = jax.tree.map(lambda leaf: _everywhere(leaf, mesh), arguments)

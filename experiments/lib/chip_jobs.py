@@ -22,6 +22,8 @@ class Job:
     """On a GPU: compile as the decoder does there, with loops in command buffers."""
     mesh: str = "data=1,model=1"
     """Of how many chips, as `--mesh` elsewhere."""
+    int8: bool = False
+    """The matrices of both models in eight bits."""
 
     def arguments(self) -> list[str]:
         """For COMMAND's command line."""

@@ -18,7 +18,7 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
-from specdec_jax.models.weights import placed_shapes
+from specdec_jax.models.weights import int8_shapes, placed_shapes
 from specdec_jax.sharding import DATA, caches_laid, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
@@ -36,6 +36,7 @@ class Pair(NamedTuple):
     target: llama.LlamaConfig
     drafter: llama.LlamaConfig
     draft_vocabulary: int | None = None
+    int8: bool = False  # of both, matrices are (models/int8.py)
 
 
 PAIRS = {
@@ -74,7 +75,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
         verification.rejection(),
         compiler_options=compiler_options,
     )
-    params = ModelParams(_weights(pair.target), drafter_params)
+    params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
     reader = _reader(decoder, params)
     cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, request.tokens, request.length)
@@ -115,20 +116,22 @@ def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
 
 def is_shared(pair: Pair) -> bool:
     """Whether chips share the drafter's weights, as `load_drafter` has it; those with a vocabulary are small here."""
-    return pair.draft_vocabulary is None and bytes_of(_weights(pair.drafter)) >= SHARE_DRAFTER
+    return pair.draft_vocabulary is None and bytes_of(_weights(pair.drafter, pair.int8)) >= SHARE_DRAFTER
 
 
 def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
-    model, params = family_of(pair.drafter).language_model(pair.drafter, jnp.bfloat16), _weights(pair.drafter)
+    model = family_of(pair.drafter).language_model(pair.drafter, jnp.bfloat16)
+    params = _weights(pair.drafter, pair.int8)
     if pair.draft_vocabulary is None:
         return model, params
     tokens = np.arange(pair.draft_vocabulary)
     return with_reduced_head(model), jax.eval_shape(lambda tree: reduce_params(model, tree, tokens), params)
 
 
-def _weights(config: llama.LlamaConfig) -> Any:
-    init = family_of(config).init_params
-    return jax.eval_shape(lambda key: init(config, key, jnp.bfloat16), jax.random.key(0))
+def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
+    family = family_of(config)
+    shapes = jax.eval_shape(lambda key: family.init_params(config, key, jnp.bfloat16), jax.random.key(0))
+    return int8_shapes(family.parameter_table(config), shapes) if int8 else shapes
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
@@ -137,14 +140,14 @@ def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
     `shares`: chips that share the target's, and a large drafter's.
     """
     return {
-        "target": _read(pair.target, pair.target.vocab_size) // shares,
-        "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size)
+        "target": _read(pair.target, pair.target.vocab_size, pair.int8) // shares,
+        "drafter": _read(pair.drafter, pair.draft_vocabulary or pair.drafter.vocab_size, pair.int8)
         // (shares if is_shared(pair) else 1),
     }
 
 
-def _read(config: llama.LlamaConfig, rows: int) -> int:
-    weights = dict(_weights(config))
+def _read(config: llama.LlamaConfig, rows: int, int8: bool) -> int:
+    weights = dict(_weights(config, int8))
     embedding = bytes_of(weights.pop("embedding"))
     head = embedding * rows // config.vocab_size if config.tie_word_embeddings else 0
     return bytes_of(weights) + head

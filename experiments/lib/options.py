@@ -48,7 +48,7 @@ class Served(Models):
     """A pair of models as served."""
 
     dtype: str = "bfloat16"
-    """Of both models."""
+    """Of both models: bfloat16, float16, float32 or int8."""
 
     def load(self, console: Console) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on.

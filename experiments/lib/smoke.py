@@ -7,12 +7,12 @@ acceptance, hits that come in runs, and tasks that differ.
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.precision import precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models import llama
 from specdec_jax.replay.trace import FEATURES, Trace
@@ -84,9 +84,11 @@ def tiny_pair(dtype: str = "float32") -> tuple[LoadedModel, LoadedModel]:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend, {}, chat_template=TEMPLATE)
-    pair = []
+    pair, kept = [], precision(dtype)
     for layers, name in ((2, "tiny target"), (1, "tiny drafter")):
         config = llama.LlamaConfig(len(letters), 32, 48, layers, 2, 2, 16, max_position_embeddings=1024)
-        params = llama.init_params(config, jax.random.key(layers), jnp.dtype(dtype))
-        pair.append(LoadedModel(llama.language_model(config, jnp.dtype(dtype)), params, tokenizer, name, config))
+        params = llama.init_params(config, jax.random.key(layers), kept.dtype)
+        if kept.int8:
+            params = llama.params_from_named(config, llama.named_from_params(config, params), kept.dtype, int8=True)
+        pair.append(LoadedModel(llama.language_model(config, kept.dtype), params, tokenizer, name, config))
     return pair[0], pair[1]

@@ -51,7 +51,7 @@ class Models:
     unless given. A target with an encoder (T5) has prompt_lookup unless you name one. none: plain decoding."""
     dtype: str = "auto"
     """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
-    first two on this machine."""
+    first two on this machine. int8: matrices take half of bfloat16's memory, rounded as they are read."""
     costs: Annotated[str | None, Maybe] = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""

@@ -29,6 +29,7 @@ from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.precision import INT8
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
@@ -203,8 +204,9 @@ def _shapes(model: LoadedModel) -> list[str]:
 
 
 def dtype_of(model: LoadedModel) -> str:
-    """Of its weights."""
-    return str(jax.tree.leaves(model.params)[0].dtype)
+    """Of its weights, as `load_model` is told it."""
+    found = [str(leaf.dtype) for leaf in jax.tree.leaves(model.params)]
+    return INT8 if INT8 in found else found[0]
 
 
 def _read(path: Path) -> dict[str, float]:

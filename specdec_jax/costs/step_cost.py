@@ -121,9 +121,16 @@ def drafter_with(model: LanguageModel, length: int) -> Drafter:
 def alternate(
     programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
 ) -> dict[str, Cost]:
+    """Median and quartiles of `turns`."""
+    return {name: summary(found) for name, found in turns(programs, repeats, per, seconds).items()}
+
+
+def turns(
+    programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
+) -> dict[str, list[float]]:
     """Runs the programs in turn, `repeats` times after one warm-up each; times are divided by `per[name]` (default 1).
 
-    After `seconds` three turns are enough.
+    After `seconds` three turns are enough. Entry i of every program belongs to turn i.
     """
     for program in programs.values():
         program()
@@ -136,7 +143,7 @@ def alternate(
             watch = time.perf_counter()
             program()
             times[name].append((time.perf_counter() - watch) / per.get(name, 1))
-    return {name: summary(found) for name, found in times.items()}
+    return times
 
 
 def summary(times: Sequence[float]) -> Cost:

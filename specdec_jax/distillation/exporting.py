@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.loading import Tokenizer, save_hf_folder, save_orbax
-from specdec_jax.loading.load import check_dtype
 from specdec_jax.loading.new_folder import new_folder
+from specdec_jax.loading.precision import check_dtype
 from specdec_jax.loading.suggest import listed, nearest
 
 WRITERS = {"hf": save_hf_folder, "orbax": save_orbax}

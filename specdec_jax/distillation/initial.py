@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec_jax.distillation import induction
 from specdec_jax.loading.families import config_class, family, family_of
+from specdec_jax.models.int8 import as_float32, is_matrix
 from specdec_jax.models.rope import rope_type
 from specdec_jax.types import Params
 
@@ -115,7 +116,7 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
     if shape.init == "first_layers":
         kept = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
         kept |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
-        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), kept)
+        return jax.tree.map(lambda leaf: jnp.array(as_float32(leaf)), kept, is_leaf=is_matrix)
     params = family_of(config).init_params(config, jax.random.key(seed), jnp.float32)
     for i in range(shape.layers):  # what is added to the residual stream starts small, or depth drowns the embedding
         for part, name in ADDED:
@@ -134,7 +135,7 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
 def projected(embedding: Any, width: int, counts: Any) -> np.ndarray:
     """[V, width] float32: the target's embedding [V, D] in its `width` directions of most variance, weighted by the
     square root of how often tokens occur, scaled to a spread of SPREAD. Raises ValueError if D < width."""
-    table = np.asarray(embedding, np.float32)
+    table = np.asarray(as_float32(embedding))
     if table.shape[1] < width:
         raise ValueError(f"the target's embedding is {table.shape[1]} wide and cannot be projected to {width}")
     weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)

@@ -1,10 +1,7 @@
 """`load_model`: one name, whatever it names."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax.numpy as jnp
 
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
@@ -14,13 +11,13 @@ from specdec_jax.loading.gguf.file import open_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, read_marker, restore_orbax
+from specdec_jax.loading.precision import Precision, precision
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.models.weights import Layout, Place, Table, num_weights
+from specdec_jax.models.weights import Layout, Place, Table, num_bytes
 from specdec_jax.sharding import mesh_here, placement
 from specdec_jax.types import LanguageModel, Params
 
-DTYPES = ("bfloat16", "float16", "float32")
 SHARE_DRAFTER = 1e9
 """Bytes of weights from which devices share a drafter. A guess: fewer may be read sooner than two sums a layer, each
 of a few microseconds, cross the links."""
@@ -52,12 +49,14 @@ def load_model(
     `@8192` behind it drafts only the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy` those of
     the file (`loading/draft_vocabulary.py`).
 
-    `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'.
+    `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'; or
+    'int8': as 'bfloat16', and matrices in eight bits with a scale for every row (`models/int8.py`), rounded one by one
+    as they are read, never of an Orbax checkpoint.
     Where a mesh was set (`sharding.make_mesh`), its devices share the weights, and each reads its part of safetensors;
     those of a model with fewer bytes than `share_from` are whole on every device, as suits small drafters.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
-    name, checked = str(source), check_dtype(dtype)
+    name, kept = str(source), precision(dtype)
     mesh_here()  # refuses one of other axes, whatever is loaded
     whole, vocabulary = split_source(name)
     if vocabulary in WAYS:
@@ -68,11 +67,13 @@ def load_model(
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
     path = _locate(name, revision, cache_dir)
-    opened, layout = _opened(path), _layout(checked, share_from)
+    opened, layout = _opened(path), _layout(kept, share_from)
     if opened is not None:
-        return _assemble(opened, checked, name, layout)
-    config, params, tokenizer = restore_orbax(path, checked, layout)
-    return _loaded(config, params, tokenizer, checked, name)
+        return _assemble(opened, kept, name, layout)
+    if kept.int8:
+        raise ValueError(f"{path} is an Orbax checkpoint, read in its own shapes: int8 is made of safetensors and GGUF")
+    config, params, tokenizer = restore_orbax(path, kept.dtype, layout)
+    return _loaded(config, params, tokenizer, kept, name)
 
 
 def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
@@ -81,20 +82,17 @@ def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
     For who wants to know what a model is, and what it would take, before it is loaded. Raises as `load_model`, as far
     as config and tokenizer tell.
     """
-    name, checked = str(source), check_dtype(dtype)
+    name, kept = str(source), precision(dtype)
     path = _locate(split_source(name)[0], None, None)
     opened = _opened(path)
     config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)
-    return _loaded(config, None, tokenizer, checked, name)
+    return _loaded(config, None, tokenizer, kept, name)
 
 
 def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
     """What the weights of a family's config take on one device in that dtype, where `load_model` would lay them."""
-    table, checked = family_of(config).parameter_table(config), check_dtype(dtype)
-    place = _layout(checked, share_from)(table)
-    leaves = {one.path: one for one in table.values()}.values()
-    shapes = [one.leaf_shape if place is None else place(one).shard_shape(one.leaf_shape) for one in leaves]
-    return checked.itemsize * sum(map(math.prod, shapes))
+    table, kept = family_of(config).parameter_table(config), precision(dtype)
+    return num_bytes(table, kept.dtype, _layout(kept, share_from)(table), kept.int8)
 
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
@@ -105,14 +103,6 @@ def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[Load
 def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
     """As `load_model`; on a mesh a small one is whole on every device."""
     return load_model(source, dtype=dtype, share_from=SHARE_DRAFTER)
-
-
-def check_dtype(dtype: Any) -> Any:
-    """A name or a dtype as numpy's. Raises ValueError for what no weights are kept in."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
-    if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}{nearest(name, DTYPES)}; there are {listed(DTYPES)}")
-    return jnp.dtype(name)
 
 
 def download(*sources: str | Path) -> None:
@@ -155,11 +145,11 @@ def _gguf_hint(folder: Path) -> str:
     return f"; give the file itself: {folder / found[0]}" if found else ""
 
 
-def _layout(dtype: Any, share_from: float) -> Layout:
+def _layout(kept: Precision, share_from: float) -> Layout:
     """Devices share a model's weights from that many bytes on; fewer are whole on every device."""
 
     def layout(table: Table) -> Place | None:
-        return placement(replicate=num_weights(table) * dtype.itemsize < share_from)
+        return placement(replicate=num_bytes(table, kept.dtype, int8=kept.int8) < share_from)
 
     return layout
 
@@ -183,14 +173,15 @@ def _config(checkpoint: Checkpoint) -> Any:
         raise _named(checkpoint, error) from None
 
 
-def _assemble(checkpoint: Checkpoint, dtype: Any, name: str, layout: Layout) -> LoadedModel:
+def _assemble(checkpoint: Checkpoint, kept: Precision, name: str, layout: Layout) -> LoadedModel:
     config = _config(checkpoint)
     module = family_of(config)
+    place, more = layout(module.parameter_table(config)), {"int8": True} if kept.int8 else {}
     try:
-        params = module.params_from_named(config, checkpoint.named, dtype, layout(module.parameter_table(config)))
+        params = module.params_from_named(config, checkpoint.named, kept.dtype, place, **more)
     except ValueError as error:
         raise _named(checkpoint, error) from None
-    return _loaded(config, params, checkpoint.tokenizer, dtype, name)
+    return _loaded(config, params, checkpoint.tokenizer, kept, name)
 
 
 def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
@@ -198,7 +189,7 @@ def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
     return ValueError(message if message.startswith(checkpoint.where) else f"{checkpoint.where}: {message}")
 
 
-def _loaded(config: Any, params: Params, tokenizer: Tokenizer, dtype: Any, name: str) -> LoadedModel:
-    model = family_of(config).language_model(config, dtype)
+def _loaded(config: Any, params: Params, tokenizer: Tokenizer, kept: Precision, name: str) -> LoadedModel:
+    model = family_of(config).language_model(config, kept.dtype)
     spec = model.spec
     return LoadedModel(model, params, tokenizer.for_model(spec.eos_ids, spec.vocab_size), name, config)

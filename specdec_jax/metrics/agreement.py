@@ -1,11 +1,20 @@
-"""Where two decodings part, and by how little the target preferred one token to the other there."""
+"""Where two decodings part, and by how little the target preferred one token to the other there.
 
+And how far the next distributions of two models are from one another along a text, such as those of one model whose
+weights are kept in two ways.
+"""
+
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from specdec_jax.types import LanguageModel, Params
+from specdec_jax.types import Array, LanguageModel, Params
+
+PADDED = 64  # a few shapes only: one more token must not compile anew
 
 
 class Difference(NamedTuple):
@@ -39,8 +48,51 @@ def compare_outputs(
     if pair[0] is None or pair[1] is None:
         return Difference(at, pair, None)
     known = [*prompt, *one[:at]]
-    padded = known + [0] * (-len(known) % 64)  # a few shapes only: one more token must not compile anew
-    cache = target.init_cache(params, 1, len(padded))
-    logits, _ = target.apply(params, jnp.array([padded], jnp.int32), cache)
+    padded = _padded(known)
+    cache = target.init_cache(params, 1, padded.shape[1])
+    logits, _ = target.apply(params, padded, cache)
     row = logits[0, len(known) - 1]
     return Difference(at, pair, float(jnp.abs(row[pair[0]] - row[pair[1]])))
+
+
+class Change(NamedTuple):
+    """How far a model's next distributions are from another's; entry t is about token t + 1 of a text of T tokens."""
+
+    divergence: Array  # [T-1] float32, nats, KL(one || other)
+    same_top: Array  # [T-1] bool, the most probable token is the same
+    mean: Array  # [T-1] float32, of the sizes of all differences of logits
+    largest: Array  # [T-1] float32, of them
+
+
+def changes_along(
+    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], text: Sequence[int]
+) -> Change:
+    """Of two models that share a vocabulary, in one pass each over a text, as host arrays.
+
+    Raises ValueError for a text of one token or none, or other sizes of vocabularies.
+    """
+    if len(text) < 2:
+        raise ValueError(f"a text of {len(text)} tokens has no next one")
+    sizes = [model.spec.vocab_size for model in models]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"logits of {sizes[0]} and of {sizes[1]} tokens cannot be compared")
+    found = jax.device_get(_changes(models, params, _padded(text)))
+    return Change(*(values[: len(text) - 1] for values in found))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _changes(models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array) -> Change:
+    one, other = (
+        model.apply(own, tokens, model.init_cache(own, 1, tokens.shape[1]))[0][0].astype(jnp.float32)
+        for model, own in zip(models, params, strict=True)
+    )
+    log_p, log_q = jax.nn.log_softmax(one), jax.nn.log_softmax(other)
+    p, apart = jnp.exp(log_p), jnp.abs(one - other)
+    divergence = jnp.sum(jnp.where(p > 0, p * (log_p - log_q), 0.0), axis=-1)
+    same = jnp.argmax(one, axis=-1) == jnp.argmax(other, axis=-1)
+    return Change(divergence, same, jnp.mean(apart, axis=-1), jnp.max(apart, axis=-1))
+
+
+def _padded(text: Sequence[int]) -> Array:
+    """[1, S] int32."""
+    return jnp.asarray(np.pad(np.asarray(text, np.int32), (0, -len(text) % PADDED))[None])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specdec_jax.models import layers, weights
 from specdec_jax.models.attention import KVCache, causal_mask, init_kv_cache, with_length
 from specdec_jax.models.config import SLIDING
+from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Head, LanguageModel, ModelSpec, Tap
 
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         visible = {kind: causal_mask(start, width, slots, mask, windows[kind]) for kind in told}
         shape = c.vocab_size, c.embedding_width
         embedding = self.param("embedding", layers.WEIGHT_INIT, shape, self.dtype)
-        x = embedding[tokens].astype(jnp.float32)
+        x = as_float32(rows(embedding, tokens))
         if self.family.embed is not None:
             x = self.family.embed(c, self.dtype, name="embed")(x, positions)
         x = constrain(x if added is None else x + added, DATA)
@@ -110,7 +111,7 @@ class Functions(NamedTuple):
 
     language_model: Callable[..., LanguageModel]  # (config, dtype)
     init_params: Callable[..., Any]  # (config, key, dtype)
-    params_from_named: Callable[..., Any]  # (config, named, dtype, place)
+    params_from_named: Callable[..., Any]  # (config, named, dtype, place, int8)
     named_from_params: Callable[..., Any]  # (config, params)
 
 
@@ -139,11 +140,12 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         return logits, streams, cache
 
     def kernel(params):
-        return jnp.asarray(params["embedding" if c.tie_word_embeddings else "head"]).astype(dtype)
+        own = params["embedding" if c.tie_word_embeddings else "head"]
+        return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
 
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids)
     tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
-    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, c.logit_cap), tap)
+    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, c.logit_cap, dtype), tap)
 
 
 def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat16):
@@ -158,8 +160,9 @@ def params_from_named(
     named: weights.Named,
     dtype: Any = jnp.bfloat16,
     place: weights.Place | None = None,
+    int8: bool = False,
 ):
-    """Parameters in `dtype` from tensors named as Hugging Face names them. Raises ValueError as `weights` says."""
+    """Parameters from tensors named as Hugging Face names them. Arguments and errors as `weights` says."""
     table, ignored = family.table(config), family.ignored(config)
     known = {*table, *ignored}
 
@@ -167,7 +170,7 @@ def params_from_named(
         return name if name in known or family.prefix + name not in known else family.prefix + name
 
     renamed = ((own(name), tensor) for name, tensor in weights.pairs(named))
-    return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place)
+    return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place, int8=int8)
 
 
 def named_from_params(family: Family, config: Any, params: Any):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specdec_jax.models import layers, weights
 from specdec_jax.models.attention import causal_mask, init_kv_cache
 from specdec_jax.models.decoder_only import Functions, run_block
+from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Head, LanguageModel, ModelSpec, SourceSpec
 
@@ -132,15 +133,16 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         return constrain(logits, DATA), cache
 
     def kernel(params):
-        return jnp.asarray(params["embedding" if c.tie_word_embeddings else "head"]).astype(dtype)
+        own = params["embedding" if c.tie_word_embeddings else "head"]
+        return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
 
     source = SourceSpec(c.decoder_start_token_id, c.context)
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, source)
-    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel))
+    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, dtype=dtype))
 
 
 def _embedded(params: Any, tokens: Array) -> Array:
-    return constrain(params["embedding"][tokens].astype(jnp.float32), DATA)
+    return constrain(as_float32(rows(params["embedding"], tokens)), DATA)
 
 
 def _encoded(family: Family, config: Any, dtype: Any, params: Any, tokens: Array, length: Array) -> Array:
@@ -177,8 +179,9 @@ def params_from_named(
     named: weights.Named,
     dtype: Any = jnp.bfloat16,
     place: weights.Place | None = None,
+    int8: bool = False,
 ):
-    """Parameters in `dtype` from tensors named as Hugging Face names them. Raises ValueError as `weights` says.
+    """Parameters from tensors named as Hugging Face names them. Arguments and errors as `weights` says.
 
     A head that is not tied and not there either is a copy of the embedding: transformers leaves it out if they are
     equal.
@@ -195,7 +198,7 @@ def params_from_named(
         if head is not None and head not in found and embedding in found:
             yield head, found[embedding]
 
-    return weights.params_from_named(table, with_head(), dtype, ignored=ignored, place=place)
+    return weights.params_from_named(table, with_head(), dtype, ignored=ignored, place=place, int8=int8)
 
 
 def named_from_params(family: Family, config: Any, params: Any) -> Mapping[str, Any]:

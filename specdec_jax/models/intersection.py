@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.models.adapters import replace_length
+from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.types import Array, Cache, Head, LanguageModel, ModelSpec, Params, ReducedHead
@@ -28,7 +29,7 @@ class SharedParams(NamedTuple):
     """A drafter's weights, the rows of its head for the N shared tokens, and how it reads the target's."""
 
     model: Params
-    kernel: Array  # [N, D]
+    kernel: Matrix  # [N, D]
     tokens: Array  # [N] int32, the target's ids, ascending
     place: Array  # [V] int32, where a token of the target stands among them; N: nowhere
     pieces: Array  # [V, P] int32, the drafter's ids that spell a token of the target
@@ -74,7 +75,7 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> LanguageModel:
                 "a drafter with another vocabulary serves plain causal passes: positions, mask must be None"
             )
         hidden, cache = _hidden(model, head, params, tokens, cache)
-        return soft_cap(project(hidden, params.kernel, params.kernel.dtype), head.cap), cache
+        return soft_cap(project(hidden, params.kernel, head.dtype or params.kernel.dtype), head.cap), cache
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = few(params, tokens, cache, positions, mask)
@@ -153,6 +154,6 @@ def shared_params(model: LanguageModel, params: Params, own: Any, pieces: Any, c
         raise ValueError("the two vocabularies have no token in common")
     place = np.full(own.shape, tokens.size, np.int32)
     place[tokens] = np.arange(tokens.size, dtype=np.int32)
-    kernel = jnp.asarray(model.head.kernel(params))[own[tokens]]
+    kernel = rows(model.head.kernel(params), own[tokens])
     tables = (jnp.asarray(table, jnp.int32) for table in (tokens, place, pieces, count))
     return SharedParams(params, kernel, *tables)

@@ -121,7 +121,7 @@ def _table(config: Any, names: Names) -> dict[str, Parameter]:
         table[f"{names.head}.weight"] = Parameter(("head",), shape, split=0)
     if c.num_positions:
         table[f"{names.prefix}{names.positions}.weight"] = Parameter(
-            ("embed", "positions"), (c.num_positions, c.hidden_size)
+            ("embed", "positions"), (c.num_positions, c.hidden_size), precise=True
         )
     if c.norm_of_embeddings:
         table |= norm_table(names.prefix + names.embedding_norm, ("embed", "norm"), c.hidden_size)

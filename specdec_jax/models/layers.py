@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.models.int8 import Matrix, by_sums, product
 from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
 MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # of a gated projection; columns
+FEW = 16  # rows of a product with an int8 kernel that a CPU takes by sums
 ACTIVATIONS = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_fast": jax.nn.gelu,
@@ -35,13 +37,17 @@ def is_lone(rows: int, dtype: Any) -> bool:
     return rows == 1 and jnp.finfo(dtype).bits < 32
 
 
-def project(x: Array, kernel: Array, dtype: Any) -> Array:
+def project(x: Array, kernel: Matrix, dtype: Any) -> Array:
     """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32."""
-    x, kernel = x.astype(dtype), kernel.astype(dtype)
-    lone = is_lone(x.size // x.shape[-1], dtype)
+
+    def contract(x: Array, kernel: Array) -> Array:
+        return lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+    rows = x.size // x.shape[-1]
+    lone = is_lone(rows, dtype)
     if lone:
         x = jnp.concatenate([x, x], axis=-2)
-    out = lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    out = product(x, kernel, dtype, contract, by_sums if rows <= FEW else None)
     return out[..., :1, :] if lone else out
 
 

@@ -21,7 +21,7 @@ from jax import lax
 from specdec_jax.models import layers, llama, weights
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import Head, LanguageModel, Params, Reading
+from specdec_jax.types import LanguageModel, Params, Reading
 
 Array = jax.Array
 
@@ -122,7 +122,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         own=lambda params, hidden: own(params, hidden, dtype),
         apply=reading_pass,
     )
-    return base._replace(apply=alone, head=Head(alone, head.kernel), tap=None, reading=reading)
+    return base._replace(apply=alone, head=head._replace(hidden=alone), tap=None, reading=reading)
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):
@@ -160,9 +160,9 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     """The checkpoint's name of every weight -> where it lives."""
     count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
     return llama.parameter_table(config) | {
-        "model.read.norm.weight": Parameter((READ, "scale"), (count, width)),
+        "model.read.norm.weight": Parameter((READ, "scale"), (count, width), precise=True),
         "model.read.weight": Parameter((READ, "kernel"), (own_width, count * width)),
-        "model.merge.norm.weight": Parameter((MERGE, "scale"), (count, width)),
+        "model.merge.norm.weight": Parameter((MERGE, "scale"), (count, width), precise=True),
         "model.merge.read.weight": Parameter((MERGE, "kernel"), (own_width, count * width)),
         "model.merge.gate.weight": Parameter((MERGE, "gate"), (own_width, 2 * own_width)),
         "model.merge.up.weight": Parameter((MERGE, "up"), (own_width, own_width)),
@@ -172,10 +172,14 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
 
 
 def params_from_named(
-    config: LlamaReadingConfig, named: weights.Named, dtype: Any = jnp.bfloat16, place: weights.Place | None = None
+    config: LlamaReadingConfig,
+    named: weights.Named,
+    dtype: Any = jnp.bfloat16,
+    place: weights.Place | None = None,
+    int8: bool = False,
 ):
-    """Parameters in `dtype` from named tensors. Raises ValueError as `weights` says."""
-    return weights.params_from_named(parameter_table(config), named, dtype, place=place)
+    """Parameters from named tensors. Arguments and errors as `weights` says."""
+    return weights.params_from_named(parameter_table(config), named, dtype, place=place, int8=int8)
 
 
 def named_from_params(config: LlamaReadingConfig, params: Any):

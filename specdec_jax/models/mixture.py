@@ -4,6 +4,7 @@ A pass reads the experts that some token of it chose: few when it decodes, nearl
 many rows. That is what a verification costs, and why it is measured (`costs`) and never assumed.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.models.layers import ACTIVATIONS, WEIGHT_INIT, Projection, fused_gates, is_lone
+from specdec_jax.models.int8 import Matrix, product
+from specdec_jax.models.layers import ACTIVATIONS, WEIGHT_INIT, Projection, fused_gates, is_lone, project
 from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
@@ -40,23 +42,28 @@ class Mixture(nn.Module):
         share = share / jnp.sum(share, axis=-1, keepdims=True) if self.normalised else share
         rows = jnp.arange(share.shape[0])[:, None]
         share = jnp.zeros_like(probs).at[rows, which].set(share)
-        gate_up = self.param("gate_up", WEIGHT_INIT, (count, 2 * self.hidden, width), self.dtype).astype(self.dtype)
-        down = self.param("down", WEIGHT_INIT, (count, width, self.hidden), self.dtype).astype(self.dtype)
+        gate_up = self.param("gate_up", WEIGHT_INIT, (count, 2 * self.hidden, width), self.dtype)
+        down = self.param("down", WEIGHT_INIT, (count, width, self.hidden), self.dtype)
         through = self._all if self.chosen * share.shape[0] > CHOICES * count else self._those_chosen
         return through(x.reshape(-1, width), share, gate_up, down).reshape(x.shape)
 
     def _gated(self, fused: Array) -> Array:
         blocks, *_ = fused_gates(self.hidden)
         gate, up = jnp.split(fused.reshape(*fused.shape[:-1], blocks, -1), 2, axis=-1)
-        return (ACTIVATIONS[self.activation](gate) * up).reshape(*fused.shape[:-1], self.hidden).astype(self.dtype)
+        return (ACTIVATIONS[self.activation](gate) * up).reshape(*fused.shape[:-1], self.hidden)
 
-    def _all(self, x: Array, share: Array, gate_up: Array, down: Array) -> Array:
+    def _all(self, x: Array, share: Array, gate_up: Matrix, down: Matrix) -> Array:
         """Tokens [N, D] through every expert, of which their share [N, E] counts."""
-        fused = jnp.einsum("nd,efd->enf", x.astype(self.dtype), gate_up, preferred_element_type=jnp.float32)
-        out = jnp.einsum("enf,edf->end", self._gated(fused), down, preferred_element_type=jnp.float32)
+        fused = self._by_each("nd,efd->enf", x, gate_up)
+        out = self._by_each("enf,edf->end", self._gated(fused), down)
         return jnp.einsum("end,ne->nd", out, share)
 
-    def _those_chosen(self, x: Array, share: Array, gate_up: Array, down: Array) -> Array:
+    def _by_each(self, axes: str, x: Array, kernels: Matrix) -> Array:
+        """As `layers.project`, the kernels [E, F, D] of all experts at once: [E, N, F]."""
+        contract = functools.partial(jnp.einsum, axes, preferred_element_type=jnp.float32)
+        return product(x, kernels, self.dtype, contract)
+
+    def _those_chosen(self, x: Array, share: Array, gate_up: Matrix, down: Matrix) -> Array:
         """Tokens [N, D] through the experts that any of them chose, one after the other; no other is read.
 
         A gather of every token's experts copies them first, the slower way on a CPU; `lax.ragged_dot` reads
@@ -69,16 +76,13 @@ class Mixture(nn.Module):
 
         def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             index, total = carry
-            into, back = (lax.dynamic_index_in_dim(kernel, order[index], 0, False) for kernel in (gate_up, down))
-            out = _product(self._gated(_product(x, into)), back)[:tokens]
+            pick = lambda leaf: lax.dynamic_index_in_dim(leaf, order[index], 0, False)  # noqa: E731
+            into, back = jax.tree.map(pick, (gate_up, down))
+            out = project(self._gated(project(x, into, self.dtype)), back, self.dtype)[:tokens]
             return index + 1, total + out * lax.dynamic_slice_in_dim(share, order[index], 1, axis=1)
 
         begin = jnp.zeros((), jnp.int32), jnp.zeros((tokens, down.shape[1]), jnp.float32)
         return lax.while_loop(lambda carry: carry[0] < count, one, begin)[1]
-
-
-def _product(x: Array, kernel: Array) -> Array:
-    return lax.dot_general(x, kernel, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def mixture_table(
@@ -90,7 +94,7 @@ def mixture_table(
     """
     count, hidden, width = sizes
     gates = fused_gates(hidden)
-    table = {f"{router}.weight": Parameter((*path, "router", "kernel"), (count, width))}
+    table = {f"{router}.weight": Parameter((*path, "router", "kernel"), (count, width), precise=True)}
     for i in range(count):
         gate, up, down = (f"{expert.format(i)}{name}.weight" for name in names)
         for part, name in enumerate((gate, up)):

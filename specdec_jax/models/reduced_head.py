@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.models.int8 import Matrix, is_matrix, product, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.types import Array, Cache, Head, LanguageModel, Params, Reading, ReducedHead
 
@@ -29,14 +30,15 @@ class ReducedParams(NamedTuple):
     """A model's weights, and what drafting reads in place of its whole head."""
 
     model: Params
-    kernel: Array  # [N, D], rows of the head
+    kernel: Matrix  # [N, D], rows of the head
     tokens: Array  # [N] int32, whose rows they are, ascending
     place: Array  # [V] int32, where a token stands among them; N: nowhere
 
     @property
     def unread_bytes(self) -> int:
         """What a pass leaves unread: the whole head, which may be the embedding too, and all but N places."""
-        return self.place.size * self.kernel.shape[1] * self.kernel.dtype.itemsize + self.place.nbytes
+        row = sum(leaf.nbytes for leaf in jax.tree.leaves(self.kernel)) // self.tokens.size
+        return self.place.size * row + self.place.nbytes
 
 
 class ReducedCache(NamedTuple):
@@ -127,9 +129,10 @@ def _logits(head: Head, params: ReducedParams, hidden: Array, before: ReducedCac
 
     A local token's is -inf where the text has not had it.
     """
-    dtype = params.kernel.dtype
-    rows = head.kernel(params.model)[before.local]
-    rare = jnp.einsum("btd,bmd->btm", hidden.astype(dtype), rows, preferred_element_type=jnp.float32)
+    dtype = head.dtype or params.kernel.dtype
+    own = rows(head.kernel(params.model), before.local)
+    contract = functools.partial(jnp.einsum, "btd,bmd->btm", preferred_element_type=jnp.float32)
+    rare = product(hidden, own, dtype, contract)
     slots = before.length[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
     rare = jnp.where(before.at[:, None] <= slots[:, :, None], soft_cap(rare, head.cap), -jnp.inf)
     few = soft_cap(project(hidden, params.kernel, dtype), head.cap)
@@ -172,14 +175,16 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
         raise ValueError(f"a draft vocabulary names each token once, {given.size - chosen.size} are there again")
     place = np.full(vocab, chosen.size, np.int32)
     place[chosen] = np.arange(chosen.size)
-    kernel = jnp.asarray(model.head.kernel(params))[chosen]
+    kernel = rows(model.head.kernel(params), chosen)
     return ReducedParams(params, kernel, jnp.asarray(chosen), jnp.asarray(place))
 
 
 def check_whole(params: Params) -> None:
-    """For those who save weights. Raises ValueError for those of a drafter with a draft vocabulary."""
+    """For those who save weights. Raises ValueError for those with a draft vocabulary, and for those made int8."""
     if isinstance(params, ReducedParams):
         raise ValueError("a draft vocabulary is no part of saved weights: save `params.model`, and load it with @N")
+    if any(map(is_matrix, jax.tree.leaves(params, is_leaf=is_matrix))):
+        raise ValueError("int8 weights are made at loading and never saved: load the model in another dtype to save it")
 
 
 def _short(given: np.ndarray) -> str:

@@ -179,7 +179,7 @@ class CrossAttention(nn.Module):
 def read(config: Any, dtype: Any, params: Any, encoded: Array) -> tuple[Array, Array]:
     """A decoder block's cross keys and values [B, H, E, head_dim] of the encoder's output [B, E, D]."""
     batch, width, _ = encoded.shape
-    both = layers.project(encoded, jnp.asarray(params["cross"]["key_value"]), dtype).astype(dtype)
+    both = layers.project(encoded, params["cross"]["key_value"], dtype).astype(dtype)
     both = both.reshape(batch, width, config.num_attention_heads, 2, config.head_dim).transpose(3, 0, 2, 1, 4)
     return both[KEY], both[VALUE]
 
@@ -239,7 +239,7 @@ def parameter_table(config: Any) -> dict[str, Parameter]:
     for stack, count in ((ENCODER, c.num_encoder_layers), (DECODER, c.num_hidden_layers)):
         table[f"{stack}.final_layer_norm.weight"] = Parameter((stack, "norm", "scale"), (c.hidden_size,))
         table[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = Parameter(
-            (stack, "positions", "bias"), (c.relative_attention_num_buckets, c.num_attention_heads)
+            (stack, "positions", "bias"), (c.relative_attention_num_buckets, c.num_attention_heads), precise=True
         )
         for i in range(count):
             table |= _block_table(c, f"{stack}.block.{i}.layer.", (stack, f"layer_{i}"), crosses=stack == DECODER)

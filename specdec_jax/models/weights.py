@@ -4,6 +4,7 @@ A name the table lacks, one that is missing or comes twice, and a wrong shape ar
 right decodes to fluent nonsense.
 """
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from specdec_jax.models.int8 import Int8, is_matrix, rounded
 
 SHOWN = 5  # names an error lists of each kind
 
@@ -34,6 +37,7 @@ class Parameter(NamedTuple):
     units: int | None = None  # in how many equal parts they may share it; None: as many as it is long
     turned: bool = False  # the checkpoint has it as [in, out]
     stacked: tuple[int, int] | None = None  # the leaf has so many of these on its first axis (second), this is which
+    precise: bool = False  # never int8: a table of positions, a router, norms of several streams
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
@@ -41,6 +45,18 @@ class Parameter(NamedTuple):
         shape = self.shape[::-1] if self.turned else self.shape
         shape = shape if self.fused is None else (math.prod(self.fused.rows), *shape[1:])
         return shape if self.stacked is None else (self.stacked[1], *shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it can be int8."""
+        return len(self.shape) > 1 and not self.precise
+
+    @property
+    def scale(self) -> "Parameter":
+        """Where the scales of a matrix made int8 lie: devices that share its inputs have those of all of its rows."""
+        rows, split = self.shape[-1 if self.turned else 0], self.split
+        split = split if split == len(self.leaf_shape) - 2 else None
+        return self._replace(shape=(rows,), split=split, turned=False)
 
     def own(self, leaf: np.ndarray) -> np.ndarray:
         """Of a stack, the part that this tensor has numbers in, as a view."""
@@ -62,23 +78,31 @@ class Tensor(Protocol):
 Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
+Read = Callable[[slice, slice], Any]  # rows and columns of a tensor, as [out, in]
 Place = Callable[[Parameter], jax.sharding.Sharding]  # where the leaf lies
 Layout = Callable[[Table], Place | None]  # where each leaf of a whole model lies; None: on the default device
 
 
 def params_from_named(
-    table: Table, named: Named, dtype: Any, *, ignored: Ignored = MappingProxyType({}), place: Place | None = None
+    table: Table,
+    named: Named,
+    dtype: Any,
+    *,
+    ignored: Ignored = MappingProxyType({}),
+    place: Place | None = None,
+    int8: bool = False,
 ) -> Any:
-    """The parameter tree, every leaf in `dtype`, on the default device or where `place` says.
+    """The parameter tree, every leaf in `dtype`, on the default device or where `place` says; `int8`: matrices as that.
 
     `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is made when the
     last of its tensors has come. Of a tensor that is shared out, the parts that this process's devices have are read
     and no others. `ignored` maps names that may come and are dropped to the shape they must have (None: any). Raises
-    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors.
+    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors; with `int8`, a matrix
+    that is not finite. What is made int8 is read with all of its inputs, which one scale serves.
     """
     waiting = Counter(parameter.path for parameter in table.values())
-    parts: dict[tuple[str, ...], list[tuple[Parameter, Tensor]]] = defaultdict(list)
-    leaves: dict[tuple[str, ...], jax.Array] = {}
+    parts: dict[tuple[str, ...], list[tuple[Parameter, Read]]] = defaultdict(list)
+    leaves: dict[tuple[str, ...], Any] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
     for name, tensor in pairs(named):
@@ -88,11 +112,12 @@ def params_from_named(
             wrong[kind].append(note)
         if kind or name in ignored:
             continue
-        path = table[name].path
-        parts[path].append((table[name], tensor))
-        waiting[path] -= 1
-        if not waiting[path]:
-            leaves[path] = _leaf(parts.pop(path), dtype, place)
+        one = table[name]
+        parts[one.path].append((one, functools.partial(_read, one, tensor)))
+        waiting[one.path] -= 1
+        if not waiting[one.path]:
+            own = parts.pop(one.path)
+            leaves[one.path] = _int8(own, place) if int8 and one.is_matrix else _leaf(own, dtype, place)
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
         faults = [_listed(kind, names) for kind, names in wrong.items() if names]
@@ -105,15 +130,44 @@ def num_weights(table: Table) -> int:
     return sum(math.prod(shape) for shape in {one.path: one.leaf_shape for one in table.values()}.values())
 
 
+def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool = False) -> int:
+    """What `params_from_named` makes of a checkpoint takes on one device."""
+
+    def here(one: Parameter, kind: Any) -> int:
+        shape = one.leaf_shape if place is None else place(one).shard_shape(one.leaf_shape)
+        return jnp.dtype(kind).itemsize * math.prod(shape)
+
+    def leaf(one: Parameter) -> int:
+        return here(one, jnp.int8) + here(one.scale, jnp.float32) if int8 and one.is_matrix else here(one, dtype)
+
+    return sum(map(leaf, {one.path: one for one in table.values()}.values()))
+
+
 def placed_shapes(table: Table, shapes: Any, place: Place) -> Any:
     """A parameter tree's shapes and dtypes, each with where it lies."""
     by_path = {parameter.path: parameter for parameter in table.values()}
 
-    def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        where = place(by_path[tuple(key.key for key in path)])
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+    def at(one: Parameter, leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(one))
 
-    return jax.tree.map_with_path(placed, shapes)
+    def placed(path: Any, leaf: Any) -> Any:
+        one = by_path[tuple(key.key for key in path)]
+        return Int8(at(one, leaf.values), at(one.scale, leaf.scale)) if isinstance(leaf, Int8) else at(one, leaf)
+
+    return jax.tree.map_with_path(placed, shapes, is_leaf=is_matrix)
+
+
+def int8_shapes(table: Table, shapes: Any) -> Any:
+    """A parameter tree's shapes and dtypes, its matrices as those that are made int8."""
+    by_path = {parameter.path: parameter for parameter in table.values()}
+
+    def made(path: Any, leaf: Any) -> Any:
+        if not by_path[tuple(key.key for key in path)].is_matrix:
+            return leaf
+        values, scale = (leaf.shape, jnp.int8), (leaf.shape[:-1], jnp.float32)
+        return Int8(jax.ShapeDtypeStruct(*values), jax.ShapeDtypeStruct(*scale))
+
+    return jax.tree.map_with_path(made, shapes)
 
 
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
@@ -151,7 +205,7 @@ def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[t
         begin += units * own
 
 
-def _leaf(parts: list[tuple[Parameter, Tensor]], dtype: Any, place: Place | None) -> jax.Array:
+def _leaf(parts: list[tuple[Parameter, Read]], dtype: Any, place: Place | None) -> jax.Array:
     """The leaf that these tensors make up."""
     first, _ = parts[0]
     if place is None:
@@ -168,7 +222,26 @@ def _leaf(parts: list[tuple[Parameter, Tensor]], dtype: Any, place: Place | None
     return jax.make_array_from_callback(first.leaf_shape, place(first), read)
 
 
-def _block(parts: list[tuple[Parameter, Tensor]], shared: slice, dtype: Any) -> np.ndarray:
+def _int8(parts: list[tuple[Parameter, Read]], place: Place | None) -> Int8:
+    """The matrix that these tensors make up. Rows are read and rounded once, whoever has which of their inputs."""
+    values: list[tuple[Parameter, Read]] = []
+    scales: list[tuple[Parameter, Read]] = []
+    for parameter, read in parts:
+        made = functools.cache(functools.partial(_rounded, parameter, read))
+        values.append((parameter, lambda own, columns, made=made: made(own.start, own.stop)[0][:, columns]))
+        scales.append((parameter.scale, lambda own, _, made=made: made(own.start, own.stop)[1]))
+    return Int8(_leaf(values, np.int8, place), _leaf(scales, np.float32, place))
+
+
+def _rounded(parameter: Parameter, read: Read, first: int | None, last: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Values and scales of these rows. Raises ValueError naming the leaf."""
+    try:
+        return rounded(np.asarray(read(slice(first, last), slice(None))))
+    except ValueError as error:
+        raise ValueError(f"parameter {'/'.join(parameter.path)}: {error}") from None
+
+
+def _block(parts: list[tuple[Parameter, Read]], shared: slice, dtype: Any) -> np.ndarray:
     """The leaf's part that has `shared` of its shared axis."""
     first, _ = parts[0]
     shape = list(first.leaf_shape)
@@ -177,9 +250,9 @@ def _block(parts: list[tuple[Parameter, Tensor]], shared: slice, dtype: Any) -> 
     block = np.empty(shape, dtype)
     axes = (0, 1) if first.stacked is None else (1, 2)
     rows, columns = (shared if first.split == axis else slice(None) for axis in axes)
-    for parameter, tensor in parts:
+    for parameter, read in parts:
         for view, own in _sections(parameter, parameter.own(block), rows):
-            view[...] = np.asarray(_read(parameter, tensor, own, columns)).astype(dtype).reshape(view.shape)
+            view[...] = np.asarray(read(own, columns)).astype(dtype).reshape(view.shape)
     return block
 
 
@@ -214,7 +287,7 @@ def _listed(kind: str, names: list[str]) -> str:
     return f"{kind}: {', '.join(names[:SHOWN])}{more}"
 
 
-def _tree(leaves: Mapping[tuple[str, ...], jax.Array]) -> dict[str, Any]:
+def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree

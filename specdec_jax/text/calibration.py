@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
+from specdec_jax.models.int8 import Int8, as_float32, is_matrix
 from specdec_jax.models.intersection import SharedParams
 from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.strategy import Strategy
@@ -54,7 +55,7 @@ def fingerprint(params: Params) -> dict[str, Any]:
     A draft vocabulary leaves both as they are, and is named beside them.
     """
     reduced = isinstance(params, (ReducedParams, SharedParams))
-    leaves = jax.tree.leaves(params.model if reduced else params)
+    leaves = jax.tree.leaves(params.model if reduced else params, is_leaf=is_matrix)
     largest = max(leaves, key=lambda leaf: leaf.size)
     found = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
     return found | ({"draft_vocabulary": params.tokens.size} if reduced else {})
@@ -63,13 +64,19 @@ def fingerprint(params: Params) -> dict[str, Any]:
 _scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
 
 
-def _scale(array: Any) -> float:
+def _scale(leaf: Any) -> float:
     """Mean size, once an array: it is asked for with every request."""
+    array = leaf.values if isinstance(leaf, Int8) else leaf
     known = _scales.get(id(array))
     if known is None or known[0]() is not array:
-        value = float(jnp.mean(jnp.abs(jnp.asarray(array).astype(jnp.float32))))
-        known = _scales[id(array)] = (weakref.ref(array), value)
+        known = _scales[id(array)] = (weakref.ref(array), float(_mean_size(leaf)))
     return known[1]
+
+
+@jax.jit
+def _mean_size(leaf: Any) -> jax.Array:
+    """One program, so that the largest array is never there in float32."""
+    return jnp.mean(jnp.abs(as_float32(leaf)))
 
 
 def read_calibration(path: str | Path) -> Calibration:

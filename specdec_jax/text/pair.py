@@ -114,8 +114,8 @@ def build_pair(
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
             they are estimated, and never less than a static policy's own.
-        dtype: bfloat16, float16 or float32 of models by name; auto: the target's if it is given loaded, else the faster
-            of bfloat16 and float32 here, bfloat16 if costs are estimated.
+        dtype: bfloat16, float16, float32 or int8 of models by name; auto: the target's if it is given loaded, else the
+            faster of bfloat16 and float32 here, bfloat16 if costs are estimated.
         verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated.
         costs: what passes cost, for whoever weighs it. "measured": once a pair and machine, kept in
             `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that

@@ -63,8 +63,9 @@ class Head(NamedTuple):
     """A model's last product apart: logits are hidden states times the kernel."""
 
     hidden: Forward  # gives hidden states [B, T, D]
-    kernel: Callable[[Params], Array]  # [V, D], of the dtype that the product is taken in
+    kernel: Callable[[Params], Any]  # [V, D], an array or whatever `models.layers.project` multiplies with
     cap: float | None = None  # of the logits: cap * tanh(product / cap); None: they are the product
+    dtype: Any = None  # that the product is taken in; None: the kernel's
 
 
 class TapForward(Protocol):

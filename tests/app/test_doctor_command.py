@@ -173,6 +173,9 @@ def test_weights_that_do_not_fit_end_the_page_before_they_are_read(place, capsys
     assert code == 1 and taken["target"] + taken["drafter"] == 4 * 48320 * 2
     assert "the weights take 386.6 kB in float32 (predicted), and the device has 300.0 kB free" in " ".join(out.split())
     assert "300.0 kB free before loading, measured." in out and "loaded" not in report["memory"]
+    small = report["memory"]["predicted_weights"]["int8"]
+    assert 48320 < small["target"] < 48320 * 1.2 and small["target"] == small["drafter"]
+    assert f"; in int8 they would take {2 * small['target'] / 1e3:.1f} kB: --dtype int8" in " ".join(out.split())
 
 
 def test_caches_that_do_not_fit_end_the_page(place, capsys, monkeypatch):

@@ -36,7 +36,7 @@ def test_unknown_source(tmp_path, monkeypatch, source, parts):
     ("dtype", "parts"),
     [
         ("bfloat", ["unknown dtype 'bfloat'", "did you mean 'bfloat16'?"]),
-        ("int8", ["'int8'", "bfloat16, float16, float32"]),
+        ("int4", ["'int4'", "bfloat16, float16, float32, int8"]),
     ],
 )
 def test_unknown_dtype_is_refused_before_anything_is_opened(dtype, parts):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_llama import CONFIG, model_and_params, naive_logits, one_pass, random_named, random_tokens, variant
+from tiny_reading import reads_at_all_positions
 
 from experiments.lib.parity_side.cases import padded_sources, random_tensors
 from specdec_jax import models
@@ -26,7 +27,16 @@ from specdec_jax.verification import rejection
 pytestmark = pytest.mark.slow
 
 SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture", "reduced_head"}
-SHARED |= {"intersection", "retokenized", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}
+SHARED |= {
+    "int8",
+    "intersection",
+    "retokenized",
+    "rope",
+    "rotary_decoder",
+    "weights",
+    "encoder_decoder",
+    "relative_attention",
+}
 """Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 
@@ -164,18 +174,6 @@ def with_something_to_read(params):
         name: jax.tree.map(lambda x: 0.2 * jax.random.normal(key, x.shape), params[name])
         for name in ("read", "merge", "own")
     }
-
-
-def reads_at_all_positions(model):
-    """A drafter that reads its target as a model of tokens alone: it reads the same of every position."""
-    reading = model.reading
-
-    def apply(params, tokens, cache):
-        hidden = jnp.ones((*tokens.shape, len(reading.layers), params["read"]["scale"].shape[1]))
-        logits, _, cache = reading.apply(params, tokens, reading.read(params, hidden), cache)
-        return logits, cache
-
-    return model._replace(apply=apply)
 
 
 def test_what_is_read_of_the_target_changes_what_comes_next():

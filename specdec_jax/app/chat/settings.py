@@ -5,7 +5,8 @@ from typing import Any
 
 from specdec_jax.app.options import Decoding, Drafting, Models, Rules
 from specdec_jax.costs.choices import costs_asked
-from specdec_jax.loading.load import check_dtype, download
+from specdec_jax.loading.load import download
+from specdec_jax.loading.precision import precision
 from specdec_jax.text.calibration import check_calibration
 from specdec_jax.text.pair import PHASES, Pair, build_pair, check_drafter, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
@@ -36,7 +37,7 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)
     check_drafter(_drafters(settings))
     if settings.dtype != "auto":
-        check_dtype(settings.dtype)
+        precision(settings.dtype)
     costs_asked(settings.costs)
     if settings.calibration is not None:
         check_calibration(settings.calibration)

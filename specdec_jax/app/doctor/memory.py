@@ -6,11 +6,12 @@ from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
+from specdec_jax.loading.precision import INT8
 from specdec_jax.sharding import bytes_here, mesh_here
 from specdec_jax.text.continuous_batching import cache_bytes, rows_that_fit
 from specdec_jax.text.pair import Pair
 
-SHOWN = ("float32", "bfloat16")
+SHOWN = ("float32", "bfloat16", INT8)
 USUAL = "bfloat16"  # what weights are loaded in first, where the machine chooses
 MOST_ROWS = 256
 
@@ -42,7 +43,10 @@ class Weights(NamedTuple):
         if self.free is None or needed <= self.free:
             return ""
         each = f"each of {self.devices} devices" if self.devices > 1 else "the device"
-        return f"the weights take {size(needed)} in {self.dtype} (predicted), and {each} has {size(self.free)} free"
+        small = self.by_dtype[INT8].both
+        hint = f"; in int8 they would take {size(small)}: --dtype int8" if small <= self.free else ""
+        why = f"the weights take {size(needed)} in {self.dtype} (predicted), and {each} has {size(self.free)} free"
+        return why + hint
 
 
 class Caches(NamedTuple):

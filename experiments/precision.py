@@ -1,0 +1,172 @@
+"""What do a model's weights in fewer bits change, and what do they save?
+
+Question:  Of a model with its weights in several dtypes: how far are the next distributions from those of the first
+           dtype, how much memory do the weights take, and how long is a pass?
+Command:   python -m experiments.precision [--target smollm2] [--dtypes bfloat16 int8 float32]
+Time:      5 minutes on 2 cores; seconds with --smoke (a tiny random model)
+Expected:  docs/models.md has the table of the built-in target
+Output:    runs/precision-<time>/ with manifest.json, results.jsonl (a line a dtype) and table.md
+
+Distributions are compared along prompts and the answers that the first dtype writes to them greedily, at the positions
+of the answers. Passes of all dtypes and widths run in turn, --repeats times; a ratio is that of two passes of one turn.
+All dtypes are in memory at once.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.judged import encoded, written
+from experiments.lib.options import Output, Smoke, check_least
+from experiments.lib.prompts import load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import tiny_pair
+from experiments.lib.terminal import publish
+from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import summary, target_pass, turns
+from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading.precision import precision
+from specdec_jax.metrics.agreement import changes_along
+from specdec_jax.metrics.intervals import mean_interval
+from specdec_jax.sharding import bytes_here
+
+PASSES = 4  # of a timed run
+TINY: dict[str, Any] = {"target": "tiny", "widths": (1, 2), "max_new_tokens": 8, "limit": 2, "repeats": 3}
+
+
+@dataclass(frozen=True)
+class PrecisionStudy(Output, Smoke):
+    """Compare a model's dtypes."""
+
+    target: str = "smollm2"
+    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
+    dtypes: tuple[str, ...] = ("bfloat16", "int8", "float32")
+    """Of the weights; the others are compared with the first."""
+    prompts: str = "configs/prompts/demo.jsonl"
+    """A JSONL file, FILE:n for every n-th prompt, or hub:NAME."""
+    limit: int | None = None
+    """Only the first prompts."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer."""
+    widths: tuple[int, ...] = (1, 2, 4, 8)
+    """Tokens of a pass."""
+    slots: int = 512
+    """Cache slots of a timed pass, half of them full."""
+    repeats: int = 15
+    """Timed runs of each program."""
+    mesh: str | None = None
+    """Several devices, such as model=4, that share the weights."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_new_tokens", "repeats")
+        if len(set(self.dtypes)) < max(2, len(self.dtypes)) or not self.widths or min(self.widths) < 1:
+            raise ValueError(f"there must be two dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
+        for dtype in self.dtypes:
+            precision(dtype)
+
+
+def study(config: PrecisionStudy, console: Console) -> None:
+    """Measures and writes the run folder."""
+    config = replace(config, **TINY) if config.smoke else config
+    prompts = load_prompts(config.prompts, config.limit)
+    folder = RunFolder.create("precision", config, config.out)
+    if not folder.rows():
+        enable()
+        with console.status("Loading the model in every dtype"):
+            load = (lambda dtype: tiny_pair(dtype)[0]) if config.smoke else _loader(config.target)
+            models = {dtype: load(dtype) for dtype in config.dtypes}
+        first = models[config.dtypes[0]]
+        asked = encoded(first, prompts)
+        answered = written(first, asked, 0.0, config.max_new_tokens, 0, console)
+        with console.status("Comparing distributions"):
+            changes = {dtype: compared(first, one, asked, answered) for dtype, one in models.items()}
+        with console.status("Measuring passes"):
+            seconds = timed(config, models)
+        for dtype, one in models.items():
+            row = {"dtype": dtype, "device": device(), "bytes": bytes_here(one.params), "texts": len(prompts)}
+            folder.append(row | changes[dtype] | seconds[dtype])
+    publish(folder, report(config, folder.rows()), console)
+
+
+def _loader(source: str) -> Any:
+    return lambda dtype: load_model(source, dtype=dtype)
+
+
+def compared(
+    first: LoadedModel, other: LoadedModel, asked: Sequence[list[int]], answered: Sequence[list[int]]
+) -> dict[str, Any]:
+    """Means over prompts of what `changes_along` gives at the positions of the answers, and the largest of all."""
+    means, largest = [], 0.0
+    for prompt, answer in zip(asked, answered, strict=True):
+        if not answer:
+            continue
+        found = changes_along((first.model, other.model), (first.params, other.params), [*prompt, *answer])
+        own = [values[len(prompt) - 1 :] for values in found]
+        means.append([float(np.mean(values)) for values in own[:3]])
+        largest = max(largest, float(own[3].max()))
+    names = "divergence", "same_top", "mean_change"
+    figures = {name: list(mean_interval(values)) for name, values in zip(names, np.transpose(means), strict=True)}
+    return figures | {"largest_change": largest, "tokens": sum(map(len, answered))}
+
+
+def timed(config: PrecisionStudy, models: Mapping[str, LoadedModel]) -> dict[str, Any]:
+    """Seconds of a pass by width, and the ratio to the first dtype's: medians and quartiles, by dtype."""
+    programs = {
+        (dtype, width): target_pass(one.model, one.params, width, 1, config.slots, passes=PASSES)
+        for dtype, one in models.items()
+        for width in config.widths
+    }
+    named = {f"{dtype} {width}": program for (dtype, width), program in programs.items()}
+    found = turns(named, config.repeats, dict.fromkeys(named, PASSES))
+    result: dict[str, Any] = {}
+    for dtype in models:
+        seconds = {width: found[f"{dtype} {width}"] for width in config.widths}
+        ratios = {
+            width: [own / of_first for own, of_first in zip(times, found[f"{config.dtypes[0]} {width}"], strict=True)]
+            for width, times in seconds.items()
+        }
+        result[dtype] = {
+            "seconds": {str(width): list(summary(times)) for width, times in seconds.items()},
+            "ratio": {str(width): list(summary(times)) for width, times in ratios.items()},
+        }
+    return result
+
+
+def report(config: PrecisionStudy, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Both tables as Markdown."""
+    first, reference = rows[0], config.dtypes[0]
+    about = (
+        f"{config.target} on {first['device']}: against {reference} along {first['tokens']:,} tokens of answers to "
+        f"{first['texts']} prompts (means over prompts, 95 %), and passes of {config.repeats} alternating runs "
+        f"(medians, quartiles; {config.slots} slots)."
+    )
+    heads = ["weights", "MB", f"KL divergence from {reference}, nats a token", "same most probable token"]
+    lines = []
+    for row in rows:
+        cells = [interval(row["divergence"], ".5f", WORDS), interval(row["same_top"], ".2%", WORDS)]
+        cells += [interval(row["mean_change"], ".3f", WORDS), f"{row['largest_change']:.2f}"]
+        cells = cells if row["dtype"] != reference else ["–"] * 4
+        lines.append([row["dtype"], f"{row['bytes'] / 1e6:.1f}", *cells])
+    changed = markdown([*heads, "change of a logit, mean", "largest"], lines)
+    lines = []
+    for row in rows:
+        times = [[1e3 * value for value in row["seconds"][str(width)]] for width in config.widths]
+        lines.append([f"{row['dtype']}, ms", *(interval(time, ".2f", PARENTHESES) for time in times)])
+        if row["dtype"] != reference:
+            ratios = [interval(row["ratio"][str(width)], ".2f", PARENTHESES) for width in config.widths]
+            lines.append([f"over {reference}", *ratios])
+    passes = markdown(["a pass", *(f"{width} tokens" for width in config.widths)], lines)
+    return "\n\n".join([about, changed, passes]) + "\n"
+
+
+main = command(PrecisionStudy, study, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What weights are kept in, by name: a floating dtype, or int8."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.loading.suggest import listed, nearest
+
+DTYPES = ("bfloat16", "float16", "float32")
+INT8 = "int8"
+PRECISIONS = (*DTYPES, INT8)
+
+
+class Precision(NamedTuple):
+    """Of a model."""
+
+    dtype: Any  # of the cache, of the inputs of matrix products, and of weights but for matrices that are int8
+    int8: bool = False  # matrices are (models.int8)
+
+
+def check_dtype(dtype: Any) -> Any:
+    """A name or a dtype as numpy's. Raises ValueError for what no weights are written in."""
+    return jnp.dtype(_known(dtype, DTYPES))
+
+
+def precision(dtype: Any) -> Precision:
+    """What `load_model` makes of its `dtype`, a name or a dtype. Raises ValueError for what no weights are kept in."""
+    name = _known(dtype, PRECISIONS)
+    return Precision(jnp.dtype("bfloat16" if name == INT8 else name), name == INT8)
+
+
+def _known(dtype: Any, names: tuple[str, ...]) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
+    if name not in names:
+        raise ValueError(f"unknown dtype {name!r}{nearest(name, names)}; there are {listed(names)}")
+    return name
