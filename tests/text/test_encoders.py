@@ -128,18 +128,19 @@ def run(capsys, *words):
 
 def test_the_command_line(folders, expected, tmp_path, capsys):
     target, drafter = folders
-    models = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--max-draft-length", "3"]
+    models = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--max-draft-length", "1"]
     code, said = run(capsys, "generate", PROMPTS[0], *models, "--max-new-tokens", "20", "--json")
     found = json.loads(said.out)
     assert code == 0 and found["text"] == expected[0].text and found["tokens"] == expected[0].tokens
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(json.dumps({"prompt": text}) for text in [*PROMPTS, "a" * 1100]))
+    source.write_text("\n".join(json.dumps({"prompt": text}) for text in [*PROMPTS[:1], *PROMPTS[2:], "a" * 1100]))
     options = ["--max-new-tokens", "20", "--batch", "2", "--tokens"]
     code, _ = run(capsys, "generate-file", str(source), str(output), *models, *options)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert code == 1 and "exceeds the target's most, 1024" in lines[-1]["error"]
-    assert [line["tokens"] for line in lines[:-1]] == [one.tokens for one in expected]
-    assert [line["num_prompt_tokens"] for line in lines[:-1]] == [len(one.prompt_tokens) for one in expected]
+    known = expected[:1] + expected[2:]  # sources of one bucket: what compiles soonest
+    assert [line["tokens"] for line in lines[:-1]] == [one.tokens for one in known]
+    assert [line["num_prompt_tokens"] for line in lines[:-1]] == [len(one.prompt_tokens) for one in known]
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor"])
