@@ -62,6 +62,8 @@ def drafter_config(shape: Shape, target: Any) -> Any:
     Raises ValueError: `first_layers` of a target of another family, or with fewer; sizes that the family does not have.
     """
     kind = config_class(family(shape.family))
+    if "num_encoder_layers" in {field.name for field in dataclasses.fields(kind)}:
+        raise ValueError(f"a drafter of shape.family {shape.family!r} has an encoder, and only decoders are trained")
     if shape.init == "first_layers":
         if type(target) is not kind:
             raise ValueError(

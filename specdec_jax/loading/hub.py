@@ -68,8 +68,9 @@ def hub_folder(repo_id: str, *, revision: str | None = None, cache_dir: str | Pa
     here = f"there is no file or folder {repo_id!r} here"
     with _bars(seen=False) as bars:
         folder = snapshot(revision, SMALL, f"{here}, nor in the Hugging Face cache", tqdm_class=bars)
-    needed = (CONFIG, *([TOKENIZER] if needs_file(folder) else []), *weight_names(folder))
-    lacking = [name for name in needed if not (folder / name).is_file()]
+    lacking = [name for name in (CONFIG, TOKENIZER, *weight_names(folder)) if not (folder / name).is_file()]
+    if TOKENIZER in lacking and not needs_file(folder):
+        lacking.remove(TOKENIZER)
     if not lacking:
         return folder
     if CONFIG not in lacking:

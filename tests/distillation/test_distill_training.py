@@ -189,6 +189,8 @@ def test_a_drafter_has_any_family_with_one_mlp_a_layer():
         assert training.stack(config, jnp.float32).config is config
     for name, words in {"mixtral": "one MLP", "qwen3_moe": "one MLP", "llama_reading": "target_layers"}.items():
         assert words in refused.pop(name)
+    for name in ("t5", "mt5"):
+        assert f"shape.family '{name}' has an encoder" in refused.pop(name)
     assert not refused
 
 
