@@ -3,6 +3,7 @@
 As a byte-level one of the library that reads all others: so streams cut it at whole characters, and it can be saved.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str] | None =
     """Ids 0 to 2 are the special tokens, 3 to 258 bytes, the rest sentinels (None: `<extra_id_0>` to 124)."""
     first = [special.get(role, text) for role, text in DEFAULTS.items()]
     vocabulary = {text: index for index, text in enumerate(first)}
-    vocabulary |= {letter: len(first) + byte for byte, letter in enumerate(_letters())}
+    vocabulary |= {letter: len(first) + byte for letter, byte in bytes_by_letter().items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,8 +39,9 @@ def sentinels_of(config: Mapping[str, Any]) -> list[str] | None:
     return None if count is None else [f"<extra_id_{index}>" for index in range(count)]
 
 
-def _letters() -> list[str]:
-    """The letter that stands for each byte, as GPT-2 wrote them: printable ones for themselves, others from U+0100."""
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
+@functools.cache
+def bytes_by_letter() -> dict[str, int]:
+    """GPT-2's letter of every byte: printable ones are themselves, the others follow from U+0100 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.loading.token_keys import SPACE, Key, bytes_by_letter, ids_by_key, ids_in, is_byte_level, keys_of
+from specdec_jax.loading.byte_tokenizer import bytes_by_letter
+from specdec_jax.loading.token_keys import SPACE, Key, ids_by_key, ids_in, is_byte_level, keys_of
 from specdec_jax.loading.tokenizer import Tokenizer
 
 MOST_PIECES = 8  # a token that is spelled longer is read as its last pieces

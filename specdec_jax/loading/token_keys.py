@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 
+from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.tokenizer import ROLES, Tokenizer
 
 SPACE = "\u2581"
@@ -63,11 +64,3 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether its tokens are written in GPT-2's letters for bytes."""
     decoder = tokenizer.backend.decoder
     return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
-
-
-@functools.cache
-def bytes_by_letter() -> dict[str, int]:
-    """GPT-2's letter of every byte: printable ones are themselves, the others follow from U+0100 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

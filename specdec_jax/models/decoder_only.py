@@ -139,13 +139,22 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         (logits, streams), cache = module.apply({"params": params}, tokens, cache, tapped=which)
         return logits, streams, cache
 
-    def kernel(params):
-        own = params["embedding" if c.tie_word_embeddings else "head"]
-        return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
-
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids)
     tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
-    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, c.logit_cap, dtype), tap)
+    return LanguageModel(
+        init_cache,
+        apply,
+        with_length,
+        spec,
+        Head(hidden, functools.partial(head_kernel, c, dtype), c.logit_cap, dtype),
+        tap,
+    )
+
+
+def head_kernel(config: Any, dtype: Any, params: Any) -> Any:
+    """What the head multiplies with: the embedding where they are tied; int8 as it is."""
+    own = params["embedding" if config.tie_word_embeddings else "head"]
+    return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
 
 
 def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat16):

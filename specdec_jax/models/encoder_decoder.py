@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
 from specdec_jax.models.attention import causal_mask, init_kv_cache
-from specdec_jax.models.decoder_only import Functions, run_block
-from specdec_jax.models.int8 import Int8, as_float32, rows
+from specdec_jax.models.decoder_only import Functions, head_kernel, run_block
+from specdec_jax.models.int8 import as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Head, LanguageModel, ModelSpec, SourceSpec
 
@@ -109,6 +109,7 @@ def functions(family: Family) -> Functions:
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
     c, decoder = config, Decoder(family, config, dtype)
+    kernel = functools.partial(head_kernel, c, dtype)
 
     def init_cache(params, batch, slots, source=None):
         if source is None:
@@ -131,10 +132,6 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         with jax.named_scope("head"):
             logits = constrain(layers.project(x, kernel(params), dtype), DATA, None, ANY)
         return constrain(logits, DATA), cache
-
-    def kernel(params):
-        own = params["embedding" if c.tie_word_embeddings else "head"]
-        return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
 
     source = SourceSpec(c.decoder_start_token_id, c.context)
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, source)
