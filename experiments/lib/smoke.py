@@ -15,6 +15,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.precision import precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models import llama
+from specdec_jax.replay.candidates import CANDIDATES
 from specdec_jax.replay.trace import FEATURES, Trace
 
 TASKS = {"code": 0.85, "mathematics": 0.75, "chat": 0.5}  # how likely a text's easy stretches are
@@ -43,6 +44,8 @@ def made_up_trace(
     path = np.where(within[..., None], _features(entropy), 0.0)
     tails = _features(rng.gamma(1.0, 1.5, (int(rejected.sum()), longest)))
     tails[:, 0] = path[rejected]
+    missed = ~accepted & (at[None, :] < length[:, None])
+    candidate = np.where(missed, rng.choice(CANDIDATES, missed.shape, p=(0.5, 0.3, 0.15, 0.05)), 0)
     unknown = lambda values: np.where(within, values, np.nan).astype(np.float32)  # noqa: E731
     return Trace(
         path=path.astype(np.float32),
@@ -60,6 +63,7 @@ def made_up_trace(
         target_entropy=unknown(entropy),
         raw_target_entropy=unknown(entropy),
         about={"ids": [f"{task}-{index}" for index, task in enumerate(tasks)], "tasks": tasks, "target": "made up"},
+        candidate=candidate.astype(np.int8),
     )
 
 

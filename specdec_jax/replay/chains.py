@@ -16,6 +16,7 @@ from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uni
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
+from specdec_jax.replay.candidates import BY_CANDIDATE, Rejected, right_candidate
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 
@@ -33,6 +34,7 @@ class Chains(NamedTuple):
 
     features: Array  # [B, T+1, K, F] float32, of each draft of the round that begins there
     run: Array  # [B, T+1] int32, drafts accepted before the first that is not
+    candidate: Array  # [B, T+1] int32, which candidate the text's token is where that one is rejected; 0: none
 
 
 class _Pass(NamedTuple):
@@ -43,6 +45,7 @@ class _Pass(NamedTuple):
     reads: Array  # [B, FED, P] float32
     run: Array  # [B] int32
     diverged: Array  # [B] bool
+    candidate: Array  # [B] int32
     features: Array  # [B, K, F]
 
 
@@ -68,6 +71,11 @@ def chains(
     def coin(emitted: Array, position: Any, role: int) -> Array:
         return uniforms(seeds, jnp.broadcast_to(emitted, seeds.shape), jnp.asarray(position, jnp.int32), role)
 
+    def candidate_coin(at: Array, step: Array, candidate: int, role: int) -> Array:
+        """What is tried is the position's, what is drawn the chain's, as for first candidates."""
+        more = candidate * BY_CANDIDATE
+        return coin(at + step, more, ACCEPT) if role == ACCEPT else coin(at, more + step + 1, DRAFT)
+
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = along.known + at + step  # tokens of prompt, text and draft
         logits, own, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
@@ -85,6 +93,13 @@ def chains(
         weights = jnp.where(rejected[:, None], excess, jnp.exp(seen.log_prob))
         drawn = jnp.where(is_sampled, draw(weights, coin(at, step + 1, DRAFT)), seen.top_token)
         token = jnp.where(hit, follows, drawn)
+        missed = within & ~hit
+        at_hand = Rejected(log_p, seen.log_prob, logits, drawn, follows)
+        candidate = lax.cond(
+            jnp.any(missed),
+            lambda: right_candidate(at_hand, is_sampled, lambda *named: candidate_coin(at, step, *named)),
+            lambda: jnp.zeros_like(now.candidate),
+        )
         log_q = jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0]
         line = describe(seen, log_q)[:, None]
         return _Pass(
@@ -93,6 +108,7 @@ def chains(
             reads=with_token(now.reads, own, end),
             run=now.run + hit.astype(jnp.int32),
             diverged=now.diverged | ~hit,
+            candidate=jnp.where(missed, candidate, now.candidate),
             features=lax.dynamic_update_slice_in_dim(now.features, line, step, axis=1),
         )
 
@@ -102,15 +118,15 @@ def chains(
         cache, last = first_pass(drafter, params, cache, along.tokens, along.known + at)
         none = jnp.zeros((batch,), jnp.int32)
         features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
-        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, features)
+        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, features)
         end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), first)
         put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731
-        return end.cache, Chains(put(found.features, end.features), put(found.run, end.run))
+        kept = zip(found, (end.features, end.run, end.candidate), strict=True)
+        return end.cache, Chains(*(put(whole, one) for whole, one in kept))
 
     line = jax.eval_shape(lambda: describe(distribution(along.log_p[:, 0], warp), along.log_p[:, 0, 0]))
-    nothing = Chains(
-        jnp.zeros((batch, positions, most, line.shape[-1]), jnp.float32), jnp.zeros((batch, positions), jnp.int32)
-    )
+    none = jnp.zeros((batch, positions), jnp.int32)
+    nothing = Chains(jnp.zeros((batch, positions, most, line.shape[-1]), jnp.float32), none, none)
     return lax.fori_loop(0, positions, one_chain, (caches.drafter, nothing))[1]
 
 

@@ -50,6 +50,9 @@ class Trace(NamedTuple):
     chains: np.ndarray | None = None
     # [N, T+1, K, F] float32, of a drafter that reads its target: the drafts of a round that begins at t
     run: np.ndarray | None = None  # [N, T+1] int32, drafts accepted of that chain
+    candidate: np.ndarray | None = None
+    # [N, T+1] int8, which of the drafter's candidates is the text's token where its first is rejected (with chains: the
+    # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (candidates.py)
 
     @property
     def num_texts(self) -> int:
@@ -66,7 +69,7 @@ class Trace(NamedTuple):
         return int(self.length.sum())
 
 
-OPTIONAL = ("chains", "run")
+OPTIONAL = ("chains", "run", "candidate")
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
 
 
@@ -98,8 +101,9 @@ def join(traces: Sequence[Trace]) -> Trace:
     Raises:
         ValueError: none, or lengths that differ.
     """
-    if len({(trace.path.shape[1:], trace.tails.shape[1:], trace.run is None) for trace in traces}) != 1:
-        raise ValueError("only traces of one number of tokens and one tail length can be joined")
+    shapes = {(trace.path.shape[1:], trace.tails.shape[1:], *_per_text(trace)) for trace in traces}
+    if len(shapes) != 1:
+        raise ValueError("only traces of one number of tokens, one tail length and the same fields can be joined")
     before = np.cumsum([0, *(len(trace.tails) for trace in traces[:-1])])
     names = _per_text(traces[0])
     fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in names}
@@ -185,6 +189,8 @@ def check(trace: Trace) -> str:
         return "a statistic of the distributions is not a number"
     if not np.all(np.isfinite(trace.raw_target_entropy[within])):
         return "a raw entropy of the target is not a number"
+    if trace.candidate is not None and (trace.candidate.shape != (texts, positions) or np.any(trace.candidate < 0)):
+        return f"candidate has shape {trace.candidate.shape} or holds what is no candidate"
     return _check_chains(trace, within)
 
 

@@ -28,6 +28,7 @@ from specdec_jax.distillation.judging import PREFILL, Text, filled_caches, windo
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
+from specdec_jax.replay.candidates import BY_CANDIDATE, Rejected, right_candidate
 from specdec_jax.replay.chains import Along, Chains, chains
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
@@ -40,6 +41,7 @@ class _Path(NamedTuple):
     accepted: Any
     rejected: Any  # token
     rejected_log_q: Any
+    candidate: Any  # which one is the text's token, where the first is rejected
     overlap: Any
     cross_entropy: Any
     target_entropy: Any
@@ -99,6 +101,7 @@ def trace_texts(
         along = Along(*device, log_p)
         found = jax.device_get(programs.chains(params[1], along, caches, device_warp, seeds))
         accepted = found.run > 0
+    candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path.candidate, 0)
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
     if found is None:
@@ -126,6 +129,7 @@ def trace_texts(
         about=dict(about or {}),
         chains=None if found is None else np.where(beyond[..., None, None], 0.0, found.features).astype(np.float32),
         run=None if found is None else found.run,
+        candidate=(candidate if found is None else found.candidate).astype(np.int8),
     )
 
 
@@ -262,6 +266,12 @@ def _compare(
     weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
     rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
     rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
+    at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
+    candidate = right_candidate(
+        jax.tree.map(_joined, at_hand),
+        jnp.repeat(~greedy[:, 0], shape[1]),
+        lambda candidate, role: uniforms(flat_seeds, flat_at, jnp.int32(candidate * BY_CANDIDATE), role),
+    )
     raw_p = jax.nn.log_softmax(p_logits)
     raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
     return _Path(
@@ -269,11 +279,17 @@ def _compare(
         accepted=accepted,
         rejected=rejected,
         rejected_log_q=rejected_log_q,
+        candidate=candidate.reshape(shape),
         overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
         cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
         target_entropy=p_distribution.entropy,
         raw_target_entropy=raw_entropy(p_logits),
     )
+
+
+def _joined(leaf: Array) -> Array:
+    """[B, C, ...] as [B * C, ...]."""
+    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 def _tails(

@@ -1,0 +1,133 @@
+"""How often is the drafter's second, third or fourth candidate right, and what would combs and trees bring?
+
+Question:  Where the first draft is rejected, what is the chance h that the next candidate is the target's token, by
+           depth, entropy, task and temperature; and how much faster would rounds be with siblings beside the chain?
+Command:   python -m experiments.siblings TRACES... [--costs cost_model.json]
+           traces by: python -m experiments.record --drafter smollm2-drafter-reading@8192 --out runs/PAIR
+Time:      a minute a trace on 2 cores; --smoke needs no trace
+Expected:  docs/combs.md
+Output:    runs/siblings-<time>/ with manifest.json and table.md
+
+Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
+texts. What combs bring is predicted, not replayed (experiments/lib/predicted_combs.py says how).
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.predicted_combs import halves, predicted
+from experiments.lib.terminal import publish
+from experiments.lib.trace_runs import ALL, Source, TraceOptions
+from experiments.lib.traced import costs_or_default, faster
+from specdec_jax.costs.cost_model import CostModel, between, cost_model
+from specdec_jax.metrics.intervals import ratio_of_totals
+from specdec_jax.replay.candidates import CANDIDATES
+from specdec_jax.replay.siblings import Rejections, chances, rejections
+
+EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, float("inf"))  # nats
+LEAST = 20  # rejections; of fewer a line says nothing
+ORDINALS = ("second", "third", "fourth")
+WIDTHS = (1, 2, 4, 8, 16, 32)
+TPU = "tpu-v5e"
+
+
+@dataclass(frozen=True)
+class Siblings(TraceOptions):
+    """Chances of siblings and what they would bring."""
+
+    max_draft_length: int = 7
+    """Longest chain."""
+
+
+def study(options: Siblings, console: Console) -> None:
+    """Counts, predicts and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    run = runs.open_run("siblings", options, console)
+    blocks = ["# Siblings", tables.about(run), NOTES]
+    for source, title in tables.sections(run):
+        with console.status(title):
+            blocks += [f"## {title}", chances_table(source), gains_table(source, options.max_draft_length)]
+    publish(run.folder, "\n\n".join([*blocks, ""]), console)
+
+
+NOTES = (
+    "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
+    "Then predicted speed-ups of chains over plain decoding, and of combs and trees over chains; bold where an "
+    "interval excludes 0. Drafted beside: tokens a round beside its chain; taken: rounds that leave the chain."
+)
+
+
+def chances_table(source: Source) -> str:
+    """h of every candidate over all rejections, and by depth, entropy and task."""
+    found = rejections(source.trace)
+    lines = [chances_line(name, part, source.trace.num_texts) for name, part in parts_of(found, source)]
+    return markdown(["rejected at", "rejections", *ORDINALS], [line for line in lines if line])
+
+
+def parts_of(found: Rejections, source: Source) -> Iterable[tuple[str, Rejections]]:
+    """The lines of a table."""
+    yield "anywhere", found
+    for depth in range(int(found.depth.max(initial=-1)) + 1):
+        yield f"draft {depth + 1}", _part(found, found.depth == depth)
+    for low, high in zip(EDGES, EDGES[1:], strict=False):
+        upper = f"to {high:g}" if np.isfinite(high) else "or more"
+        yield f"{low:g} {upper} nats", _part(found, (found.entropy >= low) & (found.entropy < high))
+    for task, texts in source.tasks.items():
+        if task != ALL:
+            yield task, _part(found, np.isin(found.text, texts))
+
+
+def _part(found: Rejections, chosen: np.ndarray) -> Rejections:
+    return Rejections(*(column[chosen] for column in found))
+
+
+def chances_line(name: str, found: Rejections, texts: int) -> list[str]:
+    """A line, empty where there is next to nothing to count."""
+    if len(found.text) < LEAST:
+        return []
+    cells = []
+    for right, tried in chances(found.candidate, found.text, texts):
+        some = tried > 0
+        cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
+    return [name, str(len(found.text)), *cells]
+
+
+def machines(costs: CostModel) -> dict[str, CostModel]:
+    """Whose time is counted: the options' own costs, flat verification at the same c, a TPU as its compiler has it."""
+    tpu = costs_or_default(TPU)
+    return {
+        costs.device or "the costs given": costs,
+        "flat verification": cost_model(costs.ratio, dict.fromkeys(WIDTHS, 1.0)),
+        tpu.device: between(tpu, [width for width in WIDTHS if width > 1]),
+    }
+
+
+def gains_table(source: Source, longest: int) -> str:
+    """Chains, combs and trees on every machine."""
+    lines = []
+    most = min(longest, source.trace.max_draft_length)
+    order = np.concatenate(halves(source.trace.num_texts))
+    for name, costs in machines(source.costs).items():
+        plain = source.trace.length[order] * costs.plain_pass
+        chain = predicted(source.trace, costs, most, siblings=0)
+        cells = [interval(faster(chain.seconds, plain))]
+        for siblings, trees in ((1, False), (CANDIDATES - 1, False), (CANDIDATES - 1, True)):
+            found = predicted(source.trace, costs, most, siblings, trees)
+            cells.append(tables.percent_more(faster(found.seconds, chain.seconds)))
+            beside = f"{found.tried.sum() / found.rounds.sum():.1f}", f"{found.taken.sum() / found.rounds.sum():.0%}"
+        lines.append([name, *cells, *beside])
+    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "drafted beside", "taken"]
+    return markdown(heads, lines)
+
+
+main = command(Siblings, study, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

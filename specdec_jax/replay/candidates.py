@@ -1,0 +1,75 @@
+"""Which of the drafter's candidates becomes the text's token, where its first one is rejected.
+
+Siblings are drawn without replacement and tried one after the other (recursive rejection sampling without replacement:
+arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's distribution p
+becomes max(p - q, 0), the drafter's q loses x, both are normalised, and the next candidate is tried on them. Told which
+token y came out in the end, it came out at stage i with probability min(1, q_i(y) / p_i(y)) unless before, and what was
+rejected is drawn from max(q_i - p_i, 0). Under greedy decoding the candidate is y's rank among the drafter's tokens.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, draw
+from specdec_jax.types import Array
+
+CANDIDATES = 4
+"""That are told apart: the draft itself and three siblings."""
+BY_CANDIDATE = 4096
+"""What a candidate adds to the position a uniform is keyed by: more than any draft is long."""
+
+
+class Rejected(NamedTuple):
+    """Positions whose first candidate is not the text's token; R of them, or a row of them."""
+
+    log_p: Array  # [R, V] float32, the target's distribution as sampled
+    log_q: Array  # [R, V], the drafter's
+    logits: Array  # [R, V], the drafter's: greedy candidates are ranked by them
+    first: Array  # [R] int32, the candidate that was rejected
+    token: Array  # [R] int32, the text's
+
+
+def right_candidate(found: Rejected, is_sampled: Array, uniform: Callable[[int, int], Array]) -> Array:
+    """Which candidate is the text's token: 1 the second, 2 the third ..., 0 none; [R] int32.
+
+    Args:
+        is_sampled: [R] bool, the temperature is above 0.
+        uniform: (candidate, role) -> [R] float32 in [0, 1).
+    """
+    greedy = _rank(found)
+    return lax.cond(
+        jnp.any(is_sampled), lambda: jnp.where(is_sampled, _sampled(found, uniform), greedy), lambda: greedy
+    )
+
+
+def _rank(found: Rejected) -> Array:
+    """The token's rank among the drafter's, first index first where two are alike; 0 beyond the last candidate."""
+    own = jnp.take_along_axis(found.logits, found.token[:, None], axis=1)
+    earlier = jnp.arange(found.logits.shape[1], dtype=jnp.int32)[None, :] < found.token[:, None]
+    rank = jnp.sum((found.logits > own) | ((found.logits == own) & earlier), axis=1, dtype=jnp.int32)
+    return jnp.where(rank < CANDIDATES, rank, 0)
+
+
+def _sampled(found: Rejected, uniform: Callable[[int, int], Array]) -> Array:
+    p, q, last = jnp.exp(found.log_p), jnp.exp(found.log_q), found.first
+    right = jnp.zeros(last.shape, jnp.int32)
+    for candidate in range(1, CANDIDATES):
+        p, q = _normalised(jnp.maximum(p - q, 0.0)), _normalised(_without(q, last))
+        p_token, q_token = (jnp.take_along_axis(values, found.token[:, None], axis=1)[:, 0] for values in (p, q))
+        hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
+        right = jnp.where(hit, candidate, right)
+        last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))
+    return right
+
+
+def _without(q: Array, token: Array) -> Array:
+    return jnp.where(jnp.arange(q.shape[1], dtype=jnp.int32)[None, :] == token[:, None], 0.0, q)
+
+
+def _normalised(weights: Array) -> Array:
+    """[R, V] that sum to 1, or stay 0."""
+    total = jnp.sum(weights, axis=1, keepdims=True)
+    return weights / jnp.where(total > 0, total, 1.0)

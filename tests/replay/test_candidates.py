@@ -1,0 +1,81 @@
+"""Which candidate is right: told afterwards, each is as often as when candidates are drawn and tried."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specdec_jax.decoding.sampling import ACCEPT, draw
+from specdec_jax.replay import candidates
+from specdec_jax.replay.candidates import CANDIDATES, Rejected, right_candidate
+
+VOCAB, DRAWS = 5, 120_000
+P = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
+Q = np.array([0.2, 0.05, 0.45, 0.1, 0.2])
+
+
+def by_enumeration(p, q, left=CANDIDATES, reached=1.0):
+    """[C+1, V]: drawn forwards, the chance that candidate i is accepted as token v; the last row: none of them is."""
+    found = np.zeros((left + 1, VOCAB))
+    if left == 0 or not q.sum():
+        found[-1] = reached * p
+        return found
+    q = q / q.sum()
+    found[0] = reached * np.minimum(p, q)
+    rejected = np.maximum(q - p, 0)
+    rest = np.maximum(p - q, 0)
+    for token in np.flatnonzero(rejected):
+        without = np.where(np.arange(VOCAB) == token, 0.0, q)
+        below = by_enumeration(rest / rest.sum(), without, left - 1, reached * rejected[token])
+        found[1:] += below
+    return found
+
+
+def log(values):
+    return jnp.log(jnp.asarray(np.broadcast_to(values, (DRAWS, VOCAB))))
+
+
+def observed(p, q, seed):
+    """[C+1, V]: tokens of the target, whose candidate is told afterwards."""
+    rng = np.random.default_rng(seed)
+    uniform = lambda *named: jnp.asarray(rng.random(DRAWS, np.float32))  # noqa: E731
+    token = draw(jnp.exp(log(p)), uniform())
+    p_token, q_token = jnp.asarray(p)[token], jnp.asarray(q)[token]
+    first = draw(jnp.exp(log(np.maximum(q - p, 0))), uniform())
+    found = right_candidate(Rejected(log(p), log(q), log(q), first, token), jnp.ones((DRAWS,), bool), uniform)
+    accepted = uniform(0, ACCEPT) * p_token < q_token
+    place = np.where(accepted, 0, np.where(np.asarray(found) == 0, CANDIDATES, found))
+    counts = np.zeros((CANDIDATES + 1, VOCAB))
+    np.add.at(counts, (place, np.asarray(token)), 1)
+    return counts
+
+
+def p_value(counts, expected):
+    some = expected > 1e-9
+    if counts[~some].any():
+        return 0.0
+    return stats.chisquare(counts[some], expected[some] * counts.sum()).pvalue
+
+
+@pytest.mark.parametrize(("p", "q"), [(P, Q), (Q, P), (P, np.array([0.0, 0.0, 0.0, 0.4, 0.6]))])
+def test_candidates_told_afterwards_are_those_drawn_forwards(p, q):
+    expected = by_enumeration(p, q)
+    np.testing.assert_allclose(expected.sum(axis=0), p, atol=1e-12)  # recursive rejection is lossless
+    assert p_value(observed(p, q, 3), expected) > 1e-3
+
+
+def test_candidates_drawn_with_replacement_are_told_apart(monkeypatch):
+    """The negative control: a drafter that keeps the rejected token among those it draws from."""
+    monkeypatch.setattr(candidates, "_without", lambda q, token: q)
+    counts, expected = observed(P, Q, 3), by_enumeration(P, Q)
+    assert p_value(counts, expected) < 1e-12
+
+
+def test_greedy_candidates_are_ranks():
+    raw = jnp.log(jnp.asarray([[0.1, 0.2, 0.2, 0.5, 0.0]] * VOCAB))
+    token = jnp.arange(VOCAB, dtype=jnp.int32)
+    hot = jnp.log(jnp.asarray([[0.0, 0.0, 0.0, 1.0, 0.0]] * VOCAB))
+    found = Rejected(hot, hot, raw, jnp.full((VOCAB,), 3, jnp.int32), token)
+    right = jax.jit(lambda found: right_candidate(found, jnp.zeros((VOCAB,), bool), lambda *named: jnp.zeros((VOCAB,))))
+    np.testing.assert_array_equal(right(found), [3, 1, 2, 0, 0])  # of two alike the first; token 4 is the fifth

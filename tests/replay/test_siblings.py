@@ -1,0 +1,164 @@
+"""Candidates of whole traces: those of the tables, of chains as of texts; what is counted of them and predicted."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_candidates import by_enumeration
+
+from experiments.lib.predicted_combs import Fitted, Known, fitted, play, predicted
+from experiments.lib.smoke import made_up_trace
+from specdec_jax.costs.cost_model import cost_model
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.lossless import toys
+from specdec_jax.replay.siblings import candidates, chances, entropies, rejections, runs
+from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
+from specdec_jax.replay.tracing import trace_texts
+from specdec_jax.stopping import static
+from specdec_jax.verification import rejection
+
+pytestmark = pytest.mark.slow
+
+MOST, VOCAB, LIMIT = 4, 5, 24
+TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
+PAIR = toys.toy_pair(VOCAB, 3, distance=0.8)
+TARGET, DRAFTER = jnp.asarray(PAIR.target), jnp.asarray(PAIR.drafter)
+DEAF = toys.ReadingTable(DRAFTER, jnp.zeros((VOCAB, VOCAB)))  # reads its target, and makes nothing of it
+PROMPTS = [[a, b] for a in range(5) for b in range(5)]
+
+
+def trace_of(prompts, drafter=TABLE, params=DRAFTER, **warp):
+    decoder = build_decoder(TABLE, no_drafter(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
+    rows = len(prompts)
+    options = {"max_new_tokens": LIMIT, "seed": np.arange(rows) + 1000, "warp": make_warp(rows, **warp)}
+    both = ModelParams(TARGET, None)
+    state = decoder.run(both, decoder.prefill(both, prompts, **options))
+    tokens = np.asarray(state.tokens)[:, 2 : 2 + LIMIT].tolist()
+    texts = list(zip(prompts, tokens, strict=True))
+    options = {"limit": LIMIT, "warp": warp, "seed": list(range(rows)), "max_draft_length": MOST, "chunk": 8}
+    return trace_texts((TABLE, drafter), (TARGET, params), texts, **options)
+
+
+def contexts(trace, prompts):
+    """The two tokens before every token of the answers, [N, T, 2]."""
+    whole = np.concatenate([np.asarray(prompts), trace.tokens], axis=1)
+    return np.stack([whole[:, :-2], whole[:, 1:-1]], axis=-1)
+
+
+def softmax(logits, temperature):
+    weights = np.exp((logits - logits.max()) / temperature)
+    return weights / weights.sum()
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    return trace_of(PROMPTS, temperature=0.0)
+
+
+def test_greedy_candidates_are_the_ranks_in_the_drafters_table(greedy):
+    ranks = np.argsort(np.argsort(-PAIR.drafter, axis=-1), axis=-1)
+    before = contexts(greedy, PROMPTS)
+    rank = np.take_along_axis(ranks[before[..., 0], before[..., 1]], greedy.tokens[..., None], axis=2)[..., 0]
+    np.testing.assert_array_equal(greedy.accepted[:, :LIMIT], rank == 0)
+    np.testing.assert_array_equal(greedy.candidate[:, :LIMIT], np.where(rank < 4, rank, 0))
+    assert not greedy.candidate[:, LIMIT].any() and set(rank.flat) >= {0, 1, 2, 3}
+
+
+def test_chains_of_a_drafter_that_makes_nothing_of_what_it_reads_have_the_texts_candidates(greedy):
+    chains = trace_of(PROMPTS, READER, DEAF, temperature=0.0)
+    np.testing.assert_array_equal(runs(chains)[:, :LIMIT], runs(greedy)[:, :LIMIT])
+    np.testing.assert_allclose(entropies(chains)[:, :LIMIT], entropies(greedy)[:, :LIMIT], atol=1e-5)
+    one, other = rejections(chains), rejections(greedy)
+    for mine, its in zip(one, other, strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-5)
+    assert set(one.depth) == set(range(MOST)) and (one.candidate > 1).any()
+
+
+@pytest.mark.parametrize(("drafter", "params"), [(TABLE, DRAFTER), (READER, DEAF)])
+def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, params):
+    """Of every context and token, the chance by enumeration that the second, third, fourth candidate is that token."""
+    temperature, prompts = 0.8, [[1, 2]] * 400
+    trace = trace_of(prompts, drafter, params, temperature=temperature)
+    before, expected, spread, seen = contexts(trace, prompts), np.zeros(4), np.zeros(4), np.zeros(4)
+    first = ~trace.accepted[:, :LIMIT]
+    assert first.sum() > 2000
+    for text, at in zip(*np.nonzero(first), strict=True):
+        p, q = (softmax(table[tuple(before[text, at])], temperature) for table in (PAIR.target, PAIR.drafter))
+        chance = by_enumeration(p, q)[1:, trace.tokens[text, at]]
+        chance = np.roll(chance / chance.sum(), 1)  # none of them first
+        expected, spread = expected + chance, spread + chance * (1 - chance)
+        seen[trace.candidate[text, at]] += 1
+    assert np.all(np.abs(seen - expected) < 4 * np.sqrt(spread)), (seen, expected)
+
+
+def test_candidates_are_kept_joined_and_selected(greedy, tmp_path):
+    save_trace(tmp_path / "trace.npz", greedy)
+    np.testing.assert_array_equal(load_trace(tmp_path / "trace.npz").candidate, greedy.candidate)
+    both = join([select(greedy, [3, 1]), select(greedy, [0])])
+    np.testing.assert_array_equal(both.candidate, greedy.candidate[[3, 1, 0]])
+    with pytest.raises(ValueError, match="the same fields can be joined"):
+        join([greedy, greedy._replace(candidate=None)])
+    save_trace(tmp_path / "torn.npz", greedy._replace(candidate=greedy.candidate[:, 1:]))
+    with pytest.raises(ValueError, match="candidate has shape"):
+        load_trace(tmp_path / "torn.npz")
+    with pytest.raises(ValueError, match="does not say which candidate is right"):
+        candidates(greedy._replace(candidate=None))
+
+
+def test_a_candidate_is_tried_where_those_before_it_were_wrong():
+    right, text = np.array([1, 2, 0, 3, 1, 2]), np.array([0, 0, 0, 0, 1, 1])
+    found = [(hits.tolist(), tried.tolist()) for hits, tried in chances(right, text, 2)]
+    assert found == [([1, 1], [4, 2]), ([1, 1], [3, 1]), ([1, 0], [2, 0])]
+
+
+def test_entropies_follow_the_text_and_then_the_tail(greedy):
+    found, run = entropies(greedy), runs(greedy)
+    column = FEATURES.index("entropy")
+    text, at = (int(index[0]) for index in np.nonzero(run[:, :10] == 2))
+    np.testing.assert_allclose(found[text, at, :2], greedy.path[text, at : at + 2, column], rtol=1e-6)
+    tail = greedy.tails[greedy.tail_of[text, at + 2]]
+    np.testing.assert_allclose(found[text, at, 2:], tail[:2, column], rtol=1e-6)
+
+
+def counted(run, right, tokens, siblings, trees=False, widths=(1, 2, 4, 8), links=3):
+    """Rounds and tokens beside the chain on a machine where everything pays: drafts are nearly always accepted."""
+    length = tokens + 1
+    run, right = (np.array([[*values, *[0] * (length - len(values))]]) for values in (run, right))
+    seen = Known(run, right, np.zeros((1, length, links), int), np.array([tokens]))
+    chance = Fitted(np.full(9, 0.9), np.full((9, 3), 0.5), 0.9)
+    free = cost_model(0.0, dict.fromkeys(widths, 1.0))
+    found = play(seen, free, chance, links, siblings, trees)
+    return found.rounds[0], found.taken[0]
+
+
+def test_a_sibling_saves_the_round_it_is_right_in():
+    """Two drafts are right, then the second candidate is, and after it all is."""
+    run, right = [2, 1, 0, 3, 3, 3, 2, 1], [1, 1, 1, 0, 0, 0, 0, 0]
+    assert counted(run, right, 8, siblings=0) == (3, 0)  # 3, 4 and 1 tokens
+    assert counted(run, right, 8, siblings=1) == (2, 1)  # 4 and 4
+    assert counted(run, [2, 2, 2], 8, siblings=1) == (3, 0)  # the third candidate is, and is not drafted
+    assert counted(run, [2, 2, 2], 8, siblings=2, widths=(1, 2, 4, 16)) == (2, 1)
+    assert counted(run, right, 8, siblings=1, widths=(1, 2, 4)) == (3, 0)  # no place beside three drafts
+
+
+def test_a_tree_goes_on_after_its_sibling():
+    run, right = [0, 3, 2, 1, 0], [1, 0, 0, 0, 0]
+    assert counted(run, right, 5, siblings=1) == (2, 1)
+    assert counted(run, right, 5, siblings=1, trees=True, widths=(1, 2, 4, 16)) == (2, 1)  # two links after it: 4 of 5
+    assert counted(run, right, 4, siblings=1, trees=True, widths=(1, 2, 4, 16)) == (1, 1)
+    assert counted(run, right, 4, siblings=1) == (2, 1)
+
+
+def test_chances_are_fitted_to_what_rounds_reach():
+    trace = made_up_trace(1.0, texts=400)
+    mine = fitted(Known(runs(trace), candidates(trace), np.zeros((*runs(trace).shape, 16), int), trace.length))
+    np.testing.assert_allclose(mine.right[0], [0.3, 0.15 / 0.7, 0.05 / 0.55], atol=0.03)
+    within = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
+    assert abs(mine.mean - trace.accepted[within].mean()) < 0.2
+    with_siblings = predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, 3)
+    assert (
+        with_siblings.taken.sum() > 0
+        and with_siblings.rounds.sum() < predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, 0).rounds.sum()
+    )
