@@ -9,7 +9,7 @@ Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batc
            table.md and speedup.png; a stopped run goes on with the same --out
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
-place. Methods of a repeat take turns, a sixteenth of their rounds at a time, so that what else the machine does falls
+place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls
 on all of them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are
 measured for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
@@ -42,7 +42,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState, StoppingPolicy
 
 PLAIN = "plain"
-SLICES = 16
+SLICES = 4
 METHODS: Mapping[str, StoppingPolicy] = {
     "static-1": stopping.static(draft_length=1),
     "static-3": stopping.static(draft_length=3),

@@ -32,7 +32,9 @@ CORE = {
     "decoding.sampling": {"types", "hyperparameters"},
     "decoding.phase": {"types"},
     "decoding.statistics": {"types", "hyperparameters"},
-    "decoding.draft_loop": {"types", "hyperparameters"},
+    "decoding.siblings": {"types", "decoding.sampling"},
+    "decoding.combs": {"types"},
+    "decoding.draft_loop": {"types", "hyperparameters", "decoding.siblings"},
     "decoding.cache_feed": {"types"},
     "decoding.one_graph": set(),
     "stopping": READS,
@@ -41,7 +43,10 @@ CORE = {
     "drafters": {*READS, "decoding.draft_loop", "decoding.cache_feed"},
     "models": {"types", "sharding"},
     "loading": {"types", "models", "sharding"},
-    "decoding.rounds": {"types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"},
+    "decoding.rounds": {
+        *("types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"),
+        *("decoding.siblings", "decoding.combs"),
+    },
     "decoding.prefill": {"types", "sharding", "decoding.cache_feed"},
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,

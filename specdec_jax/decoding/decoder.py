@@ -105,8 +105,9 @@ def build_decoder(
             vocabularies that differ, or a policy or verifier that needs phases without a monitor; from `prefill`, a
             policy whose functions do not answer each row (`answers.check_answers`).
     """
-    widths = tuple(verification_widths or default_widths(drafter.max_draft_length))
+    widths = tuple(verification_widths or default_widths(drafter.max_draft_length * (1 + policy.siblings)))
     _check_parts(target, drafter, widths, prefill_chunk)
+    _check_siblings(target, drafter, policy)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     reads = drafter.observer.features
     _check_monitor(parts, watched=monitor is not None)
@@ -259,6 +260,19 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
     if drafts != target.spec.vocab_size:
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
+        )
+
+
+def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPolicy) -> None:
+    """Raises ValueError for a policy with siblings where they cannot be drawn or verified."""
+    if policy.beside is None:
+        return
+    if drafter.model is None:
+        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} has no model that draws them")
+    if target.moved is None:
+        raise ValueError(
+            f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
+            "slots (sliding windows, ALiBi), it has an encoder, or it was made without `moved`"
         )
 
 

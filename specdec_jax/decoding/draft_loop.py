@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding.siblings import BY_CANDIDATE, drawn_beside
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
@@ -69,6 +70,7 @@ class Drafted(NamedTuple):
     length: Array  # [B] int32
     predictions: Array  # [B] int32, positions whose distribution was asked for; of a model its passes
     log_q: Array | None  # [B, K, V], the distributions as the source gave them
+    siblings: Array | None  # [B, K, M] int32, of rules that want some
     entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState
@@ -135,15 +137,17 @@ def draft(
 
     Args:
         open_source: (rows that begin [B] bool) -> the source, which need not serve others.
-        uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with.
+        uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with; its sibling i with that of
+            index + i * BY_CANDIDATE.
         log_q: [B, K, V] to write the distributions into; None keeps none.
     """
     going, begun = begin(policy, state, context, context.alive)
     none = jnp.zeros(context.length.shape, jnp.int32)
     unknown = jnp.full((none.shape[0], most), jnp.nan, jnp.float32)
     tokens = jnp.zeros(unknown.shape, jnp.int32)
+    siblings = jnp.zeros((*tokens.shape, policy.siblings), jnp.int32) if policy.siblings else None
     source = open_source(going)
-    empty = Drafted(tokens, none, none, log_q, unknown, unknown, begun, source.memory)
+    empty = Drafted(tokens, none, none, log_q, siblings, unknown, unknown, begun, source.memory)
     body = partial(_draft_one, source, policy, context, uniform)
     return lax.while_loop(lambda loop: jnp.any(loop.going), body, _Loop(jnp.int32(0), going, empty)).drafted
 
@@ -168,11 +172,18 @@ def _draft_one(
     log_q = now.log_q
     if log_q is not None:  # in place and for all rows: a mask would read and write all K of [B, V]
         log_q = lax.dynamic_update_slice_in_dim(log_q, following.distribution.log_prob[:, None], index, axis=1)
+    siblings = now.siblings
+    if siblings is not None:
+        again = lambda candidate: uniform(index + candidate * BY_CANDIDATE)  # noqa: E731
+        is_sampled = context.warp.temperature > 0
+        others = drawn_beside(following.distribution, done.token, is_sampled, policy.siblings, again)
+        siblings = lax.dynamic_update_slice_in_dim(siblings, others[:, None], index, axis=1)
     drafted = Drafted(
         tokens=put(now.tokens, done.drawn, done.token),
         length=done.drafted,
         predictions=now.predictions + going.astype(jnp.int32),
         log_q=log_q,
+        siblings=siblings,
         entropy=put(now.entropy, going, following.distribution.entropy),
         max_prob=put(now.max_prob, going, following.distribution.max_prob),
         policy=done.policy,

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding.combs import along_path, fitted, laid_out, place_of, places
 from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
+from specdec_jax.decoding.siblings import BY_CANDIDATE, sibling_outcomes
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
@@ -23,12 +25,14 @@ from specdec_jax.types import (
     Monitor,
     MonitorState,
     Params,
+    PolicyState,
     RoundContext,
     RoundInfo,
     StoppingPolicy,
     VerificationResult,
     Verifier,
     VerifierState,
+    Warp,
 )
 
 
@@ -54,6 +58,7 @@ class _Chance(NamedTuple):
     """A round's uniforms of the verification, made before the switch: in it every width would compile its own."""
 
     accepted: Array  # [B] float32
+    sibling: Array | None  # [B] float32; None: the rule wants none
     following: Array  # [B, K+1] float32, by how many drafts were accepted
 
 
@@ -67,15 +72,18 @@ class _Verified(NamedTuple):
 
 
 def apply_keeping(
-    target: LanguageModel, drafter: Drafter, params: ModelParams, tokens: Array, cache: Cache
+    target: LanguageModel, drafter: Drafter, params: ModelParams, tokens: Array, cache: Cache, *comb: Array
 ) -> tuple[Array, Any, Cache]:
-    """The target's pass: (logits [B, T, V], what the drafter keeps of its hidden states [B, T, ...], cache)."""
+    """The target's pass: (logits [B, T, V], what the drafter keeps of its hidden states [B, T, ...], cache).
+
+    A comb's has positions and a mask.
+    """
     features = drafter.observer.features
     if features is None:
-        logits, cache = target.apply(params.target, tokens, cache)
+        logits, cache = target.apply(params.target, tokens, cache, *comb)
         return logits, (), cache
     assert target.tap is not None  # build_decoder looked
-    logits, hidden, cache = target.tap.apply(params.target, tokens, cache, features.layers)
+    logits, hidden, cache = target.tap.apply(params.target, tokens, cache, features.layers, *comb)
     return logits, features.keep(params.drafter, hidden), cache
 
 
@@ -93,10 +101,11 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
             state.policy,
             parts.verifier.needs_log_q,
         )
+        draft = _with_siblings(parts, policy, draft, context)
     with jax.named_scope("verify"):
-        choice = _narrowest(parts.widths, draft.length)
+        choice = _narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
-        chance = _chance(state.seed, context, parts.drafter.max_draft_length)
+        chance = _chance(state.seed, context, parts)
         verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         threshold = parts.policy.threshold(policy)
@@ -108,6 +117,9 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if observer.features is not None:  # of the token before the draft, and of the drafts accepted
             begun = context.length - 1
             drafter = observer.features.learn(params.drafter, drafter, verified.kept, begun, emitted)
+        if verified.result.sibling is not None:  # what was fed in its place is no longer the text's
+            before = jnp.minimum(length, state.length + verified.result.length)
+            drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
         if observer.learn is not None:
             drafter = observer.learn(params.drafter, drafter, verified.seen, draft, state.tokens, context)
@@ -141,6 +153,16 @@ def _context(parts: Parts, state: DecodeState) -> RoundContext:
     )
 
 
+def _with_siblings(parts: Parts, policy: PolicyState, draft: Draft, context: RoundContext) -> Draft:
+    """The draft with what the policy wants beside it, as far as the widest verification has room."""
+    if parts.policy.beside is None:
+        return draft
+    if draft.siblings is None:
+        raise ValueError(f"{parts.drafter.name} draws no siblings: {parts.policy.name} needs a model that drafts")
+    room = parts.widths[-1] - 1 - draft.length
+    return fitted(draft, parts.policy.beside(policy, draft.length, room, context), room)
+
+
 def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
     """Index of the narrowest width that holds the longest draft and the token before it."""
     too_narrow = jnp.array(widths, jnp.int32) < jnp.max(drafted) + 1
@@ -155,31 +177,80 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
     def verify(
         params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: _Chance
     ) -> _Verified:
-        draft = Draft(
-            draft.tokens[:, :held],
-            None if draft.log_q is None else draft.log_q[:, :held],
-            draft.one_hot[:, :held],
-            draft.length,
-        )
-        start = context.length - 1
-        last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
-        fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, width - 1 - held)))
-        cache = parts.target.with_length(state.target_cache, start)
-        with jax.named_scope("target_pass"):
-            logits, kept, cache = apply_keeping(parts.target, parts.drafter, params, fed, cache)
-        target = distributions(logits[:, : held + 1], state.warp)
-        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
+        draft = _first(draft, held)
+        logits, kept, cache = _target_pass(parts, params, state, draft, context, width)
+        shown = held + 1 if draft.beside is None else width
+        target = distributions(logits[:, :shown], state.warp)
+        chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
-        token = draw(next_distribution(accepted), following)
-        result = _result(draft.tokens, accepted, token, most)
+        after, leaf = next_distribution(accepted), None
+        if draft.beside is not None and chance.sibling is not None:
+            leaf, after = _leaf(draft, target.log_prob, after, accepted, chance.sibling, state.warp)
+            logits, target, kept = along_path((logits, target, kept), accepted, leaf.taken, leaf.place)
+            cache = _moved(parts.target, cache, context.length - 1, accepted, leaf)
+        elif parts.policy.beside is not None:  # a width without room for a draft
+            leaf = _Leaf(jnp.zeros_like(context.alive), accepted, accepted)
+        result = _result(draft.tokens, accepted, leaf, draw(after, following), most)
         verifier = select_rows(context.alive, verifier, state.verifier)
-        monitor = parts.monitor.observe(state.monitor, logits, result, context)
-        seen = _observed(parts.drafter, target, draft, result, context)
+        emitted = VerificationResult(result.tokens, result.emitted)
+        monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
+        seen = _observed(parts.drafter, target, draft, emitted, context)
         monitor = select_rows(context.alive, monitor, state.monitor)
         return _Verified(result, cache, verifier, monitor, seen, _padded(kept, most + 1))
 
     return verify
+
+
+def _first(draft: Draft, held: int) -> Draft:
+    """The first `held` drafts, which no row exceeds, with their siblings."""
+    few = draft._replace(tokens=draft.tokens[:, :held], one_hot=draft.one_hot[:, :held], siblings=None, beside=None)
+    few = few._replace(log_q=None if draft.log_q is None else draft.log_q[:, :held])
+    if draft.siblings is None or draft.beside is None or held == 0:
+        return few
+    return few._replace(siblings=draft.siblings[:, :held], beside=draft.beside[:, :held])
+
+
+def _target_pass(
+    parts: Parts, params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, width: int
+) -> tuple[Array, Any, Cache]:
+    """As `apply_keeping`, over the last token, the draft and what is beside it, at that width."""
+    start = context.length - 1
+    last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+    cache = parts.target.with_length(state.target_cache, start)
+    missing = width - 1 - draft.tokens.shape[1]
+    fed, comb = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing))), ()
+    if draft.beside is not None:
+        fed, *comb = laid_out(last[:, 0], draft, start, width, state.tokens.shape[1])
+    with jax.named_scope("target_pass"):
+        return apply_keeping(parts.target, parts.drafter, params, fed, cache, *comb)
+
+
+class _Leaf(NamedTuple):
+    """Where a round leaves its chain of drafts."""
+
+    taken: Array  # [B] bool, a sibling was accepted
+    token: Array  # [B] int32
+    place: Array  # [B] int32, of the target pass
+
+
+def _leaf(draft: Draft, log_p: Array, after: Array, accepted: Array, uniform: Array, warp: Warp) -> tuple[_Leaf, Array]:
+    """The sibling after the accepted drafts, if one is, and the distribution [B, V] of the token after both."""
+    outcomes = sibling_outcomes(after, draft, accepted, warp.temperature > 0)
+    candidate = draw(outcomes.chance, uniform)
+    taken, index = candidate > 0, jnp.maximum(candidate - 1, 0)
+    token = jnp.take_along_axis(outcomes.tokens, index[:, None], axis=1)[:, 0]
+    place = jnp.minimum(place_of(draft, accepted, candidate), log_p.shape[1] - 1)
+    own = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
+    return _Leaf(taken, token, place), jnp.where(taken[:, None], jnp.exp(own), outcomes.rest)
+
+
+def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, leaf: _Leaf) -> Cache:
+    """The target's cache with an accepted sibling's slot where the draft's was that it replaces."""
+    assert target.moved is not None  # build_decoder looked
+    source, slot = (jnp.where(leaf.taken, place, 0) for place in (leaf.place, accepted + 1))
+    return target.moved(cache, start + source, start + slot)
 
 
 def _observed(
@@ -210,17 +281,23 @@ def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], A
     return uniform
 
 
-def _chance(seed: Array, context: RoundContext, most: int) -> _Chance:
+def _chance(seed: Array, context: RoundContext, parts: Parts) -> _Chance:
     """What acceptance and the recovered or bonus token are drawn with; of the latter's, one entry is read."""
     each = jax.vmap(lambda accepted: uniforms(seed, context.emitted, accepted, NEXT), out_axes=1)
-    return _Chance(uniforms(seed, context.emitted, jnp.int32(0), ACCEPT), each(jnp.arange(most + 1, dtype=jnp.int32)))
+    ends = jnp.arange(parts.drafter.max_draft_length + 1, dtype=jnp.int32)
+    one = lambda index: uniforms(seed, context.emitted, jnp.int32(index), ACCEPT)  # noqa: E731
+    return _Chance(one(0), one(BY_CANDIDATE) if parts.policy.beside else None, each(ends))
 
 
-def _result(drafts: Array, accepted: Array, token: Array, most: int) -> VerificationResult:
+def _result(drafts: Array, accepted: Array, leaf: _Leaf | None, token: Array, most: int) -> VerificationResult:
     held = drafts.shape[1]
     index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
-    padded = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
-    return VerificationResult(jnp.where(index < accepted[:, None], padded, token[:, None]), accepted + 1)
+    tokens = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
+    after = token[:, None]
+    if leaf is not None:
+        after = jnp.where(leaf.taken[:, None] & (index == accepted[:, None]), leaf.token[:, None], after)
+    tokens = jnp.where(index < accepted[:, None], tokens, after)
+    return VerificationResult(tokens, accepted + 1, None if leaf is None else leaf.taken)
 
 
 def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) -> tuple[Array, Array]:
@@ -228,9 +305,9 @@ def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) 
     size = result.tokens.shape[1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
     stops = jnp.any(result.tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)
-    stops = stops & (index < result.length[:, None])
+    stops = stops & (index < result.emitted[:, None])
     first = jnp.min(jnp.where(stops, index, size), axis=1)
-    emitted = jnp.minimum(jnp.minimum(result.length, first + 1), state.limit - state.length)
+    emitted = jnp.minimum(jnp.minimum(result.emitted, first + 1), state.limit - state.length)
     emitted = jnp.where(context.alive, jnp.maximum(emitted, 0), 0)
     return emitted, context.alive & (first < emitted)
 
@@ -245,6 +322,8 @@ def _measured(
     phase: Array,
 ) -> RoundInfo:
     """The round as it is counted and recorded."""
+    none = jnp.zeros_like(emitted)
+    taken = none if result.sibling is None else (result.sibling & (emitted >= result.length)).astype(jnp.int32)
     return RoundInfo(
         proposed=draft.tokens,
         drafted=draft.length,
@@ -258,6 +337,8 @@ def _measured(
         threshold=threshold.astype(jnp.float32),
         drafter_id=info.drafter_id,
         phase=phase,
+        siblings=places(draft) - draft.length,
+        by_sibling=taken,
     )
 
 

@@ -16,7 +16,9 @@ def no_counts(batch: int, most: int) -> Statistics:
     one = host(np.zeros((batch,), np.int32))
     per_position = host(np.zeros((batch, most), np.int32))
     histogram = host(np.zeros((batch, most + 1), np.int32))
-    return Statistics(one, one, one, one, one, one, one, per_position, per_position, per_position, histogram, one)
+    each = dict.fromkeys(Statistics._fields, one)
+    each |= dict.fromkeys(("drafted_at", "evaluated_at", "accepted_at"), per_position)
+    return Statistics(**each | {"length_histogram": histogram})
 
 
 def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
@@ -35,8 +37,10 @@ def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
         drafter_passes=one * now.drafter_passes,
         discarded_passes=one * now.discarded,
         drafted_at=drafted.astype(jnp.int32),
-        evaluated_at=(drafted & (index < now.emitted[:, None])).astype(jnp.int32),
+        evaluated_at=(drafted & (index < jnp.minimum(now.emitted, now.accepted + 1)[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < now.accepted[:, None])).astype(jnp.int32),
+        num_sibling_tokens=one * now.siblings,
+        num_accepted_siblings=one * now.by_sibling,
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
         num_reasoning_tokens=now.emitted * now.phase,
     )
@@ -62,6 +66,8 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
         threshold=host(np.full((batch, rounds), np.nan, np.float32)),
         drafter_id=whole,
         phase=whole,
+        siblings=whole,
+        by_sibling=whole,
     )
 
 
@@ -90,7 +96,8 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
 def summarise(counts: Statistics) -> dict[str, Any]:
     """The field's figures over all rows of `counts`, as plain Python numbers and lists.
 
-    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
+    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted,
+    and siblings among the accepted; the other figures are of the drafts alone),
     `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
     over those in which the position was evaluated. A figure without data is None.
     """
@@ -107,12 +114,14 @@ def summarise(counts: Statistics) -> dict[str, Any]:
             "drafter_passes",
             "discarded_passes",
             "num_reasoning_tokens",
+            "num_sibling_tokens",
+            "num_accepted_siblings",
         )
     }
     figures |= {
         "draft_acceptance_rate": _ratio(accepted, drafted),
         "mean_draft_length": _ratio(drafted, drafts),
-        "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
+        "mean_acceptance_length": None if drafts == 0 else 1 + (accepted + int(total.num_accepted_siblings)) / drafts,
         "tokens_per_round": _ratio(int(total.num_emitted_tokens), int(total.num_rounds)),
         "discarded_fraction": _ratio(int(total.discarded_passes), int(total.drafter_passes)),
         "acceptance_per_position": [_ratio(int(a), drafts) for a in total.accepted_at],

@@ -86,7 +86,8 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
 
         log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
         end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
-        draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
+        chosen, passes = jnp.zeros(end.tokens.shape, bool), end.predictions
+        draft = Draft(end.tokens, end.log_q, chosen, end.length, end.siblings)
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
         return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy

@@ -93,7 +93,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         shape = (tokens.shape[0], max_draft_length, language_model.spec.vocab_size)
         log_q = jnp.full(shape, -jnp.inf, jnp.float32) if keep_log_q else None
         end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
-        draft, passes = Draft(end.tokens, end.log_q, jnp.zeros(end.tokens.shape, bool), end.length), end.predictions
+        chosen, passes = jnp.zeros(end.tokens.shape, bool), end.predictions
+        draft = Draft(end.tokens, end.log_q, chosen, end.length, end.siblings)
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         # Only the first pass read the target; the entries of later ones are fed anew if their tokens are accepted.
         fed = jnp.where(passes > 0, context.length, state.valid)

@@ -17,6 +17,7 @@ from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
+from specdec_jax.lossless.leaves import Leaf, beside_of, leaves
 from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
@@ -119,7 +120,10 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
         outcomes = verified(setting, nodes, branches)
-        following = _merged(after(setting, nodes, branches, outcomes, np.nonzero(outcomes.chance)))
+        chosen, leaf = np.nonzero(outcomes.chance), None
+        if setting.policy.beside is not None:
+            chosen, leaf = _with_siblings(setting, nodes, branches, outcomes)
+        following = _merged(after(setting, nodes, branches, outcomes, chosen, leaf))
         done = following.emitted >= setting.tokens
         finished = take(following, done)
         np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
@@ -209,6 +213,8 @@ class Outcomes(NamedTuple):
     draft: Draft
     distributions: Distribution  # the target's, every leaf [M, K+1, ...]
     verifier: Any  # its state after the round, [M, ...]
+    lengths: np.ndarray  # [M, K+1] float64, of these the chances of every number of accepted drafts
+    weights: np.ndarray  # [M, K+1, V], the verifier's of the token after so many
 
 
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
@@ -232,7 +238,35 @@ def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
-    return Outcomes(chance, draft, distributions, state)
+    if setting.policy.beside is not None:
+        siblings = host(np.zeros((*drafts.shape, setting.policy.siblings), np.int32))
+        draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft._replace(siblings=siblings))
+    return Outcomes(chance, draft, distributions, state, lengths, weights)
+
+
+def _with_siblings(
+    setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes
+) -> tuple[tuple[np.ndarray, ...], Leaf]:
+    """Every outcome of drafts with siblings beside them."""
+    vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
+    is_greedy = float(setting.warp["temperature"]) <= 0
+    seen = setting.drafter_distributions
+    table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
+
+    def own(branch: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+        step = np.minimum(accepted, most - 1)
+        text = branches.text[branch]
+        last = np.take_along_axis(text, step[:, None] + np.arange(2)[None, :], axis=1)
+        read = ((branches.table[branch] // vocab**2 * most + step) * vocab + text[:, 0]) * vocab**2
+        return table[read + _pair(last, vocab)].copy()
+
+    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray) -> np.ndarray:
+        last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
+        return np.exp(setting.target_distributions.log_prob[branches.table[branch] + last * vocab + sibling])
+
+    context = take(context_of(setting, nodes), branches.node)
+    shares = branches.chance, outcomes.lengths, outcomes.weights
+    return leaves(context, setting.batch, outcomes.draft, shares, own, target, drawn_distribution)
 
 
 def after(
@@ -241,8 +275,9 @@ def after(
     branches: Branches,
     outcomes: Outcomes,
     chosen: tuple[np.ndarray, ...],
+    leaf: Leaf | None = None,
 ) -> Nodes:
-    """The rows at the beginning of the next round, of the chosen (branch, accepted, token)."""
+    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), with siblings between."""
     branch, accepted, token = chosen
     most, rules = setting.most, _rules(setting.policy.bare, setting.batch)
     context = take(context_of(setting, nodes), branches.node[branch])
@@ -250,16 +285,20 @@ def after(
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
-    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)))
+    left = None
+    if leaf is not None:
+        left = host(leaf.sibling >= 0)
+        new = np.where(left[:, None] & (index == accepted[:, None]), leaf.sibling[:, None], new)
+    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)), left)
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor.bare, setting.batch)
-        monitor = watch(context, monitor, take(outcomes.distributions, branch), result)
+        monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
     node = branches.node[branch]
     tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
-    chance = outcomes.chance[branch, accepted, token]
-    emitted = (nodes.emitted[node] + result.length).astype(np.int32)
+    chance = outcomes.chance[branch, accepted, token] if leaf is None else leaf.chance
+    emitted = (nodes.emitted[node] + result.emitted).astype(np.int32)
     return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
 
 
@@ -268,7 +307,7 @@ def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResul
     tokens = tokens.copy()
     for k in range(result.tokens.shape[1]):
         place = 2 + emitted + k
-        rows = np.flatnonzero((k < result.length) & (place < tokens.shape[1]))
+        rows = np.flatnonzero((k < result.emitted) & (place < tokens.shape[1]))
         tokens[rows, place[rows]] = result.tokens[rows, k]
     return tokens
 

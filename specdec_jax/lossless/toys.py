@@ -84,20 +84,34 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
         del params
         return TokenCache(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
-    def apply(params: Params, tokens: Array, cache: TokenCache) -> tuple[Array, TokenCache]:
+    def apply(
+        params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None
+    ) -> tuple[Array, TokenCache]:
+        """Of the slots before its own that the mask shows, a token takes the last for the one before it."""
+        del positions
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
         known = cache.tokens.at[rows, slots].set(tokens, mode="drop", unique_indices=True)
-        before = jnp.take_along_axis(known, jnp.maximum(slots - 1, 0), axis=1, mode="clip")
-        before = jnp.where(slots > 0, before, 0)
+        every = jnp.arange(known.shape[1], dtype=jnp.int32)[None, None, :]
+        seen = every < slots[:, :, None]
+        last = jnp.max(jnp.where(seen if mask is None else seen & mask, every, -1), axis=2)
+        before = jnp.take_along_axis(known, jnp.maximum(last, 0), axis=1, mode="clip")
+        before = jnp.where(last >= 0, before, 0)
         return jnp.asarray(params)[before, tokens], TokenCache(known, cache.length + tokens.shape[1])
 
-    def tapped(params: Params, tokens: Array, cache: Any, layers: tuple[int, ...]) -> tuple[Array, Array, Any]:
-        logits, cache = apply(params, tokens, cache)
+    def tapped(
+        params: Params, tokens: Array, cache: Any, layers: tuple[int, ...], positions: Any = None, mask: Any = None
+    ) -> tuple[Array, Array, Any]:
+        logits, cache = apply(params, tokens, cache, positions, mask)
         return logits, jnp.stack([jax.nn.one_hot(tokens, vocab_size)] * len(layers), axis=2), cache
 
+    def moved(cache: TokenCache, source: Array, slot: Array) -> TokenCache:
+        rows = jnp.arange(slot.shape[0], dtype=jnp.int32)
+        return cache._replace(tokens=cache.tokens.at[rows, slot].set(cache.tokens[rows, source]))
+
     spec = ModelSpec(vocab_size, context, eos_ids)
-    return from_function(apply, init_cache, spec)._replace(tap=Tap(tapped, 0, vocab_size))
+    plain = from_function(apply, init_cache, spec)
+    return plain._replace(apply=apply, tap=Tap(tapped, 0, vocab_size), moved=moved)
 
 
 class ReadingTable(NamedTuple):

@@ -129,8 +129,8 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
     tap: Any = model.tap
 
-    def tapped(params, tokens, cache, layers):
-        logits, hidden, cache = tap.apply(params, tokens, cache, layers)
+    def tapped(params, tokens, cache, layers, positions=None, mask=None):
+        logits, hidden, cache = tap.apply(params, tokens, cache, layers, positions, mask)
         return _resized(logits, vocab_size), hidden, cache
 
     reduced: Any = model.reduced  # what it proposes must be in both vocabularies

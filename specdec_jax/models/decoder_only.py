@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
-from specdec_jax.models.attention import KVCache, causal_mask, init_kv_cache, with_length
+from specdec_jax.models.attention import PLAIN, KVCache, causal_mask, init_kv_cache, moved, with_length
 from specdec_jax.models.config import SLIDING
 from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
@@ -135,12 +135,13 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     def hidden(params, tokens, cache, positions=None, mask=None):
         return module.apply({"params": params}, tokens, cache, positions, mask, head=False)
 
-    def tapped(params, tokens, cache, which):
-        (logits, streams), cache = module.apply({"params": params}, tokens, cache, tapped=which)
+    def tapped(params, tokens, cache, which, positions=None, mask=None):
+        (logits, streams), cache = module.apply({"params": params}, tokens, cache, positions, mask, tapped=which)
         return logits, streams, cache
 
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids)
     tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
+    by_slot = any(kind.startswith(SLIDING) for kind in c.layer_kinds) or getattr(c, "scoring", PLAIN).bias is not None
     return LanguageModel(
         init_cache,
         apply,
@@ -148,6 +149,7 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         spec,
         Head(hidden, functools.partial(head_kernel, c, dtype), c.logit_cap, dtype),
         tap,
+        moved=None if by_slot else moved,  # windows and biases go by slot: they would place siblings elsewhere
     )
 
 

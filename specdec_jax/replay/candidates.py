@@ -14,12 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, draw
+from specdec_jax.decoding.siblings import normalised, without
 from specdec_jax.types import Array
 
 CANDIDATES = 4
 """That are told apart: the draft itself and three siblings."""
-BY_CANDIDATE = 4096
-"""What a candidate adds to the position a uniform is keyed by: more than any draft is long."""
 
 
 class Rejected(NamedTuple):
@@ -57,19 +56,9 @@ def _sampled(found: Rejected, uniform: Callable[[int, int], Array]) -> Array:
     p, q, last = jnp.exp(found.log_p), jnp.exp(found.log_q), found.first
     right = jnp.zeros(last.shape, jnp.int32)
     for candidate in range(1, CANDIDATES):
-        p, q = _normalised(jnp.maximum(p - q, 0.0)), _normalised(_without(q, last))
+        p, q = normalised(jnp.maximum(p - q, 0.0)), normalised(without(q, last, 0.0))
         p_token, q_token = (jnp.take_along_axis(values, found.token[:, None], axis=1)[:, 0] for values in (p, q))
         hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
         right = jnp.where(hit, candidate, right)
         last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))
     return right
-
-
-def _without(q: Array, token: Array) -> Array:
-    return jnp.where(jnp.arange(q.shape[1], dtype=jnp.int32)[None, :] == token[:, None], 0.0, q)
-
-
-def _normalised(weights: Array) -> Array:
-    """[R, V] that sum to 1, or stay 0."""
-    total = jnp.sum(weights, axis=1, keepdims=True)
-    return weights / jnp.where(total > 0, total, 1.0)

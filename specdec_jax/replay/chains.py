@@ -13,10 +13,11 @@ from jax import lax
 
 from specdec_jax.decoding.cache_feed import reads_at
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
+from specdec_jax.decoding.siblings import BY_CANDIDATE
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
-from specdec_jax.replay.candidates import BY_CANDIDATE, Rejected, right_candidate
+from specdec_jax.replay.candidates import Rejected, right_candidate
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 

@@ -19,7 +19,7 @@ from specdec_jax.replay.rounds import (
     Rows,
     Texts,
     as_settings,
-    check_alone,
+    check_replayed,
     first_rows,
     most_drafts,
     replay_pass,
@@ -65,7 +65,7 @@ def long_replay(
     Raises:
         ValueError: as `replay`; a policy that reads phases; or no texts.
     """
-    check_alone(policy)
+    check_replayed(policy, trace)
     if policy.needs_phases:
         raise ValueError("a long run knows no phases, which this policy reads; replay takes them")
     most = most_drafts(trace, max_draft_length)
@@ -91,7 +91,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tu
 
     def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
         size = texts.text.shape[0]
-        rows, counts = first_rows(texts, begun, most, rounds)
+        rows, counts = first_rows(texts, begun, most * (1 + policy.siblings), rounds)
         seen = jnp.full((size, rounds), jnp.nan, jnp.float32)
 
         def step(carry: tuple[Rows, Counts, Array]) -> tuple[Rows, Counts, Array]:

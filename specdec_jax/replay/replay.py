@@ -22,7 +22,7 @@ from specdec_jax.replay.rounds import (
     Counts,
     Texts,
     as_settings,
-    check_alone,
+    check_replayed,
     first_rows,
     most_drafts,
     replay_pass,
@@ -43,7 +43,7 @@ class Replay(NamedTuple):
     accepted: np.ndarray  # after the end-of-sequence cut
     passes: np.ndarray  # drafter passes
     discarded: np.ndarray  # of these, those whose distribution gave no token
-    by_length: np.ndarray  # [S, N, K+1], rounds by drafted tokens
+    by_length: np.ndarray  # [S, N, P+1], rounds by tokens verified after the first: drafts, and siblings beside them
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
     @property
@@ -83,6 +83,7 @@ def replay(
     max_draft_length: int | None = None,
     record: bool = False,
     phases: np.ndarray | None = None,
+    widest: int | None = None,
 ) -> Replay:
     """Runs `policy` over every text of a trace, once a setting.
 
@@ -91,25 +92,27 @@ def replay(
             that is itself a vector of n has shape [S, n] or [1, n].
         max_draft_length: K, most drafts a round; the trace's longest unless given.
         record: keep every round.
+        widest: most tokens a verification holds, with the one before the draft; all siblings unless given.
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
         ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
             arrays of different lengths, or hyperparameters `init` refuses.
     """
-    check_alone(policy)
+    check_replayed(policy, trace)
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     most = most_drafts(trace, max_draft_length)
+    places = most * (1 + policy.siblings) if widest is None else max(widest - 1, most)
     given, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
     every, pieces = texts_of(trace, np.arange(texts), phases), []
     for first in range(0, settings, step):
         chosen = {name: value[first : first + step] for name, value in given.items()}
-        pieces.append(_replay_block(every, policy, chosen, min(step, settings - first), most, rounds))
+        pieces.append(_replay_block(every, policy, chosen, min(step, settings - first), (most, places), rounds))
     whole: list[Any] = [
         np.concatenate(leaves) if leaves[0] is not None else None for leaves in zip(*pieces, strict=True)
     ]
@@ -149,16 +152,19 @@ def _replay_block(
     policy: StoppingPolicy,
     hyperparameters: Mapping[str, np.ndarray],
     settings: int,
-    most: int,
+    most: tuple[int, int],
     rounds: int,
 ) -> tuple[np.ndarray | None, ...]:
-    """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds."""
+    """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds.
+
+    `most`: drafts a round, and drafts and siblings.
+    """
     texts = len(every.text)
     begun = policy.init(
         settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
     )
     known = every._replace(text=jnp.tile(every.text, settings))
-    counts = _program(policy.bare, most, rounds)(known, jax.tree.map(jnp.asarray, begun))
+    counts = _program(policy.bare, *most, rounds)(known, jax.tree.map(jnp.asarray, begun))
     shaped = []
     for leaf in counts:
         values = None if leaf is None else np.asarray(leaf)
@@ -169,12 +175,12 @@ def _replay_block(
 
 
 @functools.lru_cache(maxsize=64)
-def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
+def _program(policy: StoppingPolicy, most: int, places: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
     """One compiled replay of a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
         step = functools.partial(replay_pass, policy, texts, most)
-        start = first_rows(texts, begun, most, rounds)
+        start = first_rows(texts, begun, places, rounds)
         return lax.while_loop(lambda carry: jnp.any(~carry[0].done), lambda carry: step(*carry), start)[1]
 
     return jax.jit(run)

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.combs import fitted, places
 from specdec_jax.decoding.sampling import policy_seeds
 from specdec_jax.hyperparameters import select_rows
+from specdec_jax.replay.candidates import CANDIDATES
+from specdec_jax.replay.siblings import candidates
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.replay.unrecorded import Unrecorded
 from specdec_jax.types import (
@@ -43,7 +46,7 @@ class Counts(NamedTuple):
     accepted: Array
     passes: Array
     discarded: Array
-    by_length: Array  # [R, K+1]
+    by_length: Array  # [R, P+1], by drafts and siblings
     record: Array | None  # [R, rounds, 4] int16
 
 
@@ -61,6 +64,7 @@ class Texts(NamedTuple):
     temperature: Array
     chains: Array | None
     run: Array | None
+    candidate: Array | None
     phase: Array  # [N, T+1] int32
     text: Array  # [R] int32
 
@@ -73,10 +77,16 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
     return most
 
 
-def check_alone(policy: StoppingPolicy) -> None:
-    """Raises ValueError for a policy that looks at the rows beside it: a replay has no batch."""
+def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
+    """Raises ValueError for a policy that looks at the rows beside it, or wants siblings that the trace lacks."""
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
+    if policy.siblings:
+        candidates(trace)
+        if policy.siblings >= CANDIDATES:
+            raise ValueError(
+                f"a trace tells {CANDIDATES - 1} siblings apart, and {policy.name} wants {policy.siblings}"
+            )
 
 
 def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
@@ -97,12 +107,12 @@ def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     return Texts(**fields, phase=jnp.asarray(known), text=jnp.asarray(text, jnp.int32))
 
 
-def first_rows(texts: Texts, begun: PolicyState, most: int, rounds: int) -> tuple[Rows, Counts]:
-    """Every row before its first round; `rounds` above 0 keeps a record of so many."""
+def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tuple[Rows, Counts]:
+    """Every row before its first round, of up to `places` drafts and siblings; `rounds` above 0 keeps a record."""
     size = texts.text.shape[0]
     zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
     record = jnp.full((size, rounds, 4), -1, jnp.int16) if rounds else None
-    counts = Counts(zero, zero, zero, zero, zero, jnp.zeros((size, most + 1), jnp.int32), record)
+    counts = Counts(zero, zero, zero, zero, zero, jnp.zeros((size, places + 1), jnp.int32), record)
     return Rows(zero, zero, zero, zero, ~no, no, no, begun), counts
 
 
@@ -124,7 +134,7 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
         diverged=rows.diverged | (step.drawn & ~hit),
         policy=step.policy,
     )
-    return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going)
+    return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going, context)
 
 
 def _unrecorded_token() -> Array:
@@ -180,6 +190,16 @@ def _along_chain(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], rows.drafted < ends
 
 
+def _sibling_is_right(texts: Texts, rows: Rows, draft: Draft) -> Array:
+    """[R] bool, whether one of the siblings beside the first rejected draft is the text's token."""
+    assert texts.candidate is not None and draft.beside is not None  # check_replayed looked
+    at = rows.at if texts.run is not None else rows.at + rows.accepted
+    right = texts.candidate[texts.text, jnp.minimum(at, texts.candidate.shape[1] - 1)].astype(jnp.int32)
+    depth = jnp.minimum(rows.accepted, draft.beside.shape[1] - 1)
+    count = jnp.take_along_axis(draft.beside, depth[:, None], axis=1)[:, 0]
+    return (rows.accepted < rows.drafted) & (right > 0) & (right <= count)
+
+
 def _watched(phase: Array) -> Phases:
     """What a replayed policy sees of the monitor."""
     others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
@@ -192,7 +212,13 @@ def unrecorded(what: str, shape: tuple[int, ...] | None = None) -> Array:
 
 
 def _end(
-    policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts, ends: Array
+    policy: StoppingPolicy,
+    texts: Texts,
+    most: int,
+    rows: Rows,
+    counts: Counts,
+    ends: Array,
+    context: RoundContext,
 ) -> tuple[Rows, Counts]:
     """The rounds that end here: what the policy learns, what is emitted and counted."""
     size = rows.at.shape[0]
@@ -202,14 +228,22 @@ def _end(
         one_hot=jnp.zeros((size, most), bool),
         length=rows.drafted,
     )
-    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    most_places = counts.by_length.shape[1] - 1
+    sibling = None
+    if policy.beside is not None:
+        siblings = jnp.zeros((size, most, policy.siblings), jnp.int32)  # which tokens they are, nobody asks
+        room = most_places - rows.drafted
+        wanted = policy.beside(rows.policy, rows.drafted, room, context)
+        draft = fitted(draft._replace(siblings=siblings), wanted, room)
+        sibling = _sibling_is_right(texts, rows, draft)
+    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1, sibling)
     state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]
-    emitted = jnp.minimum(rows.accepted + 1, length - rows.at)
+    emitted = jnp.minimum(result.emitted, length - rows.at)
     accepted = jnp.minimum(rows.accepted, emitted)
     added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
     sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
-    lengths = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == rows.drafted[:, None]
+    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == places(draft)[:, None]
     record = counts.record
     if record is not None:
         index = jnp.where(ends, counts.rounds, record.shape[1])

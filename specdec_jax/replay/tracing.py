@@ -23,12 +23,13 @@ from specdec_jax.decoding.sampling import (
     raw_entropy,
     uniforms,
 )
+from specdec_jax.decoding.siblings import BY_CANDIDATE
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position
 from specdec_jax.distillation.judging import PREFILL, Text, filled_caches, window
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.replay.candidates import BY_CANDIDATE, Rejected, right_candidate
+from specdec_jax.replay.candidates import Rejected, right_candidate
 from specdec_jax.replay.chains import Along, Chains, chains
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp

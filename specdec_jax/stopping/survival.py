@@ -16,6 +16,11 @@ prior, learnt once per pair of models (metrics/prior.py) for greedy and for samp
 an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
 positions that are rarely evaluated need no estimate of their own.
 
+With siblings, further tokens of a draft's distribution that are verified beside it and cost no drafter pass, the rule
+also fills what a width has room for, and buys a wider one where that pays: the draft at depth d is the first that is
+rejected with the chance S_d (1 - a_d), and its i-th sibling is right then with (1 - h_1) ... (1 - h_(i-1)) h_i, each
+worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most.
+
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
 every row drafts. Rows are as independent as ever in distribution, but no longer in their draws.
@@ -58,6 +63,10 @@ GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 
 
+# h of the same pair: of its second, third and fourth candidate (`experiments.siblings` of its traces).
+GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.3, 0.2, 0.15), (0.3, 0.2, 0.15)
+
+
 class Settings(NamedTuple):
     """Hyperparameters as the rule reads them: nothing changes them."""
 
@@ -70,6 +79,8 @@ class Settings(NamedTuple):
     initial_rate: Array  # [B]
     rate_weight: Array  # [B]
     rate_decay: Array  # [B]
+    greedy_siblings: Array  # [B, M] float32, h
+    sampled_siblings: Array  # [B, M]
 
 
 class SurvivalState(NamedTuple):
@@ -87,7 +98,7 @@ class SurvivalState(NamedTuple):
 
 
 @strategy
-def survival(look_ahead: bool = True, positions: int = 32, together: bool = False) -> StoppingPolicy:
+def survival(look_ahead: bool = True, positions: int = 32, together: bool = False, siblings: int = 0) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
@@ -95,19 +106,23 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
         positions: drafts a round that are weighed and learnt from (P).
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
             (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
+        siblings: most siblings verified beside a draft (M), up to 3; 0 drafts chains alone.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or
     fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
     unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
     roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain
-    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
+    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round),
+    greedy_siblings and sampled_siblings (h of the second, third and fourth candidate).
 
     Raises:
-        ValueError: positions below 1.
+        ValueError: positions below 1, or siblings out of range.
     """
     if positions < 1:
         raise ValueError(f"survival needs positions of 1 or more, got {positions}")
+    if not 0 <= siblings <= len(GREEDY_SIBLINGS):
+        raise ValueError(f"survival needs siblings of 0 to {len(GREEDY_SIBLINGS)}, got {siblings}")
 
     def init(
         batch: int,
@@ -120,6 +135,8 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
         initial_rate: Any = 1.5,
         rate_weight: Any = 5.0,
         rate_decay: Any = 0.98,
+        greedy_siblings: Any = GREEDY_SIBLINGS,
+        sampled_siblings: Any = SAMPLED_SIBLINGS,
     ) -> SurvivalState:
         zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
         rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
@@ -134,6 +151,8 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
             initial_rate=rate,
             rate_weight=weight,
             rate_decay=per_row(batch, rate_decay, "rate_decay", low=0.0, high=1.0),
+            greedy_siblings=_chances_of_siblings(batch, greedy_siblings, "greedy_siblings"),
+            sampled_siblings=_chances_of_siblings(batch, sampled_siblings, "sampled_siblings"),
         )
         return SurvivalState(
             survival=one,
@@ -194,7 +213,15 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return _learn_rate(_learn_offset(state, draft, result, positions), draft, result)
 
-    return StoppingPolicy(init, begin, check, proceed, update, _rate, joins_rows=together)
+    def beside(state: SurvivalState, length: Array, room: Array, context: RoundContext) -> Array:
+        return _beside(state, length, room, context, siblings)
+
+    more = {"siblings": siblings, "beside": beside} if siblings else {}
+    return StoppingPolicy(init, begin, check, proceed, update, _rate, joins_rows=together, **more)
+
+
+def _chances_of_siblings(batch: int, chances: Any, name: str) -> Array:
+    return vector_per_row(batch, chances, name, len(GREEDY_SIBLINGS), low=0.0, high=1.0)
 
 
 def _verification(batch: int, times: Any, positions: int) -> Array:
@@ -286,6 +313,26 @@ def _gain_together(
     return jnp.where(room > 0, best, -jnp.inf)
 
 
+def _beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int) -> Array:
+    """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`."""
+    chance = state.predicted
+    depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
+    survives = jnp.cumprod(jnp.pad(chance[:, :-1], ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
+    is_sampled = (context.warp.temperature > 0)[:, None]
+    right = jnp.where(is_sampled, state.settings.sampled_siblings, state.settings.greedy_siblings)[:, :most]
+    wrong_before = jnp.cumprod(jnp.pad(1.0 - right[:, :-1], ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    worth = missed[:, :, None] * jax.lax.cummin(right * wrong_before, axis=1)[:, None, :]  # [B, P, M], falling along M
+    best, where = jax.lax.top_k(worth.reshape(worth.shape[0], -1), worth.shape[1])
+    count = jnp.arange(best.shape[1] + 1, dtype=jnp.int32)[None, :]
+    gained = jnp.pad(jnp.cumsum(best, axis=1), ((0, 0), (1, 0)))
+    time = _time_of(state, length[:, None] + count) - _time_of(state, length[:, None])
+    net = jnp.where(count <= room[:, None], gained - _rate(state)[:, None] * time, -jnp.inf)
+    chosen = (count[:, :-1] < jnp.argmax(net, axis=1)[:, None]) & (best > 0)
+    owner = (where // worth.shape[2])[:, :, None] == depth[:, None, :]
+    return jnp.sum((owner & chosen[:, :, None]).astype(jnp.int32), axis=1)
+
+
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
     """One step of the filter: the offset moves by what was accepted beyond what was predicted, over its precision."""
     evaluated, accepted = evaluated_positions(draft, result, positions)
@@ -302,8 +349,9 @@ def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult
 def _learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
     """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
     settings = state.settings
-    spent = _time_of(state, draft.length[:, None])[:, 0] + settings.drafter_cost * state.passes
+    beside = 0 if draft.beside is None else jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
+    spent = _time_of(state, (draft.length + beside)[:, None])[:, 0] + settings.drafter_cost * state.passes
     prior = settings.rate_weight * settings.initial_rate
-    tokens = prior + settings.rate_decay * (state.tokens - prior) + result.length.astype(jnp.float32)
+    tokens = prior + settings.rate_decay * (state.tokens - prior) + result.emitted.astype(jnp.float32)
     time = settings.rate_weight + settings.rate_decay * (state.time - settings.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

@@ -143,12 +143,19 @@ def build_pair(
     pairs = [_drafter(big, one, weights, most) for one, weights in zip(found, own, strict=False)]
     built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
     longest = built.max_draft_length
-    usual = default_widths(longest) if known is None else widths_for(known, longest)
+    widest = _most_places(longest, policy, known)
+    usual = default_widths(widest) if known is None else widths_for(known, widest)
     widths = tuple(verification_widths or usual)
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     first_drafter = next((own for one, own in pairs if one.model is not None), None)
     models = ModelParams(big.params, params)
     return Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known and between(known, widths))
+
+
+def _most_places(longest: int, policy: StoppingPolicy, costs: CostModel | None) -> int:
+    """Drafts and siblings of a round that are worth a width, up to what was measured."""
+    measured = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
+    return max(longest, min(longest * (1 + policy.siblings), measured))
 
 
 def split_drafters(words: str) -> list[str]:

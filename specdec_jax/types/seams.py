@@ -75,7 +75,14 @@ class TapForward(Protocol):
     """
 
     def __call__(
-        self, params: Params, tokens: Array, cache: Cache, layers: tuple[int, ...], /
+        self,
+        params: Params,
+        tokens: Array,
+        cache: Cache,
+        layers: tuple[int, ...],
+        /,
+        positions: Array | None = None,
+        mask: Array | None = None,
     ) -> tuple[Array, Array, Cache]: ...
 
 
@@ -141,6 +148,9 @@ class LanguageModel(NamedTuple):
     reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
     reading: Reading | None = None  # a drafter's that reads its target's hidden states
     retokenizing: Retokenizing | None = None  # a drafter's whose text is tokenised again for its target
+    moved: Callable[[Cache, Array, Array], Cache] | None = None
+    # (cache, from [B] int32, to [B]): what one slot of each row holds, copied to another. Of models whose passes may
+    # hold several tokens at one position (`positions` and `mask` of a pass); None: siblings cannot be verified
 
 
 class Begin(Protocol):
@@ -171,6 +181,16 @@ class Proceed(Protocol):
     ) -> tuple[Array, PolicyState]: ...
 
 
+class Beside(Protocol):
+    """How many siblings to verify beside the first N drafts, [B, N] int32 up to `siblings`; the draft is complete.
+
+    `length` [B] int32 are its tokens, `room` [B] int32 the most siblings that fit. Decided before it is known which
+    tokens they are.
+    """
+
+    def __call__(self, state: PolicyState, length: Array, room: Array, context: RoundContext, /) -> Array: ...
+
+
 class Update(Protocol):
     """What the verification teaches; once a round, before the end-of-sequence cut."""
 
@@ -189,6 +209,8 @@ class StoppingPolicy(Strategy):
     threshold: Callable[[PolicyState], Array]  # [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
     joins_rows: bool = False  # True: what a row does depends on the rows beside it
+    siblings: int = 0  # M, most siblings of a draft
+    beside: Beside | None = None  # of rules with siblings
     hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
 
 

@@ -60,6 +60,9 @@ class Draft(NamedTuple):
     # [B, K, V] float32, the exact distribution each token was drawn from; None if the verifier needs none
     one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its distribution is 1 on itself
     length: Array  # [B] int32, 0..K
+    siblings: Array | None = None
+    # [B, K, M] int32, further tokens drawn without replacement from the same distributions; None: the rule wants none
+    beside: Array | None = None  # [B, K] int32, 0..M, how many of these are verified beside each draft
 
 
 class DraftInfo(NamedTuple):
@@ -77,6 +80,13 @@ class VerificationResult(NamedTuple):
 
     tokens: Array  # [B, K+1] int32
     length: Array  # [B] int32, 1..K+1; accepted = length - 1
+    sibling: Array | None = None
+    # [B] bool, after the accepted drafts a sibling was accepted, so that one more token is emitted; None: of no combs
+
+    @property
+    def emitted(self) -> Array:
+        """Tokens [B] int32 of `tokens`, before the end-of-sequence cut."""
+        return self.length if self.sibling is None else self.length + self.sibling.astype(self.length.dtype)
 
 
 class RoundContext(NamedTuple):
@@ -129,6 +139,8 @@ class Statistics(NamedTuple):
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
     evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
+    num_sibling_tokens: Array  # [B] int32, verified beside drafts
+    num_accepted_siblings: Array  # [B] int32, rounds that left their chain of drafts by one
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
 
@@ -148,6 +160,8 @@ class RoundInfo(NamedTuple):
     threshold: Array  # [B] float32, the policy's, before its update
     drafter_id: Array  # [B] int32
     phase: Array  # [B] int32, 0 without a monitor
+    siblings: Array  # [B] int32, tokens verified beside the drafts
+    by_sibling: Array  # [B] int32, 1: a sibling was accepted after the accepted drafts, and emitted
 
 
 class DecodeState(NamedTuple):

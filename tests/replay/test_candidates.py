@@ -67,7 +67,7 @@ def test_candidates_told_afterwards_are_those_drawn_forwards(p, q):
 
 def test_candidates_drawn_with_replacement_are_told_apart(monkeypatch):
     """The negative control: a drafter that keeps the rejected token among those it draws from."""
-    monkeypatch.setattr(candidates, "_without", lambda q, token: q)
+    monkeypatch.setattr(candidates, "without", lambda q, token, instead: q)
     counts, expected = observed(P, Q, 3), by_enumeration(P, Q)
     assert p_value(counts, expected) < 1e-12
 

@@ -43,8 +43,9 @@ def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
 
 
 def live(policy, prompts, hyperparameters, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
+    widest = MOST * (1 + policy.siblings) + 1
     decoder = build_decoder(
-        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(MOST + 1,), prefill_chunk=4,
+        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(widest,), prefill_chunk=4,
         monitor=phases(),
     )  # fmt: skip
     rows = len(prompts)

@@ -1,0 +1,173 @@
+"""Combs in the whole decoder: greedy texts are the target's, sampled ones have its distribution, whatever the shape."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_reading import reading_pair
+
+from specdec_jax.decoding import build_decoder, combs, draft_loop, rounds, siblings
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model, prompt_lookup
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless import toys
+from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
+from specdec_jax.models import bloom, llama, mistral
+from specdec_jax.stopping import comb, static, survival
+from specdec_jax.types import Draft
+from specdec_jax.verification import block, greedy, rejection
+
+pytestmark = pytest.mark.slow
+
+VOCAB, MOST, LIMIT = 8, 4, 40
+TABLE = toys.table_model(VOCAB)
+PAIR = toys.toy_pair(VOCAB, 5, distance=0.8)
+PARAMS = ModelParams(jnp.asarray(PAIR.target), jnp.asarray(PAIR.drafter))
+PROMPTS = [[a, b] for a in range(4) for b in range(4)]
+SHAPE = {"links": 3, "siblings": (2, 1, 3)}
+FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 12}
+
+
+def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
+    decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
+    options = {"max_new_tokens": LIMIT, "policy_hyperparameters": hyperparameters, "stop_ids": ()}
+    rows = len(prompts)
+    state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
+    state = decoder.run(params, state)
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)], state.statistics
+
+
+def total(counts, name):
+    return int(np.asarray(getattr(counts, name)).sum())
+
+
+@pytest.mark.parametrize("verifier", [rejection(), greedy(), block()])
+def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
+    plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
+    own = model(TABLE, MOST, catch_up=4)
+    chain, alone = texts(TABLE, own, PARAMS, static(), verifier, PROMPTS, {"draft_length": 3})
+    found, counts = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE)
+    assert found == plain == chain
+    assert total(counts, "num_accepted_siblings") > 20
+    assert total(counts, "num_rounds") < total(alone, "num_rounds")
+    parts = ("num_accepted_siblings", "num_accepted_tokens", "num_rounds")
+    ended = len(PROMPTS)  # the last round of a text may end before its last token
+    assert 0 <= sum(total(counts, name) for name in parts) - total(counts, "num_emitted_tokens") <= ended
+
+
+@pytest.mark.parametrize("policy", [comb(), survival(siblings=3)])
+def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_text(policy):
+    """Positions, masks and the moved cache slot: a wrong one changes what the rounds after it write."""
+    target, params, drafter, own = reading_pair()
+    prompts, both = [[5], [7, 3], [9, 1, 4], [2] * 6], ModelParams(params, own)
+    hyperparameters = SHAPE if policy.name == "comb" else FREE
+    plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
+    found, counts = texts(target, reading(drafter, MOST), both, policy, rejection(), prompts, hyperparameters)
+    assert found == plain
+    assert total(counts, "num_sibling_tokens") > 20
+
+
+def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
+    """The target drafts, at another temperature than it is read: its second choice is often the text's."""
+    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
+    target = llama.language_model(config, jnp.float32)
+    params = llama.init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
+    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    both, prompts = ModelParams(params, noisy), [[5], [7, 3], [9, 1, 4]]
+    plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
+    found, counts = texts(target, model(target, MOST), both, comb(), rejection(), prompts, SHAPE)
+    assert found == plain
+    assert total(counts, "num_accepted_siblings") > 3
+
+
+CASES = {
+    "comb": (comb(), SHAPE, False),
+    "comb that reads": (comb(), {"links": 3, "siblings": (1, 2)}, True),
+    "survival": (survival(siblings=2), FREE, False),
+}
+
+
+def sampled(case, verifier=rejection, **warp):
+    policy, hyperparameters, reads = CASES[case]
+    decoder, params = toy_decoder(policy, verifier(), MOST, 4, toy=3, reads=reads, distance=1.5)
+    warp = {"temperature": 1.0} | warp
+    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
+    return test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sampled_texts_have_the_targets_distribution(case):
+    assert sampled(case).lossless
+    if case == "comb":
+        assert sampled(case, block, temperature=0.7).lossless
+
+
+def off_by_one(before, draft, start, width, slots):
+    found = combs.laid_out(before, draft, start, width, slots)
+    return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
+
+
+def with_replacement(seen, token, is_sampled, count, uniform):
+    repeated = seen._replace(log_prob=seen.log_prob)
+    columns = [siblings.draw(jnp.exp(repeated.log_prob), uniform(index + 1)) for index in range(count)]
+    return jnp.stack(columns, axis=1)
+
+
+def unmoved(cache, source, slot):
+    del source, slot
+    return cache
+
+
+@pytest.mark.parametrize("what", ["a mask off by one", "drawn with replacement", "a cache slot that stays"])
+def test_wrong_combs_are_found_out(what, monkeypatch):
+    """The negative controls: each is a mistake that a comb can hold without any error."""
+    if what == "a mask off by one":
+        monkeypatch.setattr(rounds, "laid_out", off_by_one)
+    elif what == "drawn with replacement":
+        monkeypatch.setattr(draft_loop, "drawn_beside", with_replacement)
+    else:
+        small = toys.table_model
+        monkeypatch.setattr("specdec_jax.lossless.sampled.table_model", lambda *a: small(*a)._replace(moved=unmoved))
+    assert not sampled("comb").lossless
+
+
+def draft_of(lengths, beside):
+    tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
+    others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
+    return Draft(tokens, None, jnp.zeros(tokens.shape, bool), jnp.array(lengths), others, jnp.array(beside))
+
+
+def test_rows_of_different_shapes_lie_in_one_pass():
+    draft = draft_of([3, 1], [[0, 2, 1], [2, 0, 0]])
+    found = combs.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
+    first, second = np.asarray(found.tokens)
+    assert first.tolist()[:7] == [10, 11, 12, 13, 1201, 1202, 1301] and second.tolist()[:4] == [20, 21, 2101, 2102]
+    assert np.asarray(found.positions)[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8]
+    assert np.asarray(found.positions)[1, :4].tolist() == [2, 3, 3, 3]
+    seen = [np.flatnonzero(line).tolist() for line in np.asarray(found.mask)[0, :7]]
+    assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
+    assert seen[3] == list(range(9)) and combs.places(draft).tolist() == [6, 3]
+    place = combs.place_of(draft, jnp.array([1, 0]), jnp.array([2, 1]))
+    assert place.tolist() == [5, 2]
+
+
+def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
+    draft = draft_of([3, 2], [[0] * 3] * 2)
+    wanted = jnp.array([[5, 1], [1, 1]])
+    assert combs.fitted(draft, wanted, jnp.array([9, 9])).beside.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert combs.fitted(draft, wanted, jnp.array([2, 0])).beside.tolist() == [[2, 0, 0], [0, 0, 0]]
+    chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
+    assert combs.fitted(chosen, wanted, jnp.array([9, 9])).beside.tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+def test_what_cannot_have_siblings_is_refused():
+    with pytest.raises(ValueError, match="prompt_lookup has no model that draws them"):
+        build_decoder(TABLE, prompt_lookup(), comb(), rejection())
+    for family in (bloom, mistral):
+        by_slot = family.language_model(family.example_config())
+        with pytest.raises(ValueError, match="its attention goes by cache slots"):
+            build_decoder(by_slot, model(by_slot, MOST), comb(), rejection())
