@@ -63,8 +63,8 @@ GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, -0.05, 0.3)
 
 
-# h of the same pair: of its second, third and fourth candidate (`experiments.siblings` of its traces).
-GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.3, 0.2, 0.15), (0.3, 0.2, 0.15)
+# h of smollm2 and smollm2-drafter-reading: of the second, third and fourth candidate (docs/combs.md).
+GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
 
 
 class Settings(NamedTuple):

@@ -18,7 +18,7 @@ from specdec_jax.replay.oracle_acceptance import oracle_acceptance
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.stopping import adaedl, static, survival
+from specdec_jax.stopping import adaedl, comb, static, survival
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,8 @@ RULES = {
     "static": (static(), {"draft_length": 4}),
     "adaedl": (adaedl(), {"threshold": 0.2}),
     "survival": (survival(), {"drafter_cost": 0.2}),
+    "comb": (comb(), {"links": 4}),
+    "survival with siblings": (survival(siblings=3), {"drafter_cost": 0.2}),
 }
 PROMPTS = [[a, b] for a in range(4) for b in range(5)]
 STOPS = (5,)
@@ -108,6 +110,19 @@ def test_where_a_round_began_matters_and_is_seen(greedy_trace):
     assert (right != replay(moved, policy, hyperparameters, record=True).record).any()
 
 
+def test_which_sibling_is_right_is_read_and_what_a_trace_does_not_tell_is_refused(greedy_trace):
+    policy, hyperparameters = RULES["comb"]
+    right = replay(greedy_trace, policy, hyperparameters, record=True).record
+    moved = greedy_trace._replace(candidate=np.roll(greedy_trace.candidate, 1, axis=1))
+    assert (right != replay(moved, policy, hyperparameters, record=True).record).any()
+    few = replay(greedy_trace, policy, hyperparameters, widest=6)
+    assert few.by_length.shape[-1] == 6 and few.rounds.sum() > (right[..., 0] >= 0).sum()
+    with pytest.raises(ValueError, match="does not say which candidate is right"):
+        replay(greedy_trace._replace(candidate=None), policy, hyperparameters)
+    with pytest.raises(ValueError, match="3 siblings apart, and comb wants 4"):
+        replay(greedy_trace, comb(most=4), hyperparameters)
+
+
 @pytest.fixture(scope="module")
 def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
@@ -138,6 +153,8 @@ def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):
 def test_the_oracle_and_long_runs_read_chains(greedy_trace):
     best = oracle(greedy_trace).total_speedup(flat(0.1, MOST))
     for policy, hyperparameters in RULES.values():
+        if policy.siblings:
+            continue
         assert replay(greedy_trace, policy, hyperparameters).total_speedup(flat(0.1, MOST)) <= best + 1e-9
     assert long_replay(greedy_trace, static(), {"draft_length": 3}).drafted.max() == 3
     with pytest.raises(ValueError, match="recorded for first drafts only"):

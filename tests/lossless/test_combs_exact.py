@@ -1,0 +1,72 @@
+"""Combs by enumeration: every draft, every order of siblings, every outcome; shapes that depend on the draft."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.decoding import siblings
+from specdec_jax.lossless import enumeration, leaves
+from specdec_jax.lossless.exact import TOYS, prove_exactly
+from specdec_jax.stopping import comb, survival
+from specdec_jax.verification import block, rejection
+
+pytestmark = pytest.mark.slow
+
+EXACT = 1e-12
+FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 8}
+
+
+def proof(policy, verifier=rejection, **options):
+    return prove_exactly(policy, verifier(), **({"batches": (3,), "chosen": (False,)} | options))
+
+
+@pytest.mark.parametrize("verifier", [rejection, block])
+@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival(siblings=2, **FREE)])
+def test_combs_are_exact(policy, verifier, monkeypatch):
+    taken, every = [], leaves.leaves
+
+    def noted(*inputs):
+        chosen, leaf = every(*inputs)
+        taken.append(leaf.chance[leaf.sibling >= 0].sum())
+        return chosen, leaf
+
+    monkeypatch.setattr(enumeration, "leaves", noted)
+    assert proof(policy, verifier).total_variation < EXACT
+    assert max(taken) > 0.1  # siblings are accepted, and not only allowed
+
+
+def by_the_draft(state, length, room, context):
+    """A shape that depends on all that the rule may know: how long the draft is, and how far the text."""
+    del state, room
+    return jnp.stack([1 + context.emitted % 2, length % 3], axis=1)
+
+
+def test_shapes_may_depend_on_the_draft():
+    policy = survival(siblings=2, **FREE)
+    adaptive = dataclasses.replace(policy, beside=by_the_draft)
+    assert proof(adaptive, toys=TOYS[:2]).total_variation < EXACT
+
+
+def test_siblings_verified_as_if_drawn_with_replacement_are_found_out(monkeypatch):
+    """The negative control: the verifier forgets that a rejected candidate cannot come again."""
+    real = siblings.without
+    leaves._decided.cache_clear()
+    monkeypatch.setattr(siblings, "without", lambda v, token, instead: real(v, token, 1.0) if instead == 1.0 else v)
+    assert proof(comb(links=2, siblings=(1, 2)), toys=TOYS[:1]).total_variation > 1e-3
+    leaves._decided.cache_clear()
+
+
+def test_a_sibling_chosen_after_the_drafts_token_is_seen_is_found_out(monkeypatch):
+    """The negative control: what comes beside token 0 is picked, what comes beside others is drawn."""
+    real = leaves._drawn_next
+
+    def choosy(rows, count, greedy, index):
+        picked = rows.left**8 if index == 0 else rows.left
+        sure = rows.left[:, :1] == 0  # the draft was token 0
+        return real(rows._replace(left=np.where(sure, picked, rows.left)), count, greedy, index)
+
+    monkeypatch.setattr(leaves, "_drawn_next", choosy)
+    report = proof(comb(links=2, siblings=(1, 1)), toys=TOYS[:1])
+    assert not report.lossless and report.total_variation > 1e-4
