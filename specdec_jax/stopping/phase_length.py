@@ -69,6 +69,10 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
 
+    def of_siblings(state: PhaseLengthState, length: Array, room: Array, context: RoundContext) -> Array:
+        assert inner.beside is not None
+        return inner.beside(state.policy, length, room, context)
+
     return StoppingPolicy(
         init,
         begin,
@@ -78,6 +82,8 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         threshold,
         needs_phases=True,
         joins_rows=inner.joins_rows,
+        siblings=inner.siblings,
+        beside=None if inner.beside is None else of_siblings,
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )
 

@@ -62,6 +62,10 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
+    def of_siblings(state: UpdateEveryState, length: Array, room: Array, context: RoundContext) -> Array:
+        assert policy.beside is not None
+        return policy.beside(state.policy, length, room, context)
+
     return StoppingPolicy(
         init,
         begin,
@@ -71,5 +75,7 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         lambda state: policy.threshold(state.policy),
         needs_phases=policy.needs_phases,
         joins_rows=policy.joins_rows,
+        siblings=policy.siblings,
+        beside=None if policy.beside is None else of_siblings,
         hyperparameters=beside(policy, "update_every", rounds=4),
     )

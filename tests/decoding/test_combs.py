@@ -15,7 +15,7 @@ from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
 from specdec_jax.models import bloom, llama, mistral
-from specdec_jax.stopping import comb, static, survival
+from specdec_jax.stopping import comb, static, survival, update_every
 from specdec_jax.types import Draft
 from specdec_jax.verification import block, greedy, rejection
 
@@ -58,7 +58,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     assert 0 <= sum(total(counts, name) for name in parts) - total(counts, "num_emitted_tokens") <= ended
 
 
-@pytest.mark.parametrize("policy", [comb(), survival(siblings=3)])
+@pytest.mark.parametrize("policy", [comb(), survival(siblings=3), update_every(survival(siblings=3))])
 def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_text(policy):
     """Positions, masks and the moved cache slot: a wrong one changes what the rounds after it write."""
     target, params, drafter, own = reading_pair()
@@ -71,7 +71,7 @@ def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_te
 
 
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
-    """The target drafts, at another temperature than it is read: its second choice is often the text's."""
+    """Its own weights with noise draft: their second choice is often the text's."""
     config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
     target = llama.language_model(config, jnp.float32)
     params = llama.init_params(config, jax.random.key(0), jnp.float32)

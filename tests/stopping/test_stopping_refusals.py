@@ -42,6 +42,8 @@ def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
         (lambda: adaptive_gamma(positions=0), "0"),
         (lambda: policy_bandit(method="ucb"), "thompson.*'ucb'"),
         (lambda: policy_bandit([stopping.svip()]), "at least two"),
+        (lambda: policy_bandit([stopping.svip(), stopping.comb()]), "rules of chains, and comb wants siblings"),
+        (lambda: stopping.comb(most=0), "most of 1 or more, got 0"),
         (lambda: policy_bandit(stopping.svip()), "StoppingPolicy"),
         (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
     ],
