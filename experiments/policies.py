@@ -70,6 +70,10 @@ def study(options: Policies, console: Console) -> None:
         console.print(timed(runs.read_sources(options)[0]))
         return
     run = runs.open_run("policies", options, console)
+    if not options.rules and any(source.trace.candidate is None for source in run.sources):
+        console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
+        chains = tuple(entry.name for entry in RULES if not entry.policy.siblings)
+        variants = over | variants_of((STATIC,), ()) | variants_of(chains, options.settings)
     rows = runs.compare(run, variants | LIMITS)
     shown = [_shown(run, source, runs.of_source(rows, source)) for source in run.sources]
     figures = {"policies": dots(run, shown), "drafting": drafting(run, shown)}

@@ -51,7 +51,7 @@ class Rule:
         names = sorted({name for setting in settings for name in setting})
         defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
-        decided = told(self.policy, costs, longest)
+        decided = told(self.policy, costs, costs.widths[-1] - 1 if self.policy.siblings else longest)
         # a vector has a row for every setting, or a replay takes its entries for settings
         machines = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in decided.items()}
         return machines | columns  # a setting overrules the machine's
@@ -80,6 +80,8 @@ RULES: tuple[Rule, ...] = (
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival()),
     Rule("survival-one-step", stopping.survival(look_ahead=False)),
+    Rule("comb", stopping.comb()),
+    Rule("survival-siblings", stopping.survival(siblings=3)),
     Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),
     Rule("phase-length", stopping.phase_length(), {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )

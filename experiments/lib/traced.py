@@ -118,7 +118,9 @@ def replay_rule(
     """
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
-    return replay(trace, policy, rule.hyperparameters(chosen, costs, longest), max_draft_length=longest, phases=path)
+    widest = costs.widths[-1] if policy.siblings else None
+    told = rule.hyperparameters(chosen, costs, longest)
+    return replay(trace, policy, told, max_draft_length=longest, phases=path, widest=widest)
 
 
 class Judged(NamedTuple):
