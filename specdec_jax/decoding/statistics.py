@@ -1,5 +1,6 @@
 """Counting inside the loop, and the figures people quote from the counts. Names as in vLLM."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -91,6 +92,17 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
     assert state.record is not None, "the state was prefilled without record_rounds"
     record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, known:total], state.record)
     return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
+
+
+def kinds_of(round_: Mapping[str, Any]) -> list[str]:
+    """What each emitted token of a recorded round is: an accepted draft, "recovered", or a "bonus".
+
+    Recovered is what stands where a draft was rejected: the target's own token, or a sibling that it accepted, after
+    which comes a bonus as after drafts that were all accepted.
+    """
+    accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
+    ends = ["bonus"] if accepted == drafted else ["recovered", "bonus"]
+    return [*["accepted"] * accepted, *ends][:emitted]
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:

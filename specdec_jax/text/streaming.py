@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding.state import readable
-from specdec_jax.decoding.statistics import recorded_rounds
+from specdec_jax.decoding.statistics import kinds_of, recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import (
@@ -246,8 +246,7 @@ def _chunks(state: DecodeState, known: int) -> list[Chunk]:
     chunks = []
     for round_ in found:
         emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
-        last = "bonus" if accepted == drafted else "recovered"
-        kinds = ["accepted"] * accepted + [last] * (emitted - accepted)
+        kinds = kinds_of(round_)
         rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
         chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, float(round_["threshold"])))
         begin += emitted

@@ -22,7 +22,7 @@ from specdec_jax.app.views.printing import plain
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.app.views.writable import check_file
-from specdec_jax.decoding.statistics import no_counts, summarise
+from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
 from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import Generation, build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -344,3 +344,10 @@ def test_the_browser_sees_errors_and_requests(browser, tmp_path):
     bad.write_text("<p id=x></p><img src='missing.png'><script>console.error('no'); undefined_name()</script>")
     browser.open(bad)
     assert len(browser.errors) >= 2 and len(browser.requests) == 2
+
+
+def test_a_sibling_stands_for_a_rejected_draft_and_a_bonus_follows():
+    assert kinds_of({"accepted": 1, "drafted": 3, "emitted": 3}) == ["accepted", "recovered", "bonus"]
+    assert kinds_of({"accepted": 1, "drafted": 3, "emitted": 2}) == ["accepted", "recovered"]
+    assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
+    assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.decoding.statistics import kinds_of
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.text.generation import Generation
 
@@ -90,7 +91,7 @@ def _round(
     index: int, round_: Mapping[str, Any], emitted: Sequence[int], before: Sequence[int], tokenizer: Tokenizer
 ) -> list[Token]:
     accepted, drafted = int(round_["accepted"]), int(round_["drafted"])
-    own = "bonus" if accepted == drafted else "recovered"
+    kinds = kinds_of(round_)
     # A round that ended inside its accepted drafts has no token of the target's, and what it drafted beyond is cost.
     turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
     known = [*before, *emitted[:accepted]]
@@ -106,7 +107,7 @@ def _round(
             Token(
                 id=int(token),
                 text="",
-                kind="accepted" if place < accepted else own,
+                kind=kinds[place],
                 ends=False,
                 rejected=tuple(rejected) if place == accepted else (),
                 entropy=entropy,
