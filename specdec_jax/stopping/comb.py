@@ -35,7 +35,7 @@ def comb(most: int = 3) -> StoppingPolicy:
 
     def init(batch: int, links: Any = 3, siblings: Sequence[int] | Any = (2, 1)) -> CombState:
         length = per_row(batch, links, "links", low=0, dtype=np.int32)
-        wanted = vector_per_row(batch, siblings, "siblings", np.shape(siblings)[-1], low=0.0, high=float(most))
+        wanted = vector_per_row(batch, siblings, "siblings", _entries(siblings), low=0.0, high=float(most))
         return CombState(length, wanted.astype(jnp.int32))
 
     def beside(state: CombState, length: Array, room: Array, context: RoundContext) -> Array:
@@ -45,3 +45,10 @@ def comb(most: int = 3) -> StoppingPolicy:
     return StoppingPolicy(
         init, begin_with_length, always_draw, proceed_to_length, no_update, show_length, siblings=most, beside=beside
     )
+
+
+def _entries(values: Any) -> int:
+    """Of a vector, or of one for each row; its entries may be traced."""
+    if not isinstance(values, Sequence) and np.ndim(values) < 1:
+        raise ValueError(f"siblings must be a list of numbers, one a draft, got {values!r}")
+    return values.shape[-1] if hasattr(values, "shape") else len(values)
