@@ -26,7 +26,7 @@ from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
-from specdec_jax.loading import LoadedModel, load_pair, needs_translation
+from specdec_jax.loading import LoadedModel, load_pair, needs_translation, refuse_encoders
 from specdec_jax.loading.across import TEXT, TOKENS, with_targets_tokens
 from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.loading.intersection import SAMPLE_TEXT
@@ -70,6 +70,7 @@ class Across(Output):
 
 def compare(config: Across, console: Console) -> None:
     """Measures and writes. Raises ValueError, FileNotFoundError: bad input."""
+    refuse_encoders("across", config.target, config.drafter)
     enable()
     with console.status("Loading the models"):
         target, drafter = load_pair(config.target, config.drafter, config.dtype)

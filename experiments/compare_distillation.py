@@ -32,7 +32,7 @@ from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.judging import judge
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.metrics.acceptance import MACRO, by_task
@@ -47,6 +47,7 @@ ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 
 def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
     """Trains and judges what is missing, and prints the table."""
+    refuse_encoders("compare_distillation", config.base.target)
     data, out = ShardFolder(config.data), Path(config.out)
     held = config.base.validation
     if len(data.entries) <= held:

@@ -22,7 +22,7 @@ from experiments.lib.options import Models
 from experiments.lib.prompts import read_prompts
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
-from specdec_jax.loading import load_model, save_gguf
+from specdec_jax.loading import load_model, refuse_encoders, save_gguf
 from specdec_jax.metrics.acceptance import MACRO
 
 
@@ -46,6 +46,7 @@ def compare_formats(config: Formats, console: Console) -> None:
 
 def compare(config: Formats, console: Console) -> str:
     """A line a kind, answers at temperature 0 and 0.7 together."""
+    refuse_encoders("compare_formats", config.target, config.drafter)
     enable()
     prompts = read_prompts(config.prompts)
     target, drafter = load_model(config.target), load_model(config.drafter, dtype="float32")

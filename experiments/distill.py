@@ -28,7 +28,7 @@ from experiments.lib import distill_judge, distill_train, distill_write
 from experiments.lib.commands import config_words, exit_codes, terminal
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.training import check_rows
-from specdec_jax.loading import download, load_model
+from specdec_jax.loading import download, load_model, refuse_encoders
 from specdec_jax.locks import locked
 from specdec_jax.processes import Share, join, together
 from specdec_jax.sharding import make_spanning_mesh, use_mesh
@@ -67,6 +67,7 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
         with together(folder, share) if share else nullcontext():
+            refuse_encoders("distillation", config.target)
             enable()
             download(config.target)
             with console.status("Loading the target"):

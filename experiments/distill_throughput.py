@@ -37,7 +37,7 @@ from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.prompts import HeldOut, RequestSource
 from specdec_jax.distillation.shards import Shard, ShardFolder
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.sharding import use_mesh
 
 SIDE = 2048  # of the square matrices whose product is the limit
@@ -63,6 +63,7 @@ def throughput(asked: Throughput, console: Console) -> None:
     if wrong:
         raise ValueError(f"unknown part {wrong[0]!r}; there are {', '.join(PARTS)}")
     config = load_config(asked.config)
+    refuse_encoders("distill_throughput", config.target)
     folder = RunFolder.create("distill_throughput", asked, asked.out)
     use_mesh(config.mesh)
     target = load_model(config.target, dtype=config.dtype)

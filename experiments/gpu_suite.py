@@ -78,7 +78,7 @@ def suite(config: Suite, console: Console) -> None:
     enable()
     if jax.default_backend() == "cpu" and not config.smoke:
         raise ValueError("there is no accelerator here; --smoke tries the suite on a CPU")
-    models = tiny_pair() if config.smoke else config.load(console)
+    models = tiny_pair() if config.smoke else config.load(console, encoders=True)
     done = {row["part"] for row in folder.rows()}
     runs: dict[str, Callable[[], Iterator[Measurement]]] = {
         "bandwidth": lambda: bandwidth(config),

@@ -35,7 +35,7 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.app.views.live import progress
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import LoadedModel, load_pair, save_gguf, save_hf_folder
+from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_gguf, save_hf_folder
 from specdec_jax.text.generation import encode
 
 OWN, FAILED = "specdec_jax", "failed.json"
@@ -172,6 +172,7 @@ class Sides:
 def peers(config: Peers, console: Console) -> None:
     """Decodes what is missing, with everyone in turn, and writes the run folder."""
     prompts = load_prompts(config.prompts, config.limit)
+    refuse_encoders("peers", config.target, config.drafter)
     target, drafter = load_pair(config.target, config.drafter, config.dtype)
     if drafter.model.reading is not None:
         raise ValueError(

@@ -31,7 +31,7 @@ from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import summary, target_pass, turns
-from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
@@ -76,6 +76,8 @@ def study(config: PrecisionStudy, console: Console) -> None:
     """Measures and writes the run folder."""
     config = replace(config, **TINY) if config.smoke else config
     prompts = load_prompts(config.prompts, config.limit)
+    if not config.smoke:
+        refuse_encoders("precision", config.target)
     folder = RunFolder.create("precision", config, config.out)
     if not folder.rows():
         enable()

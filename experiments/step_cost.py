@@ -49,7 +49,7 @@ from specdec_jax.costs.step_cost import (
     prompt_pass,
     target_pass,
 )
-from specdec_jax.loading import LoadedModel, for_target, load_model
+from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.stopping import static
 
@@ -126,6 +126,7 @@ def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
     enable()
     if config.smoke:
         return {dtype: tiny_pair(dtype)[0] for dtype in config.dtypes}, tiny_pair(config.dtypes[0])[1]
+    refuse_encoders("step_cost", config.target, config.drafter)
     drafter = load_model(config.drafter, dtype=config.dtypes[0])
     targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
     return targets, for_target(targets[config.dtypes[0]], drafter)

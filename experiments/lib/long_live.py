@@ -12,6 +12,7 @@ from experiments.lib.smoke import tiny_pair
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
+from specdec_jax.loading import refuse_encoders
 from specdec_jax.replay.long import LongRun, join_rounds
 from specdec_jax.text.generation import build_pair, encode
 from specdec_jax.types import DecodeState, StoppingPolicy
@@ -41,8 +42,10 @@ def live_run(
     """Decodes `tokens` tokens with every start of `hyperparameters["threshold"]` in a batch, ends of sequence ignored.
 
     Raises:
-        ValueError: a window that the context or the prompt does not allow.
+        ValueError: a window that the context or the prompt does not allow, or a model with an encoder.
     """
+    if not smoke:
+        refuse_encoders("long_run", options.target, options.drafter)
     enable()
     models = tiny_pair() if smoke else (options.target, options.drafter)
     pair = build_pair(*models, policy=policy, max_draft_length=most, dtype=options.dtype)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.loading import LoadedModel, download, for_target, load_pair
+from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 
@@ -50,12 +50,14 @@ class Served(Models):
     dtype: str = "bfloat16"
     """Of both models: bfloat16, float16, float32 or int8."""
 
-    def load(self, console: Console) -> LoadedPair:
-        """Target and drafter, and the compilation cache switched on.
+    def load(self, console: Console, encoders: bool = False) -> LoadedPair:
+        """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.
 
         Raises:
-            ValueError, FileNotFoundError: no such model, or vocabularies that cannot be joined.
+            ValueError, FileNotFoundError: no such model, vocabularies that cannot be joined, or an encoder.
         """
+        if not encoders:
+            refuse_encoders("this experiment", self.target, self.drafter)
         enable()
         download(self.target, self.drafter)
         with console.status("Loading the models"):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import math
 import time
@@ -31,7 +30,7 @@ from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, c
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, finished, opened
+from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, finished, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -132,25 +131,21 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
     """All lines, which all processes decode at once."""
     with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
         results: ResultFile | Unwritten | None = None
-        facts: dict[str, Any] = {"options": _digest(json.dumps(wanted, sort_keys=True).encode()), "bytes": len(content)}
+        facts: dict[str, Any] = {"options": digest(json.dumps(wanted, sort_keys=True).encode())}
         if is_first():
             try:
                 results = stack.enter_context(opened(output, wanted, content, overwrite))
                 facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
             except (ValueError, OSError) as error:
                 facts["error"] = str(error)
-        told = told_by_first(facts | {"input": _digest(content)})
+        told = told_by_first(facts | {"input": digest(content)})
         if "error" in told:
             raise ValueError(told["error"])
-        content = content[: told["bytes"]]  # an input may have grown since
-        if (told["options"], told["input"]) != (facts["options"], _digest(content)):
+        content = content[: told["input"]["bytes"]]  # an input may have grown since
+        if (told["options"], told["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
         results = results or Unwritten(output, told["lines"], told["refused"], told["decided"])
         return _complete(run, _lines(content), results, lambda: True)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> int:
@@ -171,7 +166,7 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     for name in ("policy", "verifier", "drafter", "calibration", "costs"):
         path = Path(name_in(getattr(settings, name) or ""))
         if path.suffix in (".py", ".json") and path.is_file():
-            wanted[f"{name} holds"] = _digest(path.read_bytes())
+            wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
     return wanted
 
 

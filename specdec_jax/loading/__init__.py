@@ -4,7 +4,15 @@ from specdec_jax.loading.across import for_target, needs_translation
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
 from specdec_jax.loading.gguf.writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
-from specdec_jax.loading.load import LoadedModel, download, load_drafter, load_model, load_pair, outline
+from specdec_jax.loading.load import (
+    LoadedModel,
+    download,
+    load_drafter,
+    load_model,
+    load_pair,
+    outline,
+    refuse_encoders,
+)
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
 from specdec_jax.loading.vocabulary import check_same_vocabulary
@@ -21,6 +29,7 @@ __all__ = [
     "load_pair",
     "needs_translation",
     "outline",
+    "refuse_encoders",
     "restore_orbax",
     "save_gguf",
     "save_hf_folder",

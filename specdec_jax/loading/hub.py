@@ -42,8 +42,12 @@ def hub_id(source: str) -> HubId | None:
     return HubId(match["repo"], match["revision"])
 
 
-def hub_folder(repo_id: str, *, revision: str | None = None, cache_dir: str | Path | None = None) -> Path:
+def hub_folder(
+    repo_id: str, *, revision: str | None = None, cache_dir: str | Path | None = None, weights: bool = True
+) -> Path:
     """The local snapshot of a hub repository; what it lacks of the files that are read is downloaded.
+
+    Without `weights` only the small files are, such as config.json, as far as there are any.
 
     After a download its checksums are compared, and the licence of a gated model is named on standard error.
     Raises FileNotFoundError naming the id and what to do: no such repository or revision, no access, no network and
@@ -68,6 +72,8 @@ def hub_folder(repo_id: str, *, revision: str | None = None, cache_dir: str | Pa
     here = f"there is no file or folder {repo_id!r} here"
     with _bars(seen=False) as bars:
         folder = snapshot(revision, SMALL, f"{here}, nor in the Hugging Face cache", tqdm_class=bars)
+    if not weights:
+        return folder
     lacking = [name for name in (CONFIG, TOKENIZER, *weight_names(folder)) if not (folder / name).is_file()]
     if TOKENIZER in lacking and not needs_file(folder):
         lacking.remove(TOKENIZER)

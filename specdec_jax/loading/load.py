@@ -7,10 +7,11 @@ from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.draft_vocabulary import WAYS, read_tokens, split_source, with_draft_vocabulary
 from specdec_jax.loading.families import config_class, family, family_of
-from specdec_jax.loading.gguf.file import open_gguf
-from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder
+from specdec_jax.loading.gguf.file import config_from_gguf, open_gguf
+from specdec_jax.loading.gguf.reader import read_gguf
+from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder, read_config
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
-from specdec_jax.loading.orbax_checkpoint import MARKER, read_marker, restore_orbax
+from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
 from specdec_jax.loading.precision import Precision, precision
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
@@ -89,6 +90,25 @@ def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
     return _loaded(config, None, tokenizer, kept, name)
 
 
+def refuse_encoders(what: str, *sources: str | Path) -> None:
+    """Refuses models with an encoder, which `what` does not serve, by their configs alone: weights come later.
+
+    Of hub ids no weights are downloaded. A config that cannot be read is for who loads the model to say.
+
+    Raises:
+        ValueError: names the model.
+        FileNotFoundError: there is no such model.
+    """
+    for source in sources:
+        path = _locate(split_source(str(source))[0], None, None, weights=False)
+        try:
+            config = _config_at(path)
+        except (ValueError, OSError):
+            continue
+        if family_of(config).language_model(config, precision("float32").dtype).spec.source is not None:
+            raise ValueError(f"{what} does not serve models with an encoder, such as T5, and {str(source)!r} has one")
+
+
 def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
     """What the weights of a family's config take on one device in that dtype, where `load_model` would lay them."""
     table, kept = family_of(config).parameter_table(config), precision(dtype)
@@ -116,8 +136,8 @@ def download(*sources: str | Path) -> None:
             _locate(whole, None, None)
 
 
-def _locate(name: str, revision: str | None, cache_dir: str | Path | None) -> Path:
-    """The existing file or folder a source names; for a hub id the snapshot."""
+def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weights: bool = True) -> Path:
+    """The existing file or folder a source names; for a hub id the snapshot, its weights only if they are wanted."""
     hub = hub_id(name)
     if revision is not None:
         if hub is None:
@@ -131,7 +151,7 @@ def _locate(name: str, revision: str | None, cache_dir: str | Path | None) -> Pa
     if name and path.exists():
         return path
     if hub is not None:
-        return hub_folder(hub.repo, revision=hub.revision, cache_dir=cache_dir)
+        return hub_folder(hub.repo, revision=hub.revision, cache_dir=cache_dir, weights=weights)
     if name.lower().endswith(WEIGHT_FILES):
         raise FileNotFoundError(f"no such weight file: {name}")
     raise FileNotFoundError(
@@ -168,9 +188,20 @@ def _opened(path: Path) -> Checkpoint | None:
 def _config(checkpoint: Checkpoint) -> Any:
     """As its family reads it. Raises ValueError naming the checkpoint."""
     try:
-        return config_class(family(checkpoint.config.get("model_type"))).from_hf(checkpoint.config)
+        return _as_read(checkpoint.config)
     except ValueError as error:
         raise _named(checkpoint, error) from None
+
+
+def _config_at(path: Path) -> Any:
+    """As its family reads it, of a file or a folder; its tokenizer is not read. Raises ValueError, OSError."""
+    if path.is_file():
+        return _as_read(config_from_gguf(read_gguf(path)))
+    return marked_config(path) if (path / MARKER).is_file() else _as_read(read_config(path))
+
+
+def _as_read(config: dict[str, Any]) -> Any:
+    return config_class(family(config.get("model_type"))).from_hf(config)
 
 
 def _assemble(checkpoint: Checkpoint, kept: Precision, name: str, layout: Layout) -> LoadedModel:

@@ -79,6 +79,12 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
 
 def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
     """A checkpoint's config and tokenizer, its parameters unread. Raises as `restore_orbax` does of these."""
+    config = marked_config(path)
+    return config, tokenizer_from_folder(Path(path) / TOKENIZER)
+
+
+def marked_config(path: str | Path) -> Any:
+    """A checkpoint's config alone. Raises as `restore_orbax` does of it."""
     folder = Path(path)
     if not (folder / MARKER).is_file():
         raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
@@ -86,10 +92,9 @@ def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
     if marker.get("format") != FORMAT:
         raise ValueError(f"{folder / MARKER} has format {marker.get('format')!r}; format {FORMAT} is served")
     try:
-        config = config_class(family(marker.get("model_type"))).from_hf(marker.get("config") or {})
+        return config_class(family(marker.get("model_type"))).from_hf(marker.get("config") or {})
     except ValueError as error:
         raise ValueError(f"{folder / MARKER}: {error}") from None
-    return config, tokenizer_from_folder(folder / TOKENIZER)
 
 
 def _restore(path: Path, wanted: Any) -> Any:

@@ -106,7 +106,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
             beside.unlink(missing_ok=True)
         results = ResultFile(path)
         try:
-            write_settings(path, {**known_settings(path), "settings": settings, "input": _digest(source)})
+            write_settings(path, {**known_settings(path), "settings": settings, "input": digest(source)})
             yield results
         finally:
             results.close()
@@ -148,13 +148,14 @@ def _check_same(path: Path, beside: Path, settings: Mapping[str, Any], source: b
         if before != now:
             raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {advice}")
     before = known["input"].get("bytes")
-    same = isinstance(before, int) and _digest(source[:before]) == known["input"]
+    same = isinstance(before, int) and digest(source[:before]) == known["input"]
     if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
         raise ValueError(f"{path} was written from another input: {advice}")
 
 
-def _digest(source: bytes) -> dict[str, Any]:
-    return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
+def digest(content: bytes) -> dict[str, Any]:
+    """Its length and its SHA-256: what tells one content from another, in settings and between processes."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def whole_lines(path: Path) -> Whole:

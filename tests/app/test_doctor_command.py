@@ -3,8 +3,10 @@
 import json
 import shlex
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_llama import one_pass
 from tiny_pair import ONE_LAYER, write_pair
 from tiny_weights import weights, write_folder
 
@@ -15,6 +17,7 @@ from specdec_jax.app.doctor import examining, memory, pairing
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import load_model, outline
+from specdec_jax.loading.intersection import SAMPLE_TEXT
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
@@ -86,6 +89,7 @@ def test_a_pair_that_pays_ends_with_the_command_to_decode_with(place, capsys):
     code, out, err, report = examined(place, capsys, "--costs", str(place / "cheap.json"))
     assert code == 0 and err == "" and "\x1b" not in out
     assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert "tokens that both have" not in out and report["acceptance"]["measured_probability_shared"] is None
     for title in ("The pair", "Memory", "Costs, given: made up", "Acceptance, measured", "plain decoding, predicted"):
         assert title in out
     why, line = report["conclusion"]["why"], report["conclusion"]["command"]
@@ -150,6 +154,30 @@ def test_vocabularies_that_differ_are_told_without_weights(place, tmp_path):
     (said,) = pairing.agreements(target, drafter)
     assert said == "The vocabularies differ: it drafts the 263 tokens that both have, 100% of those of a sample text."
     assert pairing.agreements(target, target) == ["The vocabularies agree: 263 tokens."]
+
+
+@pytest.mark.parametrize("way", ["@tokens", "@text"])
+def test_the_probability_that_tokens_of_both_have_is_told(way, place, tmp_path, capsys, monkeypatch):
+    """The drafter lacks six letters. What its text gets accepted as is not replayed, and the page says so."""
+    other = write_folder(tmp_path / "other", weights(ONE_LAYER), ONE_LAYER)
+    known = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = known["model"]["vocab"]
+    lacks = sorted(vocabulary[letter] for letter in "tirasn")
+    known["model"]["vocab"] = {f"{word}#" if number in lacks else word: number for word, number in vocabulary.items()}
+    (other / "tokenizer.json").write_text(json.dumps(known))
+    monkeypatch.setattr(examining, "every_rule", lambda longest: [survival(), static(draft_length=longest)])
+    _, out, _, report = examined(place, capsys, "--drafter", f"{other}{way}", "--costs", str(place / "cheap.json"))
+    target, count = load_model(str(place / "target"), dtype="float32"), len(vocabulary)
+    tokens = jnp.asarray([target.tokenizer.encode(SAMPLE_TEXT, add_special=True)])
+    logits, _ = one_pass(target.model, target.params, tokens, tokens.shape[1])
+    each = np.exp(np.asarray(logits[0], np.float64) - np.asarray(logits[0]).max(axis=-1, keepdims=True))
+    held = np.setdiff1d(np.arange(count), lacks)
+    expected = (each[:, held].sum(axis=1) / each.sum(axis=1)).mean()
+    assert 0.1 < expected < 0.99
+    assert report["acceptance"]["measured_probability_shared"] == pytest.approx(expected, rel=1e-4)
+    said = " ".join(out.split())
+    assert f"The tokens that both have hold {expected:.1%} of the target's probability along a sample text." in said
+    assert ("text that is tokenised again is measured by generate --compare" in said) == (way == "@text")
 
 
 def test_a_drafter_that_cannot_draft_ends_the_page_before_weights_are_read(place, tmp_path, capsys, monkeypatch):

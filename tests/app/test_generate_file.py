@@ -125,6 +125,15 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     assert (tmp_path / "out.jsonl.old").read_bytes() == before
 
 
+def test_a_rule_of_ones_own_that_has_changed_is_another_setting(models, source, tmp_path, capsys):
+    output, rule = tmp_path / "out.jsonl", tmp_path / "rule.py"
+    rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
+    assert run(models, source, output, "--policy", str(rule)) == 1
+    rule.write_text(rule.read_text() + "# another\n")
+    assert run(models, source, output, "--policy", str(rule)) == 2
+    assert "written with policy holds" in capsys.readouterr().err
+
+
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
     """The third line fails after some of its bytes: they are taken back, and the run goes on when there is room."""
     output, written, real = tmp_path / "full.jsonl", [], os.write

@@ -8,7 +8,9 @@ import sys
 import time
 
 import launched
+import numpy as np
 import pytest
+import tiny_t5
 from launched import ended
 from tiny_pair import write_pair
 
@@ -127,6 +129,30 @@ def test_one_target_on_the_devices_of_all(command, source, whole, tmp_path, mesh
     found = ended(launch(2, source, output, [*command, *more, "--temperature", "0.3"]))
     assert [code for code, _ in found] == [2, 2], found
     assert all(f"{output} was written with temperature" in said and "Traceback" not in said for _, said in found), found
+
+
+@pytest.mark.parametrize("kind", ["a draft vocabulary", "an encoder"])
+def test_other_models_on_the_devices_of_all(kind, tmp_path):
+    """Two processes, each with a part of the target's weights, write what one process writes that has them all."""
+    source, alone, output = (tmp_path / name for name in ("in.jsonl", "alone.jsonl", "out.jsonl"))
+    source.write_text("\n".join(json.dumps({"prompt": f"the {i}", "temperature": 0.4 * (i % 2)}) for i in range(5)))
+    words = ["--dtype", "float32", "--costs", "estimated", "--no-chat", "--max-draft-length", "1", "--batch", "2"]
+    words += ["--max-new-tokens", "20", "--tokens", "--policy", "static(draft_length=1)", *models_of(kind, tmp_path)]
+    assert main(["generate-file", str(source), str(alone), *words]) == 0
+    found = ended(launch(2, source, output, [*words, "--spanning", "--mesh", "model=2"]))
+    assert [code for code, _ in found] == [0, 0], found
+    assert output.read_bytes() == alone.read_bytes()
+    assert sum(json.loads(line)["num_accepted_tokens"] for line in output.read_text().splitlines()) > 0
+
+
+def models_of(kind, folder):
+    """--target and --drafter of a tiny pair."""
+    if kind == "an encoder":
+        target, drafter = tiny_t5.write_pair(folder)
+        return ["--target", target, "--drafter", drafter]
+    target, drafter = write_pair(folder)
+    np.save(folder / "tokens.npy", np.arange(3, 200))
+    return ["--target", target, "--drafter", f"{drafter}@{folder / 'tokens.npy'}"]
 
 
 def test_all_say_what_is_wrong(command, source, tmp_path):

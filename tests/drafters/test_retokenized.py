@@ -13,6 +13,7 @@ from tiny_llama import assert_filled, one_pass, random_named, variant
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.retokenized import aligned, own_length, retokenized
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.across import with_targets_tokens
@@ -36,14 +37,14 @@ NEW = 60  # tokens
 def decoder_of(target, drafter, policy, most=MOST):
     """A decoder of two loaded models, the drafter's text tokenised again, and its parameters."""
     joined = with_targets_tokens(target, drafter, "text")
-    decoder = build(target.model, joined.model, policy, most)
+    decoder = build(target.model, retokenized(joined.model, most), policy, most)
     return decoder, ModelParams(target.params, joined.params)
 
 
 @functools.cache
-def build(target, drafter, policy, most):
+def build(target, drafter, policy, most=MOST):
     options = {"prefill_chunk": 16, "verification_widths": (most + 1,)}
-    return build_decoder(target, retokenized(drafter, most), policy, rejection(), **options)
+    return build_decoder(target, drafter, policy, rejection(), **options)
 
 
 def recited(name, remembered=TEXT):
@@ -111,6 +112,13 @@ def readings(state, target, drafter):
                 yield [b"".join(keys[token] for token in tokens) for tokens, keys in pair]
 
 
+def checked_own_text(own, target, drafter):
+    """That a state's own text is that of its row, and that its cache is what was fed of it."""
+    assert all(one == other for one, other in readings(own, target, drafter))
+    held = np.arange(own.own.shape[1])[None, :] < own.valid[:, None]
+    assert (own.cache.tokens == own.own)[held].all() and (own.valid <= own_length(own)).all()
+
+
 def badly(text):
     """The text as one remembers it badly: a letter in nine is another."""
     letters = list(text)
@@ -129,9 +137,7 @@ def test_after_rejections_it_goes_on_where_both_vocabularies_end(name):
     for _ in range(7):
         state = decoder.run(params, state, rounds=1)
         own = jax.tree.map(np.asarray, state.drafter)
-        assert all(one == other for one, other in readings(own, target, drafter))
-        held = np.arange(own.own.shape[1])[None, :] < own.valid[:, None]
-        assert (own.cache.tokens == own.own)[held].all() and (own.valid <= own_length(state.drafter)).all()
+        checked_own_text(own, target, drafter)
         assert (np.asarray(state.length) - own.known <= MOST + 1).all()
         across += sum(int((own.ends[row, : own.known[row]] < 0).sum()) for row in range(2))
     statistics = state.statistics
@@ -197,6 +203,30 @@ def test_what_it_reads_is_in_its_cache():
         state = decoder.run(params, state, rounds=1)
 
 
+def test_among_several_drafters_it_goes_on_where_it_was_left():
+    """Beside one of the target's own vocabulary, in rounds that each of them sits out by turns."""
+    target, drafter = PAIRS[BOTH]()
+    said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
+    rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
+    joined = with_targets_tokens(said, remembered, "text")
+    several = multi_drafter([retokenized(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
+    decoder = build(said.model, several, static(draft_length=MOST))
+    params, tokens = ModelParams(said.params, (joined.params, rival.params)), target.encode(TEXT)
+    prompts, options = [tokens[:6], tokens[:21]], {"stop_ids": (), "record_rounds": 64}
+    state = decoder.prefill(params, prompts, max_new_tokens=[NEW, NEW], **options)
+    for _ in range(64):
+        state = decoder.run(params, state, rounds=1)
+        checked_own_text(jax.tree.map(np.asarray, state.drafter.states[0]), target, drafter)
+        if bool(state.done.all()):
+            break
+    for row, prompt in enumerate(prompts):
+        assert state.tokens[row, : len(prompt) + NEW].tolist() == tokens[: len(prompt) + NEW]
+        rounds = int(state.statistics.num_rounds[row])
+        who, accepted = (np.asarray(leaf)[row, :rounds] for leaf in (state.record.drafter_id, state.record.accepted))
+        turns = int((who[1:] != who[:-1]).sum())
+        assert turns > 3 and accepted[who == 0].sum() > 0 < accepted[who == 1].sum()
+
+
 def toys(most=2):
     target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
     drafter = letters(["b", "bc", "a", "c", "cab"], [("b", "c"), ("ca", "b")][:1])
@@ -206,6 +236,19 @@ def toys(most=2):
 def test_the_whole_decoder_draws_from_the_target():
     """Sampled too: what is drafted was chosen, and verified as such."""
     decoder, params = toys()
+    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
+    assert report.lossless and report.drafted[1] > 500
+
+
+def test_several_drafters_draw_from_the_target():
+    """Drafts that were chosen and drafts that were drawn, by turns in the rows of a batch."""
+    target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
+    other = llama_of(letters(["b", "bc", "a", "c", "cab"], [("b", "c")]), 5)
+    said, rival = llama_of(target, 1), llama_of(target, 3)
+    joined = with_targets_tokens(said, other, "text")
+    several = multi_drafter([retokenized(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
+    decoder = build(said.model, several, static(draft_length=2), 2)
+    params = ModelParams(said.params, (joined.params, rival.params))
     report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
     assert report.lossless and report.drafted[1] > 500
 

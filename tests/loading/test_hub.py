@@ -202,6 +202,19 @@ def test_what_is_not_served_is_refused_before_its_weights_are_downloaded(server,
     assert not any(one.path.startswith("/cdn/") for one in server.asked)
 
 
+def test_an_encoder_is_refused_before_its_weights_are_downloaded(server, files, tmp_path, capsys):
+    target, _ = tiny_t5.write_pair(tmp_path / "t5")
+    server.add("org/t5", Path(target))
+    server.add("org/tiny", files)
+    config = Served(target="org/tiny", drafter="org/t5", dtype="float32")
+    with pytest.raises(ValueError, match="does not serve models with an encoder, such as T5, and 'org/t5' has one"):
+        config.load(Console(file=io.StringIO()))
+    for command in ("chat", "doctor"):
+        assert cli.main([command, "--target", "org/t5"]) == 2
+        assert f"{command} does not serve models with an encoder" in capsys.readouterr().err
+    assert not any(one.path.startswith("/cdn/") for one in server.asked)
+
+
 # Who may read it
 
 

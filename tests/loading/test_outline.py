@@ -1,12 +1,15 @@
 """What is known of a model before its weights are read is what it turns out to be."""
 
+from pathlib import Path
+
 import jax
 import pytest
+import tiny_t5
 import tiny_weights as tiny
 
-from specdec_jax.loading import load_model, outline, save_orbax
+from specdec_jax.loading import load_model, outline, refuse_encoders, save_orbax
 from specdec_jax.loading.load import weight_bytes
-from specdec_jax.models import llama
+from specdec_jax.models import llama, t5
 from specdec_jax.models.weights import num_weights
 
 
@@ -57,3 +60,24 @@ def test_what_is_no_model_is_refused_as_when_it_is_loaded(tmp_path):
                 read(str(wrong))
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
+
+
+def test_an_encoder_is_refused_without_weights_and_without_a_tokenizer(tmp_path, monkeypatch):
+    folder, _ = tiny_t5.write_pair(tmp_path)
+    loaded = load_model(folder, dtype="float32")
+    save_orbax(tmp_path / "orbax", loaded.config, loaded.params, loaded.tokenizer)
+    monkeypatch.setattr(t5, "params_from_named", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.load.restore_orbax", lambda *_: pytest.fail("weights were read"))
+    for found in (folder, tmp_path / "orbax"):
+        for name in ("tokenizer.json", "tokenizer/tokenizer.json", "model.safetensors"):
+            (Path(found) / name).unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=f"a walk does not serve models with an encoder, .*{found}"):
+            refuse_encoders("a walk", "smollm2-drafter@8192", found)
+
+
+def test_who_has_no_encoder_is_not_refused(source, tmp_path):
+    """What cannot be read is left to who loads it, but for a model that is nowhere."""
+    (tmp_path / "config.json").write_text("{")
+    refuse_encoders("a walk", source, tmp_path)
+    with pytest.raises(FileNotFoundError, match="no model 'nowhere'"):
+        refuse_encoders("a walk", "nowhere")

@@ -143,13 +143,6 @@ def test_the_command_line(folders, expected, tmp_path, capsys):
     assert [line["num_prompt_tokens"] for line in lines[:-1]] == [len(one.prompt_tokens) for one in known]
 
 
-@pytest.mark.parametrize("command", ["chat", "doctor"])
-def test_commands_that_need_no_encoder_say_so(folders, command, capsys):
-    target, drafter = folders
-    code, said = run(capsys, command, "--target", target, "--drafter", drafter, "--dtype", "float32")
-    assert code == 2 and f"{command} does not serve models with an encoder, such as T5" in said.err
-
-
 def test_bytes_in_and_out(tmp_path):
     """ByT5's: no tokenizer.json, whole characters in a stream, and every byte a token."""
     target, drafter = write_pair(tmp_path, of_bytes=True)

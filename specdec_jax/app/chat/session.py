@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specdec_jax.app.chat.settings import Settings, build, check
-from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.decoding.state import slots_for
+from specdec_jax.loading import refuse_encoders
 from specdec_jax.text.generation import Generation, Pair, Request, prepare
 from specdec_jax.text.pair import DRAFTS
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
@@ -44,6 +44,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings):
+        refuse_encoders("chat", settings.target)
         self.settings, self.pair = settings, _built(settings)
         self.messages: list[dict[str, str]] = []
         self.last: Turn | None = None
@@ -58,6 +59,8 @@ class Session:
     def change(self, **values: Any) -> None:
         """Other settings, by the names of `Settings`; a new model is loaded here."""
         settings = dataclasses.replace(self.settings, **values)
+        if settings.target != self.settings.target:
+            refuse_encoders("chat", settings.target)
         pair = _built(settings)
         if settings.target != self.settings.target and self.last is not None:
             self.last = self.last._replace(ids=[], text="")  # another tokenizer's ids
@@ -169,7 +172,6 @@ def _built(settings: Settings) -> Pair:
     if settings.system is not None and not settings.chat:
         raise ValueError("a system prompt needs the chat template; it is off")
     pair = build(settings, policy, verifier)
-    refuse_encoder(pair.target.model, "chat")
     if settings.chat and pair.target.tokenizer.chat_template is None:
         raise ValueError(f"{settings.target} has no chat template: it can only continue plain text (--no-chat)")
     return pair

@@ -25,7 +25,7 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 from specdec_jax.compilation_cache import enable, kept
-from specdec_jax.loading import download
+from specdec_jax.loading import download, refuse_encoders
 from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.streaming import Piece
 
@@ -43,6 +43,7 @@ def talk(settings: Settings) -> int:
         raise ValueError("standard input is closed: a chat reads its messages from it")
     folder = enable()
     with interrupts_end_here():
+        refuse_encoders("chat", settings.target)  # before its weights are downloaded
         download_models(settings)
         with status(f"Loading {settings.target} and {settings.drafter}"):
             chat = Chat(Session(settings))

@@ -20,9 +20,8 @@ from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.distillation.judging import answers
-from specdec_jax.loading import LoadedModel, outline
+from specdec_jax.loading import LoadedModel, outline, refuse_encoders
 from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import by_draft
@@ -89,8 +88,8 @@ def _check(settings: Settings) -> None:
 def _examined(run: _Run, texts: Sequence[str], context: int | None) -> Conclusion:
     """The sections, until one says no."""
     settings = run.settings
+    refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
-    refuse_encoder(target.model, "doctor")
     prompts, context = _tokens(settings, texts, target), _context(context, target)
     refusal = refusal_of(target, drafter)
     run.report["pair"] = {"target": facts(target), "drafter": facts(drafter), "refusal": refusal}
