@@ -49,6 +49,6 @@ def comb(most: int = 3) -> StoppingPolicy:
 
 def _entries(values: Any) -> int:
     """Of a vector, or of one for each row; its entries may be traced."""
-    if not isinstance(values, Sequence) and np.ndim(values) < 1:
+    if not isinstance(values, (list, tuple)) and np.ndim(values) < 1:
         raise ValueError(f"siblings must be a list of numbers, one a draft, got {values!r}")
-    return values.shape[-1] if hasattr(values, "shape") else len(values)
+    return len(values) if isinstance(values, (list, tuple)) else values.shape[-1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_reading import reading_pair
 
-from specdec_jax.decoding import build_decoder, combs, draft_loop, rounds, siblings
+from specdec_jax.decoding import build_decoder, combs, rounds, siblings
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, prompt_lookup
@@ -111,10 +111,9 @@ def off_by_one(before, draft, start, width, slots):
     return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
 
 
-def with_replacement(seen, token, is_sampled, count, uniform):
-    repeated = seen._replace(log_prob=seen.log_prob)
-    columns = [siblings.draw(jnp.exp(repeated.log_prob), uniform(index + 1)) for index in range(count)]
-    return jnp.stack(columns, axis=1)
+def forgetful(real):
+    """The verifier forgets that a rejected candidate cannot come again; what is drawn stays as it is."""
+    return lambda values, token, instead: values if instead == 0.0 else real(values, token, instead)
 
 
 def unmoved(cache, source, slot):
@@ -122,13 +121,13 @@ def unmoved(cache, source, slot):
     return cache
 
 
-@pytest.mark.parametrize("what", ["a mask off by one", "drawn with replacement", "a cache slot that stays"])
+@pytest.mark.parametrize("what", ["a mask off by one", "verified as with replacement", "a cache slot that stays"])
 def test_wrong_combs_are_found_out(what, monkeypatch):
     """The negative controls: each is a mistake that a comb can hold without any error."""
     if what == "a mask off by one":
         monkeypatch.setattr(rounds, "laid_out", off_by_one)
-    elif what == "drawn with replacement":
-        monkeypatch.setattr(draft_loop, "drawn_beside", with_replacement)
+    elif what == "verified as with replacement":
+        monkeypatch.setattr(siblings, "without", forgetful(siblings.without))
     else:
         small = toys.table_model
         monkeypatch.setattr("specdec_jax.lossless.sampled.table_model", lambda *a: small(*a)._replace(moved=unmoved))
