@@ -51,7 +51,7 @@ class Rule:
         names = sorted({name for setting in settings for name in setting})
         defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
-        decided = told(self.policy, costs, costs.widths[-1] - 1 if self.policy.siblings else longest)
+        decided = told(self.policy, costs, longest)
         # a vector has a row for every setting, or a replay takes its entries for settings
         machines = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in decided.items()}
         return machines | columns  # a setting overrules the machine's

@@ -75,12 +75,13 @@ def told(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dic
     verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
     rounds are as long as the longest draft: there drafting costs `WAITING` times as much.
     """
+    most = costs.widths[-1] - 1 if policy.siblings else max_draft_length  # siblings may fill the widest pass
     waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
-    times = costs.verification_times(max_draft_length)
+    times = costs.verification_times(most)
     times = times[0] + waiting * (times - times[0])
     known: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
-        "verification_cost": float(times[-1] - times[0]) / max(max_draft_length, 1),
+        "verification_cost": float(times[-1] - times[0]) / max(most, 1),
         **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
     }
     return {name: value for name, value in known.items() if name in policy.hyperparameters.keys() - policy.fixed}

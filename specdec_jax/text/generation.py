@@ -162,7 +162,6 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
         learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
     if pair.costs is not None:
         longest = pair.decoder.parts.drafter.max_draft_length
-        longest = pair.decoder.parts.widths[-1] - 1 if pair.policy.siblings else longest
         learnt["policy"] = learnt.get("policy", {}) | told(pair.policy, pair.costs.at(slots), longest)
     return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
 
