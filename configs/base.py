@@ -70,6 +70,8 @@ class CompareConfig:
     """Set in the file; --only picks among them."""
     only: tuple[str, ...] = ()
     """Names of methods to run besides the baseline; none: all."""
+    against: str | None = None
+    """Name of a method that the others are measured against too, in a table of their own."""
     split: str | None = None
     """Only prompts of this split: "calibrate" or "judge" of the files here."""
     limit: int | None = None
@@ -122,7 +124,7 @@ class CompareConfig:
             raise ValueError(f"method names must differ, got {', '.join(names)}")
         if not self.methods or self.methods[0].policy is not None:
             raise ValueError("the first method is the baseline and must have policy=None")
-        for name in self.only:
+        for name in (*self.only, *([self.against] if self.against else [])):
             if name not in names:
                 raise ValueError(f"no method {name!r} in this config{nearest(name, names)}")
 

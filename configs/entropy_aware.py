@@ -26,6 +26,7 @@ config = CompareConfig(
     name="entropy-aware",
     prompts="configs/prompts/math.jsonl",
     split="judge",
+    against="static",
     methods=(
         Method("plain", policy=None),
         Method("static", static()),

@@ -25,7 +25,7 @@ from experiments.lib.plots import save_speedups
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.summary import summarise
-from experiments.lib.table import markdown_table, rich_table
+from experiments.lib.table import against_table, markdown_table, rich_table
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
@@ -214,7 +214,10 @@ def _equality(job: Job, pair: Pair, result: Generation, plain: dict[str, Any] | 
 def _report(config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], console: Console) -> None:
     summaries = summarise(rows)
     equality = equality_summary(rows)
-    folder.write_text("table.md", markdown_table(summaries, config.name) + "\n" + equality + "\n")
+    parts = [markdown_table(summaries, config.name), equality + "\n"]
+    if config.against in {summary.method for summary in summaries}:
+        parts.insert(1, against_table(summarise(rows, config.against), config.against) + "\n")
+    folder.write_text("table.md", "\n".join(parts))
     with folder.replacing("speedup.png") as path:
         save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
     console.print(rich_table(summaries, config.name))

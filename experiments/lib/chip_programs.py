@@ -37,10 +37,12 @@ class Pair(NamedTuple):
     drafter: llama.LlamaConfig
     draft_vocabulary: int | None = None
     int8: bool = False  # of both, matrices are (models/int8.py)
+    siblings: int = 0  # most that `survival` verifies beside a draft
 
 
 PAIRS = {
     "smollm2-reading": Pair(SMOLLM2, READING_DRAFTER, 8192),  # the built-in one as `generate` uses it
+    "smollm2-combs": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3),
     "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),
     "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
     "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
@@ -71,7 +73,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     decoder = build_decoder(
         target,
         drafter_of(drafter, max_draft_length),
-        stopping.survival(),
+        stopping.survival(siblings=pair.siblings),
         verification.rejection(),
         compiler_options=compiler_options,
     )

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from experiments.lib.cells import NONE, interval, markdown, terminal_table
+from experiments.lib.cells import NONE, at_temperature, interval, markdown, terminal_table
 from experiments.lib.summary import CLEAN_SHARE, MethodSummary
 
 COLUMNS: tuple[str, ...] = (
@@ -78,6 +78,18 @@ def markdown_table(summaries: Sequence[MethodSummary], title: str | None = None)
         first, *others = (cell.replace("|", "\\|") for cell in cells(summary))
         rows.append([f"**{first}**" if _is_fastest(summary, summaries) else first, *others])
     return "\n".join([*([f"# {title}", ""] if title else []), markdown(COLUMNS, rows), "", notes(summaries), ""])
+
+
+def against_table(summaries: Sequence[MethodSummary], rival: str) -> str:
+    """How much faster than `rival`, which the summaries have as their baseline; Markdown, a line a method."""
+    temperatures = list(dict.fromkeys(summary.temperature for summary in summaries))
+    rows: dict[str, list[str]] = {}
+    for summary in summaries:
+        if summary.method != rival:
+            both = f"{interval(summary.speedup.mean)}, total {interval(summary.speedup_total)}"
+            rows.setdefault(summary.method, []).append(both)
+    heads = [f"over {rival}", *(at_temperature(temperature) for temperature in temperatures)]
+    return markdown(heads, [[name, *found] for name, found in rows.items()])
 
 
 def notes(summaries: Sequence[MethodSummary]) -> str:

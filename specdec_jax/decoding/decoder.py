@@ -267,8 +267,8 @@ def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPol
     """Raises ValueError for a policy with siblings where they cannot be drawn or verified."""
     if policy.beside is None:
         return
-    if drafter.model is None:
-        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} has no model that draws them")
+    if not drafter.draws_siblings:
+        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} draws none")
     if target.moved is None:
         raise ValueError(
             f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "

@@ -14,15 +14,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.siblings import BY_CANDIDATE, drawn_beside
+from specdec_jax.decoding.siblings import BY_CANDIDATE
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
-class Draw(Protocol):
-    """The token [B] int32 of a position; `uniform()` gives [B] float32 in [0, 1), to be read once or not at all."""
+class Drawn(NamedTuple):
+    """The token of a position."""
 
-    def __call__(self, uniform: Callable[[], Array], /) -> Array: ...
+    token: Array  # [B] int32
+    siblings: Array | None = None  # [B, M] int32, drawn after it without replacement
+
+
+class Draw(Protocol):
+    """The token of a position and `siblings` (M) others.
+
+    `uniform(candidate)` gives [B] float32 in [0, 1), of the token 0, of its siblings 1 to M; each is read once or not
+    at all.
+    """
+
+    def __call__(self, uniform: Callable[[int], Array], siblings: int, /) -> Drawn: ...
 
 
 class Next(NamedTuple):
@@ -56,7 +67,7 @@ class Source(NamedTuple):
 class Step(NamedTuple):
     """What the policy said of one position."""
 
-    token: Array  # [B] int32, the draft where `drawn`, elsewhere meaningless
+    candidates: Drawn  # the draft where `drawn`, elsewhere meaningless
     drawn: Array  # [B] bool, the position has become a draft
     drafted: Array  # [B] int32, drafts of the round, this one among them
     going: Array  # [B] bool, the next position is asked for
@@ -104,7 +115,7 @@ def step(
     going: Array,
     drafted: Array,
     distribution: Distribution,
-    draw: Callable[[], Array],
+    draw: Callable[[], Drawn],
 ) -> Step:
     """One position of the rows that are `going` [B]: check, draw, proceed. Other rows keep their state.
 
@@ -116,12 +127,12 @@ def step(
         checked = select_rows(going, checked, state)
         drawn = going & wants
     with jax.named_scope("draft_draw"):
-        token = draw()
+        candidates = draw()
     drafted = drafted + drawn.astype(jnp.int32)
     with jax.named_scope("draft_stop"):
-        goes_on, proceeded = policy.proceed(checked, distribution, token, drafted, context)
+        goes_on, proceeded = policy.proceed(checked, distribution, candidates.token, drafted, context)
         after = select_rows(drawn, proceeded, checked)
-    return Step(token, drawn, drafted, drawn & goes_on & (drafted < context.budget), after)
+    return Step(candidates, drawn, drafted, drawn & goes_on & (drafted < context.budget), after)
 
 
 def draft(
@@ -160,8 +171,8 @@ def _draft_one(
     following, memory = source.predict(now.memory, now.length)
     going = loop.going if following.known is None else loop.going & following.known
 
-    def draw() -> Array:
-        return following.draw(lambda: uniform(index))
+    def draw() -> Drawn:
+        return following.draw(lambda candidate: uniform(index + candidate * BY_CANDIDATE), policy.siblings)
 
     done = step(policy, now.policy, context, going, now.length, following.distribution, draw)
     column = jnp.arange(now.tokens.shape[1], dtype=jnp.int32)[None, :] == index
@@ -173,13 +184,10 @@ def _draft_one(
     if log_q is not None:  # in place and for all rows: a mask would read and write all K of [B, V]
         log_q = lax.dynamic_update_slice_in_dim(log_q, following.distribution.log_prob[:, None], index, axis=1)
     siblings = now.siblings
-    if siblings is not None:
-        again = lambda candidate: uniform(index + candidate * BY_CANDIDATE)  # noqa: E731
-        is_sampled = context.warp.temperature > 0
-        others = drawn_beside(following.distribution, done.token, is_sampled, policy.siblings, again)
-        siblings = lax.dynamic_update_slice_in_dim(siblings, others[:, None], index, axis=1)
+    if siblings is not None and done.candidates.siblings is not None:  # what is looked up has none
+        siblings = lax.dynamic_update_slice_in_dim(siblings, done.candidates.siblings[:, None], index, axis=1)
     drafted = Drafted(
-        tokens=put(now.tokens, done.drawn, done.token),
+        tokens=put(now.tokens, done.drawn, done.candidates.token),
         length=done.drafted,
         predictions=now.predictions + going.astype(jnp.int32),
         log_q=log_q,
@@ -187,6 +195,6 @@ def _draft_one(
         entropy=put(now.entropy, going, following.distribution.entropy),
         max_prob=put(now.max_prob, going, following.distribution.max_prob),
         policy=done.policy,
-        memory=source.keep(memory, done.token, done.drawn, now.length),
+        memory=source.keep(memory, done.candidates.token, done.drawn, now.length),
     )
     return _Loop(index + 1, done.going, drafted)

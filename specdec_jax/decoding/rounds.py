@@ -28,11 +28,11 @@ from specdec_jax.types import (
     PolicyState,
     RoundContext,
     RoundInfo,
+    SiblingOutcomes,
     StoppingPolicy,
     VerificationResult,
     Verifier,
     VerifierState,
-    Warp,
 )
 
 
@@ -157,8 +157,6 @@ def _with_siblings(parts: Parts, policy: PolicyState, draft: Draft, context: Rou
     """The draft with what the policy wants beside it, as far as the widest verification has room."""
     if parts.policy.beside is None:
         return draft
-    if draft.siblings is None:
-        raise ValueError(f"{parts.drafter.name} draws no siblings: {parts.policy.name} needs a model that drafts")
     room = parts.widths[-1] - 1 - draft.length
     return fitted(draft, parts.policy.beside(policy, draft.length, room, context), room)
 
@@ -187,7 +185,11 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
         after, leaf = next_distribution(accepted), None
         if draft.beside is not None and chance.sibling is not None:
-            leaf, after = _leaf(draft, target.log_prob, after, accepted, chance.sibling, state.warp)
+            if parts.verifier.outcomes is None:
+                outcomes = sibling_outcomes(after, draft, accepted, state.warp.temperature > 0)
+            else:
+                outcomes = parts.verifier.outcomes(draft, chain, accepted, context)
+            leaf, after = _leaf(draft, target.log_prob, outcomes, accepted, chance.sibling)
             logits, target, kept = along_path((logits, target, kept), accepted, leaf.taken, leaf.place)
             cache = _moved(parts.target, cache, context.length - 1, accepted, leaf)
         elif parts.policy.beside is not None:  # a width without room for a draft
@@ -235,9 +237,10 @@ class _Leaf(NamedTuple):
     place: Array  # [B] int32, of the target pass
 
 
-def _leaf(draft: Draft, log_p: Array, after: Array, accepted: Array, uniform: Array, warp: Warp) -> tuple[_Leaf, Array]:
+def _leaf(
+    draft: Draft, log_p: Array, outcomes: SiblingOutcomes, accepted: Array, uniform: Array
+) -> tuple[_Leaf, Array]:
     """The sibling after the accepted drafts, if one is, and the distribution [B, V] of the token after both."""
-    outcomes = sibling_outcomes(after, draft, accepted, warp.temperature > 0)
     candidate = draw(outcomes.chance, uniform)
     taken, index = candidate > 0, jnp.maximum(candidate - 1, 0)
     token = jnp.take_along_axis(outcomes.tokens, index[:, None], axis=1)[:, 0]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.draft_loop import Next, Source
+from specdec_jax.decoding.draft_loop import Drawn, Next, Source
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
 
@@ -47,7 +47,7 @@ def draft_by_lookup(
 
     def following(memory: Any, drafted: Array) -> tuple[Next, Any]:
         token, known, chance = retrieve(memory, drafted)
-        return Next(right_or_wrong(token, chance, vocab_size), lambda uniform: token, known), memory
+        return Next(right_or_wrong(token, chance, vocab_size), lambda uniform, siblings: Drawn(token), known), memory
 
     def kept(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
         del drafted
@@ -55,7 +55,7 @@ def draft_by_lookup(
 
     end = draft_loop.draft(lambda _: Source(memory, following, kept), policy, policy_state, context, uniform, most)
     free = jnp.zeros_like(end.length)
-    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length)
+    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length, end.siblings)
     return draft, DraftInfo(free, free, end.entropy, end.max_prob, free), end.policy
 
 

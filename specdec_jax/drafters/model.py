@@ -14,8 +14,9 @@ from jax import lax
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed, feed_long, noted, window
-from specdec_jax.decoding.draft_loop import Next, Source, check_length
-from specdec_jax.decoding.sampling import distribution, draw
+from specdec_jax.decoding.draft_loop import Drawn, Next, Source, check_length
+from specdec_jax.decoding.sampling import distribution
+from specdec_jax.decoding.siblings import candidates
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -103,7 +104,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         wanted = jnp.maximum(length - FED, 0)
         return ModelDrafterState(*feed_long(language_model, params, cache, tokens, valid, wanted, catch_up, WIDE))
 
-    return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
+    return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill, draws_siblings=True)
 
 
 def still_valid(valid: Array, length: Array) -> Array:
@@ -153,9 +154,12 @@ def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: A
     with jax.named_scope("draft_distribution"):
         own = distribution(logits, context.warp)
 
-    def draw_own(uniform: Callable[[], Array]) -> Array:
-        token = _draw_token(own.log_prob, own.top_token, context, uniform)
-        return token if reduced is None else reduced.token(params, cache, token)
+    def draw_own(uniform: Callable[[int], Array], siblings: int) -> Drawn:
+        found = candidates(own, context.warp.temperature > 0, 1 + siblings, uniform)
+        columns = [found[:, index] for index in range(1 + siblings)]
+        if reduced is not None:
+            columns = [reduced.token(params, cache, column) for column in columns]
+        return Drawn(columns[0], jnp.stack(columns[1:], axis=1) if siblings else None)
 
     return Next(own if reduced is None else _of_all_tokens(reduced, params, cache, own), draw_own)
 
@@ -174,16 +178,6 @@ def _of_all_tokens(reduced: ReducedHead, params: Params, cache: Cache, few: Dist
         top_token=reduced.token(params, cache, few.top_token),
         raw_log_prob=None if raw is None else reduced.spread(params, cache, raw),
     )
-
-
-def _draw_token(log_prob: Array, top_token: Array, context: RoundContext, uniform: Callable[[], Array]) -> Array:
-    """The drafted token [B] int32; the whole cumulative sum is skipped when every row is greedy."""
-    is_sampled = context.warp.temperature > 0
-
-    def sampled() -> Array:
-        return jnp.where(is_sampled, draw(jnp.exp(log_prob), uniform()), top_token)
-
-    return lax.cond(jnp.any(is_sampled), sampled, lambda: top_token)
 
 
 def with_token(last: Array, token: Array, length: Array) -> Array:

@@ -128,7 +128,7 @@ def multi_drafter(
         worth = _worth(state, phase)
         idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
         choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
-        made = _nothing(parts, tokens, most, policy_state, keep_log_q)
+        made = _nothing(parts, tokens, most, policy, policy_state, keep_log_q)
         asked = _Round(params, tokens, context, uniform, policy, keep_log_q)
         for index in free:
             state, made = _ask(parts[index], index, relative_costs[index], asked, choice, state, made)
@@ -163,7 +163,8 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), known=known, drafter=nobody)
 
-    return Drafter(init, propose, commit, most, observer=_observer(parts), prefill=prefill)
+    draws = any(part.draws_siblings for part in parts)  # beside those of the others there are none
+    return Drafter(init, propose, commit, most, observer=_observer(parts), prefill=prefill, draws_siblings=draws)
 
 
 def _checked(
@@ -247,7 +248,8 @@ def _nothing(
     parts: tuple[Drafter, ...],
     tokens: Array,
     most: int,
-    policy: PolicyState,
+    policy: StoppingPolicy,
+    policy_state: PolicyState,
     keep_log_q: bool,
 ) -> _Proposal:
     """A draft of no tokens for every row."""
@@ -256,8 +258,9 @@ def _nothing(
     unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
     vocab = next((part.model.spec.vocab_size for part in parts if part.model is not None), None)
     log_q = None if vocab is None or not keep_log_q else jnp.full((batch, most, vocab), -jnp.inf, jnp.float32)
-    draft = Draft(none, log_q, none.astype(bool), zeros)
-    return _Proposal(draft, DraftInfo(zeros, zeros, unknown, unknown, zeros), policy)
+    siblings = jnp.zeros((batch, most, policy.siblings), jnp.int32) if policy.siblings else None
+    draft = Draft(none, log_q, none.astype(bool), zeros, siblings)
+    return _Proposal(draft, DraftInfo(zeros, zeros, unknown, unknown, zeros), policy_state)
 
 
 def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:

@@ -125,7 +125,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         return state._replace(reads=reads, known=jnp.where(count > 0, start + count + 1, state.known))
 
     features = Features(reads.layers, reads.target_width, reads.read, learn)
-    return Drafter(init, propose, commit, max_draft_length, language_model, Observer(features=features), prefill)
+    observer = Observer(features=features)
+    return Drafter(init, propose, commit, max_draft_length, language_model, observer, prefill, draws_siblings=True)
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:

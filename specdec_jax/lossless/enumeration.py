@@ -17,7 +17,7 @@ from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.leaves import Leaf, beside_of, leaves
+from specdec_jax.lossless.leaves import Leaf, beside_of, decided, every_order, leaves
 from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
@@ -119,11 +119,16 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
     joint = np.zeros((vocab,) * setting.tokens)
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
-        outcomes = verified(setting, nodes, branches)
-        chosen, leaf = np.nonzero(outcomes.chance), None
-        if setting.policy.beside is not None:
-            chosen, leaf = _with_siblings(setting, nodes, branches, outcomes)
-        following = _merged(after(setting, nodes, branches, outcomes, chosen, leaf))
+        if setting.policy.beside is None:
+            outcomes = verified(setting, nodes, branches)
+            chosen = np.nonzero(outcomes.chance)
+            following = after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
+        else:
+            branches, draft = _with_siblings(setting, nodes, branches)
+            combs = _verified_combs(setting, nodes, branches, draft)
+            chosen, leaf = _leaves(setting, branches, combs)
+            following = after(setting, nodes, branches, combs, chosen, leaf.chance, leaf.sibling)
+        following = _merged(following)
         done = following.emitted >= setting.tokens
         finished = take(following, done)
         np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
@@ -213,71 +218,105 @@ class Outcomes(NamedTuple):
     draft: Draft
     distributions: Distribution  # the target's, every leaf [M, K+1, ...]
     verifier: Any  # its state after the round, [M, ...]
-    lengths: np.ndarray  # [M, K+1] float64, of these the chances of every number of accepted drafts
-    weights: np.ndarray  # [M, K+1, V], the verifier's of the token after so many
+
+
+class CombOutcomes(NamedTuple):
+    """The same of drafts with siblings."""
+
+    reached: np.ndarray  # [M, K+1] float64, of the node, the draft, its siblings and so many accepted drafts
+    several: np.ndarray  # [M, K+1, S+1], then of none of the siblings, the first, the second ...
+    rest: np.ndarray  # [M, K+1, V], the next token's distribution where it is none
+    draft: Draft
+    distributions: Distribution
+    verifier: Any
 
 
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
-    vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
-    context = take(context_of(setting, nodes), branches.node)
-    pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
-    drafts = np.ascontiguousarray(branches.text[:, 2:])
-    needs = setting.verifier.needs_log_q and not setting.chosen
-    draft = Draft(
-        tokens=host(drafts),
-        log_q=host(branches.log_q) if needs else None,
-        one_hot=host(np.full(drafts.shape, setting.chosen)),
-        length=host(branches.drafted),
-    )
-    state = take(nodes.verifier, branches.node)
-    distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
-    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, most)(
-        context, state, draft, distributions
-    )
+    asked = _asked(setting, nodes, branches, _draft_of(setting, branches))
+    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*asked)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
-    if setting.policy.beside is not None:
-        siblings = host(np.zeros((*drafts.shape, setting.policy.siblings), np.int32))
-        draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft._replace(siblings=siblings))
-    return Outcomes(chance, draft, distributions, state, lengths, weights)
+    return Outcomes(chance, asked[2], asked[3], state)
 
 
-def _with_siblings(
-    setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes
-) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """Every outcome of drafts with siblings beside them."""
+def _verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: Draft) -> CombOutcomes:
+    asked = _asked(setting, nodes, branches, draft)
+    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.most)(*asked)
+    lengths = drawn_distribution(np.exp(log_prob_accepted))
+    setting.tally.accepts(branches.drafted, lengths)
+    reached = branches.chance[:, None] * lengths
+    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, asked[3], state)
+
+
+def _asked(
+    setting: Setting, nodes: Nodes, branches: Branches, draft: Draft
+) -> tuple[RoundContext, Any, Draft, Distribution]:
+    """What the verifier is told."""
     vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
+    pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
+    distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
+    context = take(context_of(setting, nodes), branches.node)
+    return context, take(nodes.verifier, branches.node), draft, distributions
+
+
+def _draft_of(setting: Setting, branches: Branches) -> Draft:
+    drafts = np.ascontiguousarray(branches.text[:, 2:])
+    return Draft(
+        tokens=host(drafts),
+        log_q=host(branches.log_q) if setting.verifier.needs_log_q and not setting.chosen else None,
+        one_hot=host(np.full(drafts.shape, setting.chosen)),
+        length=host(branches.drafted),
+    )
+
+
+def _with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Draft]:
+    """One branch each way in which the siblings are drawn that the policy wants beside a draft."""
+    vocab, draft = setting.target_distributions.log_prob.shape[-1], _draft_of(setting, branches)
     is_greedy = float(setting.warp["temperature"]) <= 0
     seen = setting.drafter_distributions
     table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
 
-    def own(branch: np.ndarray, accepted: np.ndarray) -> np.ndarray:
-        step = np.minimum(accepted, most - 1)
+    def own(branch: np.ndarray, depth: int) -> np.ndarray:
         text = branches.text[branch]
-        last = np.take_along_axis(text, step[:, None] + np.arange(2)[None, :], axis=1)
-        read = ((branches.table[branch] // vocab**2 * most + step) * vocab + text[:, 0]) * vocab**2
-        return table[read + _pair(last, vocab)].copy()
+        read = ((branches.table[branch] // vocab**2 * setting.most + depth) * vocab + text[:, 0]) * vocab**2
+        return table[read + _pair(text[:, depth : depth + 2], vocab)].copy()
+
+    siblings = host(np.zeros((*draft.tokens.shape, setting.policy.siblings), np.int32))
+    context = take(context_of(setting, nodes), branches.node)
+    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft._replace(siblings=siblings))
+    whose, drawn, chance = every_order(draft, is_greedy, own)
+    branches = take(branches, whose)
+    return branches._replace(chance=branches.chance * chance), take(draft, whose)._replace(siblings=host(drawn))
+
+
+def _leaves(setting: Setting, branches: Branches, outcomes: CombOutcomes) -> tuple[tuple[np.ndarray, ...], Leaf]:
+    """Every outcome of drafts with siblings beside them."""
+    vocab = setting.target_distributions.log_prob.shape[-1]
 
     def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray) -> np.ndarray:
         last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
-        return np.exp(setting.target_distributions.log_prob[branches.table[branch] + last * vocab + sibling])
+        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + sibling]
+        return drawn_distribution(np.exp(log_prob))
 
-    context = take(context_of(setting, nodes), branches.node)
-    shares = branches.chance, outcomes.lengths, outcomes.weights
-    return leaves(context, setting.batch, outcomes.draft, shares, own, target, drawn_distribution)
+    siblings = np.asarray(outcomes.draft.siblings)
+    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target)
 
 
 def after(
     setting: Setting,
     nodes: Nodes,
     branches: Branches,
-    outcomes: Outcomes,
+    outcomes: Outcomes | CombOutcomes,
     chosen: tuple[np.ndarray, ...],
-    leaf: Leaf | None = None,
+    chance: np.ndarray,
+    sibling: np.ndarray | None = None,
 ) -> Nodes:
-    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), with siblings between."""
+    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), of such a `chance` each.
+
+    Between drafts and token a `sibling` was accepted, -1: none.
+    """
     branch, accepted, token = chosen
     most, rules = setting.most, _rules(setting.policy.bare, setting.batch)
     context = take(context_of(setting, nodes), branches.node[branch])
@@ -286,9 +325,9 @@ def after(
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
     left = None
-    if leaf is not None:
-        left = host(leaf.sibling >= 0)
-        new = np.where(left[:, None] & (index == accepted[:, None]), leaf.sibling[:, None], new)
+    if sibling is not None:
+        left = host(sibling >= 0)
+        new = np.where(left[:, None] & (index == accepted[:, None]), sibling[:, None], new)
     result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)), left)
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
@@ -297,7 +336,6 @@ def after(
         monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
     node = branches.node[branch]
     tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
-    chance = outcomes.chance[branch, accepted, token] if leaf is None else leaf.chance
     emitted = (nodes.emitted[node] + result.emitted).astype(np.int32)
     return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
 

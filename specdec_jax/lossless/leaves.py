@@ -1,20 +1,20 @@
 """What siblings add to an enumeration: every order in which they can be drawn, and every one that may be accepted.
 
 Drawing has a twin here, as the draft loop has in enumeration.py; how many are drawn is asked of the policy, and what
-becomes of them of `decoding.siblings`, as the decoder asks.
+becomes of them of the verifier or of `decoding.siblings`, as the decoder asks.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.combs import fitted
 from specdec_jax.decoding.siblings import sibling_outcomes
-from specdec_jax.hyperparameters import host
-from specdec_jax.lossless.batched import in_batches, joined, take
-from specdec_jax.types import Draft, RoundContext, StoppingPolicy
+from specdec_jax.lossless.batched import in_batches, joined
+from specdec_jax.types import Distribution, Draft, RoundContext, StoppingPolicy, Verifier
 
 ROOM = 64  # places of the widest verification
 
@@ -27,13 +27,13 @@ class Leaf(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rounds whose siblings are being drawn, where the draft is rejected; [N, ...]."""
+    """Drafts whose siblings are being drawn; [N, ...]."""
 
     branch: np.ndarray
-    accepted: np.ndarray
-    chance: np.ndarray  # float64
-    siblings: np.ndarray  # [N, M] int32
-    left: np.ndarray  # [N, V], weights of what may still be drawn
+    chance: np.ndarray  # float64, of the siblings
+    siblings: np.ndarray  # [N, K, M] int32
+    count: np.ndarray  # [N], to be drawn of the draft at hand
+    left: np.ndarray  # [N, V], weights of what may still be drawn beside it
 
 
 def beside_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
@@ -51,75 +51,89 @@ def _beside(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
     return in_batches(wanted, batch)
 
 
-@functools.lru_cache(maxsize=8)
-def _decided(batch: int) -> Callable[..., Any]:
-    """(context, weights of the next token, draft, accepted) -> (chances of siblings, the rest)."""
+def every_order(
+    draft: Draft, is_greedy: bool, own: Callable[[np.ndarray, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every way in which the siblings of drafts can be drawn: (whose [N], siblings [N, K, M] int32, chance [N]).
 
-    def decide(context: RoundContext, following: Any, draft: Draft, accepted: Any) -> Any:
-        found = sibling_outcomes(following, draft, accepted, context.warp.temperature > 0)
-        return found.chance, found.rest
+    Args:
+        own: (branch [N], depth) -> weights [N, V] that candidates are drawn from, at temperature 0 ranked by.
+    """
+    assert draft.siblings is not None
+    tokens, length, beside = (np.asarray(leaf) for leaf in (draft.tokens, draft.length, draft.beside))
+    branch = np.arange(len(tokens))
+    rows = _Rows(branch, np.ones(len(tokens)), np.zeros(draft.siblings.shape, np.int32), branch, np.zeros((0, 0)))
+    for depth in range(tokens.shape[1]):
+        count = np.where(depth < length, beside[:, depth], 0)[rows.branch]
+        left = own(rows.branch, depth)
+        left[np.arange(len(left)), tokens[rows.branch, depth]] = 0.0
+        rows = rows._replace(count=count, left=left)
+        for index in range(draft.siblings.shape[2]):
+            rows = _drawn_next(rows, is_greedy, depth, index)
+    return rows.branch, rows.siblings, rows.chance
+
+
+def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
+    """Rows that draw their sibling `index`, one each a token that may come; the others as they are."""
+    total = rows.left.sum(axis=1, keepdims=True)
+    draws = (index < rows.count) & (total[:, 0] > 0)
+    chance = rows.left / np.where(total > 0, total, 1.0)
+    if is_greedy:
+        chance = np.eye(chance.shape[1])[np.argmax(rows.left, axis=1)]
+    chance[~draws] = np.eye(chance.shape[1])[0]  # the one branch of a row that draws nothing
+    row, token = np.nonzero(chance)
+    rows = _Rows(*(column[row] for column in rows))
+    rows.siblings[:, depth, index] = token
+    rows.left[np.arange(len(row)), token] = np.where(draws[row], 0.0, rows.left[np.arange(len(row)), token])
+    return rows._replace(chance=rows.chance * chance[row, token])
+
+
+def decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+    """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], `SiblingOutcomes` [M, K+1, ...], state."""
+    return _decided(verifier.bare, batch, most)
+
+
+@functools.lru_cache(maxsize=64)
+def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+    def decide(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
+        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
+        found = []
+        for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(most + 1)):
+            if verifier.outcomes is None:
+                after = next_distribution(accepted)
+                found.append(sibling_outcomes(after, draft, accepted, context.warp.temperature > 0))
+            else:
+                found.append(verifier.outcomes(draft, distributions, accepted, context))
+        chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
+        return log_prob_accepted, chances, rests, state
 
     return in_batches(decide, batch)
 
 
 def leaves(
-    context: RoundContext,
-    batch: int,
-    draft: Draft,
-    shares: tuple[np.ndarray, np.ndarray, np.ndarray],
-    own: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    reached: np.ndarray,
+    several: np.ndarray,
+    rest: np.ndarray,
+    siblings: np.ndarray,
     target: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
-    drawn: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[tuple[np.ndarray, ...], Leaf]:
     """Every outcome of M branches: (branch, accepted, token), and which sibling was accepted between them.
 
     Args:
-        context: of the branches, [M, ...].
-        draft: with siblings beside, of all branches.
-        shares: the chances of the branches [M], of every number of accepted drafts [M, K+1], and the weights of the
-            token after so many [M, K+1, V].
-        own: (branch, accepted) -> [N, V], what candidates are drawn from, at temperature 0 what they are ranked by.
+        reached: [M, K+1], the chance of a branch and of so many accepted drafts.
+        several: [M, K+1, S+1], then of none of the siblings, the first, the second ...
+        rest: [M, K+1, V], the distribution of the next token where it is none.
+        siblings: [M, K, S].
         target: (branch, accepted, sibling) -> [N, V], the target's distribution after the sibling.
-        drawn: weights [..., V] to the distribution that is drawn.
     """
-    chance, lengths, weights = shares
-    branch, accepted = np.nonzero(np.broadcast_to(lengths > 0, lengths.shape))
-    most = draft.siblings.shape[2]  # type: ignore[union-attr]
-    reached = chance[branch] * lengths[branch, accepted]
-    rows = _Rows(branch, accepted, reached, np.zeros((len(branch), most), np.int32), own(branch, accepted))
-    at = np.minimum(accepted, draft.tokens.shape[1] - 1)
-    count = np.where(accepted < np.asarray(draft.length)[branch], np.asarray(draft.beside)[branch, at], 0)
-    rows.left[np.arange(len(branch)), np.asarray(draft.tokens)[branch, at]] = 0.0
-    greedy = np.asarray(context.warp.temperature)[branch] <= 0
-    for index in range(most):
-        rows, count, greedy = _drawn_next(rows, count, greedy, index)
-    siblings = np.zeros((len(rows.branch), *draft.siblings.shape[1:]), np.int32)  # type: ignore[union-attr]
-    at = np.minimum(rows.accepted, siblings.shape[1] - 1)
-    siblings[np.arange(len(at)), at] = rows.siblings
-    its = take(draft, rows.branch)._replace(siblings=host(siblings))
-    following = weights[rows.branch, rows.accepted]
-    several, rest = _decided(batch)(take(context, rows.branch), following, its, host(rows.accepted.astype(np.int32)))
-    several = drawn(several)
+    branch, accepted = np.nonzero(reached > 0)
+    at = np.minimum(accepted, siblings.shape[1] - 1)
     parts = []
-    for candidate in range(most + 1):
-        sibling = np.full(len(rows.branch), -1, np.int32) if candidate == 0 else rows.siblings[:, candidate - 1]
-        after = drawn(rest) if candidate == 0 else target(rows.branch, rows.accepted, sibling)
-        each = (rows.chance * several[:, candidate])[:, None] * after
+    for candidate in range(several.shape[2]):
+        sibling = siblings[branch, at, candidate - 1] if candidate else np.full(len(branch), -1, np.int32)
+        after = target(branch, accepted, sibling) if candidate else rest[branch, accepted]
+        each = (reached * several[:, :, candidate])[branch, accepted][:, None] * after
         row, token = np.nonzero(each)
-        parts.append((rows.branch[row], rows.accepted[row], token, sibling[row], each[row, token]))
+        parts.append((branch[row], accepted[row], token, sibling[row], each[row, token]))
     branch, accepted, token, sibling, chance = joined([tuple(part) for part in parts])
     return (branch, accepted, token), Leaf(sibling, chance)
-
-
-def _drawn_next(rows: _Rows, count: np.ndarray, greedy: np.ndarray, index: int) -> tuple[_Rows, np.ndarray, np.ndarray]:
-    """Rows that draw their sibling `index`, one each a token that may come; the others as they are."""
-    total = rows.left.sum(axis=1, keepdims=True)
-    draws = (index < count) & (total[:, 0] > 0)
-    chance = rows.left / np.where(total > 0, total, 1.0)
-    chance = np.where(greedy[:, None], np.eye(chance.shape[1])[np.argmax(rows.left, axis=1)], chance)
-    chance[~draws] = np.eye(chance.shape[1])[0]  # the one branch of a row that draws nothing
-    row, token = np.nonzero(chance)
-    rows = _Rows(*(column[row] for column in rows))
-    rows.siblings[:, index] = token
-    rows.left[np.arange(len(row)), token] = np.where(draws[row], 0.0, rows.left[np.arange(len(row)), token])
-    return rows._replace(chance=rows.chance * chance[row, token]), count[row], greedy[row]

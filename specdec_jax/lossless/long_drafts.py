@@ -128,7 +128,7 @@ def _play(setting: Setting, rounds: int) -> tuple[float, int, bool]:
         outcomes = enumeration.verified(setting, nodes, branches)
         worst = max(worst, round_error(setting, nodes, branches, outcomes))
         chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
-        following = enumeration.after(setting, nodes, branches, outcomes, chosen)
+        following = enumeration.after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
         if index in COMPARED and not setting.policy.joins_rows:
             alone = alone and _stands_alone(rng, setting, nodes, branches, outcomes, chosen, following)
         nodes = following._replace(chance=np.ones(len(following.emitted)))
@@ -161,9 +161,8 @@ def _stands_alone(
         return False
     place = np.empty(len(first), np.int64)
     place[first] = second
-    moved = enumeration.after(
-        other, take(nodes, order), _unmoved(shuffled, order), again, (place[chosen[0]], *chosen[1:])
-    )
+    there = place[chosen[0]], *chosen[1:]
+    moved = enumeration.after(other, take(nodes, order), _unmoved(shuffled, order), again, there, again.chance[there])
     return _alike(following, moved)
 
 

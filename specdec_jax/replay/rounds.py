@@ -137,9 +137,9 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
     return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going, context)
 
 
-def _unrecorded_token() -> Array:
+def _unrecorded_token() -> draft_loop.Drawn:
     """A trace holds the drawn token's probability, and nothing else of it."""
-    return unrecorded("which token was drawn")
+    return draft_loop.Drawn(unrecorded("which token was drawn"))
 
 
 def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:

@@ -28,6 +28,7 @@ every row drafts. Rows are as independent as ever in distribution, but no longer
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,7 @@ from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
+from specdec_jax.stopping._siblings import of_most_worth, sums, worths
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -74,6 +76,7 @@ class Settings(NamedTuple):
     sampled: Array  # [B, 8]
     drafter_cost: Array  # [B] float32, c
     verification: Array  # [B, P+1] float32, V(k)
+    widest: Array  # [B] int32, the last k whose time is told
     prior_precision: Array  # [B]
     decay: Array  # [B]
     initial_rate: Array  # [B]
@@ -146,6 +149,7 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
             sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
             drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True),
             verification=_verification(batch, verification_times, positions),
+            widest=per_row(batch, _last(verification_times, positions), "widest", dtype=np.int32),
             prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
             decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
             initial_rate=rate,
@@ -166,7 +170,8 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
             settings=settings,
         )
 
-    horizon, gain = positions if look_ahead else 1, _gain_together if together else _gain
+    horizon = positions if look_ahead else 1
+    gain = _gain_together if together else partial(_gain, siblings=siblings)
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
         state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
@@ -234,6 +239,11 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
     return jnp.pad(given, ((0, 0), (0, positions + 1 - given.shape[1])), mode="edge")
 
 
+def _last(times: Any, positions: int) -> int:
+    """The last of V(0), V(1) ... that is told."""
+    return positions if times is None else min(np.shape(times)[-1] - 1, positions)
+
+
 def _prior(state: SurvivalState, context: RoundContext) -> Prior:
     """Each row's weights, by whether it is sampled; fields are [B]."""
     is_sampled = (context.warp.temperature > 0)[:, None]
@@ -267,6 +277,7 @@ def _gain(
     context: RoundContext,
     paid: float,
     horizon: int,
+    siblings: int,
 ) -> Array:
     """The most that 1 to `horizon` further tokens bring beyond the worth of their time, [B] float32 in tokens.
 
@@ -280,6 +291,8 @@ def _gain(
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
     time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
     net = (state.survival * first)[:, None] * series - _rate(state)[:, None] * time
+    if siblings:
+        net = net + _gain_beside(state, first, drafted, count, context, siblings)
     return jnp.max(jnp.where(count <= (context.budget - drafted)[:, None], net, -jnp.inf), axis=1)
 
 
@@ -313,24 +326,45 @@ def _gain_together(
     return jnp.where(room > 0, best, -jnp.inf)
 
 
+def _right(state: SurvivalState, context: RoundContext, most: int) -> Array:
+    """h [B, M], by whether a row is sampled."""
+    is_sampled = (context.warp.temperature > 0)[:, None]
+    return jnp.where(is_sampled, state.settings.sampled_siblings, state.settings.greedy_siblings)[:, :most]
+
+
+def _gain_beside(
+    state: SurvivalState, first: Array, drafted: Array, count: Array, context: RoundContext, most: int
+) -> Array:
+    """What siblings bring beside `count` [1, N] further drafts, less what they bring without, [B, N] in tokens.
+
+    Of further drafts those of the next are counted, of chance `first`; those of later ones are worth less.
+    """
+    next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
+    chance = jnp.where(next_one, first[:, None], state.predicted)
+    right = _right(state, context, most)
+    now, then = (of_most_worth(worths(chance, drafted + more, right))[0] for more in (0, 1))
+    return _brought(state, then, drafted[:, None] + count) - _brought(state, now, drafted[:, None])
+
+
+def _brought(state: SurvivalState, best: Array, drafts: Array) -> Array:
+    """What siblings of worth `best` [B, P] bring beside so many drafts [B, N], less the worth of their time."""
+    count = jnp.arange(best.shape[1] + 1, dtype=jnp.int32)[None, None, :]
+    filled = drafts[:, :, None] + count
+    flat = filled.reshape(filled.shape[0], -1)
+    time = _time_of(state, flat).reshape(filled.shape) - _time_of(state, drafts)[:, :, None]
+    net = sums(best)[:, None, :] - _rate(state)[:, None, None] * time
+    return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
+
+
 def _beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int) -> Array:
     """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`."""
-    chance = state.predicted
-    depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
-    survives = jnp.cumprod(jnp.pad(chance[:, :-1], ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-    missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
-    is_sampled = (context.warp.temperature > 0)[:, None]
-    right = jnp.where(is_sampled, state.settings.sampled_siblings, state.settings.greedy_siblings)[:, :most]
-    wrong_before = jnp.cumprod(jnp.pad(1.0 - right[:, :-1], ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-    worth = missed[:, :, None] * jax.lax.cummin(right * wrong_before, axis=1)[:, None, :]  # [B, P, M], falling along M
-    best, where = jax.lax.top_k(worth.reshape(worth.shape[0], -1), worth.shape[1])
+    best, owner = of_most_worth(worths(state.predicted, length, _right(state, context, most)))
     count = jnp.arange(best.shape[1] + 1, dtype=jnp.int32)[None, :]
-    gained = jnp.pad(jnp.cumsum(best, axis=1), ((0, 0), (1, 0)))
     time = _time_of(state, length[:, None] + count) - _time_of(state, length[:, None])
-    net = jnp.where(count <= room[:, None], gained - _rate(state)[:, None] * time, -jnp.inf)
+    net = jnp.where(count <= room[:, None], sums(best) - _rate(state)[:, None] * time, -jnp.inf)
     chosen = (count[:, :-1] < jnp.argmax(net, axis=1)[:, None]) & (best > 0)
-    owner = (where // worth.shape[2])[:, :, None] == depth[:, None, :]
-    return jnp.sum((owner & chosen[:, :, None]).astype(jnp.int32), axis=1)
+    depth = jnp.arange(best.shape[1], dtype=jnp.int32)[None, None, :]
+    return jnp.sum(((owner[:, :, None] == depth) & chosen[:, :, None]).astype(jnp.int32), axis=1)
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     """Text of one kind: that of a token, as far as it is certain, or of rejected drafts."""
 
     text: str
-    kind: str  # "accepted", "recovered" (a draft was rejected here), "bonus" (none was) or "rejected"
+    kind: str  # as `decoding.statistics.kinds_of` has them, or "rejected"
 
 
 class Chunk(NamedTuple):
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
     text: str
     pieces: list[Piece]  # `text` by kind, and between its pieces the rejected drafts where they stood
     tokens: list[int]
-    kinds: list[str]  # a token: "accepted", "recovered" or "bonus"
+    kinds: list[str]  # a token: as `decoding.statistics.kinds_of` has them
     rejected: list[int]  # drafts of this round that were rejected
     threshold: float  # the policy's, NaN where it has none
 
@@ -190,7 +190,7 @@ class _HeldText:
     def add(self, chunk: Chunk, ends: set[int]) -> None:
         """The tokens of a round; ids in `ends` give no text."""
         for token, kind in zip(chunk.tokens, chunk.kinds, strict=True):
-            if kind == "recovered":
+            if kind in ("sibling", "recovered"):  # what was rejected stood here
                 self._hold(self._rejected_text(chunk.rejected), "rejected")
             if token not in ends:
                 self._kind = kind

@@ -53,6 +53,7 @@ from specdec_jax.types.values import Phases as Phases
 from specdec_jax.types.values import PolicyState as PolicyState
 from specdec_jax.types.values import RoundContext as RoundContext
 from specdec_jax.types.values import RoundInfo as RoundInfo
+from specdec_jax.types.values import SiblingOutcomes as SiblingOutcomes
 from specdec_jax.types.values import SourceSpec as SourceSpec
 from specdec_jax.types.values import Statistics as Statistics
 from specdec_jax.types.values import VerificationResult as VerificationResult

@@ -22,6 +22,7 @@ from specdec_jax.types.values import (
     Params,
     PolicyState,
     RoundContext,
+    SiblingOutcomes,
     VerificationResult,
     VerifierState,
 )
@@ -231,6 +232,14 @@ class Verify(Protocol):
     ) -> tuple[Array, NextDistribution, VerifierState]: ...
 
 
+class DecideSiblings(Protocol):
+    """What may follow `accepted` [B] int32 drafts of a draft with siblings; as of `verify`, which has counted them."""
+
+    def __call__(
+        self, draft: Draft, distributions: Distribution, accepted: Array, context: RoundContext, /
+    ) -> SiblingOutcomes: ...
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Verifier(Strategy):
     """How many drafts survive, and the distribution of the token after them."""
@@ -241,6 +250,7 @@ class Verifier(Strategy):
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
+    outcomes: DecideSiblings | None = None  # None: siblings are tried on `verify`'s next distribution
     hyperparameters: Mapping[str, Any] = READ
 
 
@@ -345,6 +355,7 @@ class Drafter(Strategy):
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
     observer: Observer = Observer()  # what it sees of the target; as it is, nothing
     prefill: Commit | None = None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
+    draws_siblings: bool = False  # True: its drafts have siblings, for rules that want some
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     @property

@@ -89,6 +89,14 @@ class VerificationResult(NamedTuple):
         return self.length if self.sibling is None else self.length + self.sibling.astype(self.length.dtype)
 
 
+class SiblingOutcomes(NamedTuple):
+    """What may follow the accepted drafts: one of M siblings, or a token of `rest`."""
+
+    chance: Array  # [B, M+1], of none of them, the first, the second ...
+    tokens: Array  # [B, M] int32
+    rest: Array  # [B, V], the next token's distribution where none is accepted
+
+
 class RoundContext(NamedTuple):
     """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; nobody writes it.
 

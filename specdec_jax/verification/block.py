@@ -27,7 +27,7 @@ def block() -> Verifier:
         del context
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
-        weight = _weights(log_p_token - log_q_token)  # [B, K+1]
+        weight = prefix_weights(log_p_token - log_q_token)  # [B, K+1]
         width = log_q.shape[1]
         p, q = jnp.exp(log_p[:, :width]), jnp.exp(log_q)
         rest = jnp.sum(jnp.maximum(weight[:, :width, None] * p - q, 0.0), axis=-1)  # Z_0 .. Z_{K-1}
@@ -36,11 +36,7 @@ def block() -> Verifier:
         prefix = jnp.where(slack > 0, rest / jnp.where(slack > 0, slack, 1.0), 1.0)  # 0/0: w = 1 and p = q
         prefix = jnp.pad(prefix, ((0, 0), (0, 1)))
         index = positions(width + 1)[None, :]
-        length = draft.length[:, None]
-        yes = jnp.where(index < length, prefix, jnp.where(index == length, weight, 0.0))
-        yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
-        no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
-        log_prob_accepted = jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
+        log_prob_accepted = longest_yes(jnp.where(index < draft.length[:, None], prefix, weight), draft.length)
 
         def next_distribution(accepted: Array) -> Array:
             scale = jnp.take_along_axis(weight, accepted[:, None], axis=1)
@@ -57,7 +53,19 @@ def block() -> Verifier:
     return Verifier(no_hyperparameters, verify, lossless=True)
 
 
-def _weights(log_ratio: Array) -> Array:
+def longest_yes(yes: Array, length: Array) -> Array:
+    """log P(k accepted) [B, K+1], where prefix k says yes with probability `yes` [B, K+1] and the longest one wins.
+
+    Entries beyond a draft's `length` [B] may be anything.
+    """
+    index = positions(yes.shape[1])[None, :]
+    yes = jnp.where(index <= length[:, None], yes, 0.0)
+    yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
+    no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
+    return jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
+
+
+def prefix_weights(log_ratio: Array) -> Array:
     """w_0 .. w_K of [B, K] log ratios, as probabilities [B, K+1]."""
 
     def step(weight: Array, ratio: Array) -> tuple[Array, Array]:

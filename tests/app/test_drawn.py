@@ -347,7 +347,26 @@ def test_the_browser_sees_errors_and_requests(browser, tmp_path):
 
 
 def test_a_sibling_stands_for_a_rejected_draft_and_a_bonus_follows():
-    assert kinds_of({"accepted": 1, "drafted": 3, "emitted": 3}) == ["accepted", "recovered", "bonus"]
-    assert kinds_of({"accepted": 1, "drafted": 3, "emitted": 2}) == ["accepted", "recovered"]
+    by_sibling = {"accepted": 1, "drafted": 3, "by_sibling": 1}
+    assert kinds_of(by_sibling | {"emitted": 3}) == ["accepted", "sibling", "bonus"]
+    assert kinds_of(by_sibling | {"emitted": 2}) == ["accepted", "sibling"]  # it ended the text
+    assert kinds_of(by_sibling | {"by_sibling": 0, "emitted": 2}) == ["accepted", "recovered"]
     assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
     assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
+
+
+def test_a_sibling_is_shown_in_every_view(tmp_path):
+    a, b, c, x, y = tokens_of("abcxy")
+    combed = round_([a, x, y], 1, 3, [0.1, 1.5, 0.7]) | {"siblings": np.int32(4), "by_sibling": np.int32(1)}
+    shown = generation([a, b, c], [combed])
+    tokens = told(shown, tokenizer())
+    assert [token.kind for token in tokens] == ["accepted", "sibling", "bonus"] and tokens[0].siblings == 4
+    assert [draft.text for draft in tokens[1].rejected] == ["x", "y"]
+    html = page(shown, tokenizer())
+    assert '<span class="token sibling"' in html and "accepted sibling of a rejected draft</span>" in html
+    assert '["siblings tried", "4"]' in html
+    assert "accepted sibling of" not in page(example(), tokenizer())
+    assert "sibling" in figure(shown, tokenizer()).axes[0].get_legend_handles_labels()[1]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(shown, tokenizer()))
+    assert "accepted sibling of a rejected draft" in console.file.getvalue()

@@ -9,7 +9,7 @@ from tiny_reading import reading_pair
 from specdec_jax.decoding import build_decoder, combs, rounds, siblings
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.drafters import model, prompt_lookup
+from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
@@ -17,7 +17,7 @@ from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
 from specdec_jax.models import bloom, llama, mistral
 from specdec_jax.stopping import comb, static, survival, update_every
 from specdec_jax.types import Draft
-from specdec_jax.verification import block, greedy, rejection
+from specdec_jax.verification import block, greedy, rejection, traversal
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def total(counts, name):
     return int(np.asarray(getattr(counts, name)).sum())
 
 
-@pytest.mark.parametrize("verifier", [rejection(), greedy(), block()])
+@pytest.mark.parametrize("verifier", [rejection(), greedy(), block(), traversal()])
 def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
     own = model(TABLE, MOST, catch_up=4)
@@ -68,6 +68,19 @@ def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_te
     found, counts = texts(target, reading(drafter, MOST), both, policy, rejection(), prompts, hyperparameters)
     assert found == plain
     assert total(counts, "num_sibling_tokens") > 20
+
+
+@pytest.mark.parametrize("policy", [comb(), survival(siblings=3)])
+def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
+    plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
+    both = multi_drafter((model(TABLE, MOST, catch_up=4), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
+    own = ModelParams(PARAMS.target, (PARAMS.drafter, None))
+    hyperparameters = SHAPE if policy.name == "comb" else FREE
+    found, counts = texts(TABLE, both, own, policy, rejection(), PROMPTS, hyperparameters)
+    assert found == plain
+    assert total(counts, "num_sibling_tokens") > 0 and total(counts, "num_accepted_siblings") > 5
+    lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
+    assert lookups > 0 or total(counts, "num_draft_tokens") > total(counts, "drafter_passes")
 
 
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
@@ -104,6 +117,7 @@ def test_sampled_texts_have_the_targets_distribution(case):
     assert sampled(case).lossless
     if case == "comb":
         assert sampled(case, block, temperature=0.7).lossless
+        assert sampled(case, traversal).lossless
 
 
 def off_by_one(before, draft, start, width, slots):
@@ -111,9 +125,12 @@ def off_by_one(before, draft, start, width, slots):
     return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
 
 
-def forgetful(real):
+def forgetful(*asked):
     """The verifier forgets that a rejected candidate cannot come again; what is drawn stays as it is."""
-    return lambda values, token, instead: values if instead == 0.0 else real(values, token, instead)
+    real = siblings.without
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(siblings, "without", lambda v, token, instead: v if instead == 0.0 else real(v, token, instead))
+        return siblings.sibling_outcomes(*asked)
 
 
 def unmoved(cache, source, slot):
@@ -127,7 +144,7 @@ def test_wrong_combs_are_found_out(what, monkeypatch):
     if what == "a mask off by one":
         monkeypatch.setattr(rounds, "laid_out", off_by_one)
     elif what == "verified as with replacement":
-        monkeypatch.setattr(siblings, "without", forgetful(siblings.without))
+        monkeypatch.setattr(rounds, "sibling_outcomes", forgetful)
     else:
         small = toys.table_model
         monkeypatch.setattr("specdec_jax.lossless.sampled.table_model", lambda *a: small(*a)._replace(moved=unmoved))
@@ -164,7 +181,7 @@ def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
 
 
 def test_what_cannot_have_siblings_is_refused():
-    with pytest.raises(ValueError, match="prompt_lookup has no model that draws them"):
+    with pytest.raises(ValueError, match="prompt_lookup draws none"):
         build_decoder(TABLE, prompt_lookup(), comb(), rejection())
     for family in (bloom, mistral):
         by_slot = family.language_model(family.example_config())

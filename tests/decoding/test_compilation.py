@@ -15,7 +15,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.drafters import model
 from specdec_jax.models import llama
-from specdec_jax.stopping import adaedl, static
+from specdec_jax.stopping import adaedl, comb, static
 from specdec_jax.verification import block, rejection
 
 pytestmark = pytest.mark.slow
@@ -120,12 +120,16 @@ def test_a_state_is_donated(name):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((after, params)))
 
 
+@pytest.mark.parametrize("policy", [adaedl(), comb()])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_a_generation_copies_no_cache(dtype):
-    """Rounds, the switch over widths and the draft loop all write in place. Heads are wide: the cache dwarfs scores."""
+def test_a_generation_copies_no_cache(policy, dtype):
+    """Rounds, the switch over widths and the draft loop all write in place, and an accepted sibling moves one slot.
+
+    Heads are wide: the cache dwarfs scores.
+    """
     if jax.__version_info__ < (0, 11):
         pytest.xfail("XLA of jax 0.10 (Python 3.11) keeps one copy of the caches: docs/performance.md")
-    decoder, params = tiny_pair(adaedl(), rejection(), dtype=dtype, head_dim=128)
+    decoder, params = tiny_pair(policy, rejection(), dtype=dtype, head_dim=128)
     state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8, slots=8192)
     cache = sum(leaf.nbytes for leaf in (*state.target_cache.keys, *state.target_cache.values))
     memory = decoder.jitted["run"].lower(params, state, np.int32(1), np.int32(1)).compile().memory_analysis()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.draft_loop import Next, Source
+from specdec_jax.decoding.draft_loop import Drawn, Next, Source
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.types import Distribution, RoundContext, StoppingPolicy
 
@@ -65,9 +65,9 @@ def source_of(told, events):
     """Its memory is a sum over drafts of token times place, so that a draft too many or at another place shows."""
 
     def predict(memory, drafted):
-        def draw(uniform):
+        def draw(uniform, siblings):
             events.append("draw")
-            return (uniform() * 100).astype(jnp.int32)
+            return Drawn((uniform(0) * 100).astype(jnp.int32))
 
         number = drafted.astype(jnp.float32)
         log_prob = jnp.broadcast_to(-number[:, None], (ROWS, VOCAB))

@@ -7,6 +7,8 @@ from tiny_pair import write_pair
 
 from experiments import compare
 from experiments.compare import equality_summary, main
+from experiments.lib.summary import summarise
+from experiments.lib.table import against_table
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -90,6 +92,19 @@ def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
     assert "Greedy: all 2 outputs equal plain decoding token for token." in text
+
+
+def test_methods_are_measured_against_another_one_too(finished):
+    """Of each prompt twice as fast, and three times: 2.5 on average, 2.4 by totals."""
+    row = next(row for row in rows(finished[1]) if row["method"] == "static-2")
+    made = [
+        row | {"method": name, "prompt_id": prompt, "seconds": seconds}
+        for prompt, slow, fast in (("one", 6.0, 3.0), ("two", 6.0, 2.0))
+        for name, seconds in (("a", slow), ("b", fast))
+    ]
+    table = against_table(summarise(made, "a"), "a")
+    assert table.splitlines()[0] == "| over a | greedy |" and "| a |" not in table
+    assert table.splitlines()[2].startswith("| b | 2.50 [2.00–3.00], total 2.40 [")
 
 
 def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Combs by enumeration: every draft, every order of siblings, every outcome; shapes that depend on the draft."""
 
 import dataclasses
+import importlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from specdec_jax.decoding import siblings
 from specdec_jax.lossless import enumeration, leaves
 from specdec_jax.lossless.exact import TOYS, prove_exactly
 from specdec_jax.stopping import comb, survival
-from specdec_jax.verification import block, rejection
+from specdec_jax.verification import block, rejection, traversal
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ def proof(policy, verifier=rejection, **options):
     return prove_exactly(policy, verifier(), **({"batches": (3,), "chosen": (False,)} | options))
 
 
-@pytest.mark.parametrize("verifier", [rejection, block])
+@pytest.mark.parametrize("verifier", [rejection, block, traversal])
 @pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival(siblings=2, **FREE)])
 def test_combs_are_exact(policy, verifier, monkeypatch):
     taken, every = [], leaves.leaves
@@ -46,7 +47,24 @@ def by_the_draft(state, length, room, context):
 def test_shapes_may_depend_on_the_draft():
     policy = survival(siblings=2, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
-    assert proof(adaptive, toys=TOYS[:2]).total_variation < EXACT
+    for verifier in (rejection, traversal):
+        assert proof(adaptive, verifier, toys=TOYS[:2]).total_variation < EXACT
+
+
+def test_traversal_that_forgets_a_rejected_sibling_is_found_out(monkeypatch):
+    """The negative control: the prefix keeps its weight and the target's distribution after a sibling is rejected."""
+    module = importlib.import_module("specdec_jax.verification.traversal")
+    real, calls = module._after_rejection, []
+
+    def once(p, q, weight):  # of the draft itself, and of no sibling
+        calls.append(p)
+        return real(p, q, weight) if len(calls) % 2 else (p, weight)
+
+    leaves._decided.cache_clear()
+    monkeypatch.setattr(module, "_after_rejection", once)
+    report = proof(comb(links=2, siblings=(1, 1), most=1), traversal, toys=TOYS[:1])
+    leaves._decided.cache_clear()
+    assert len(calls) % 2 == 0 and report.total_variation > 1e-3
 
 
 def test_siblings_verified_as_if_drawn_with_replacement_are_found_out(monkeypatch):
@@ -62,10 +80,10 @@ def test_a_sibling_chosen_after_the_drafts_token_is_seen_is_found_out(monkeypatc
     """The negative control: what comes beside token 0 is picked, what comes beside others is drawn."""
     real = leaves._drawn_next
 
-    def choosy(rows, count, greedy, index):
+    def choosy(rows, is_greedy, depth, index):
         picked = rows.left**8 if index == 0 else rows.left
         sure = rows.left[:, :1] == 0  # the draft was token 0
-        return real(rows._replace(left=np.where(sure, picked, rows.left)), count, greedy, index)
+        return real(rows._replace(left=np.where(sure, picked, rows.left)), is_greedy, depth, index)
 
     monkeypatch.setattr(leaves, "_drawn_next", choosy)
     report = proof(comb(links=2, siblings=(1, 1)), toys=TOYS[:1])

@@ -106,6 +106,41 @@ def block_next(drafts, q, p, accepted):
     return residual / residual.sum() if residual.sum() > 0 else p[accepted]
 
 
+def traversal_outcomes(drafts, siblings, q, p):
+    """{(drafts accepted, sibling or None): (chance, distribution of the next token)} of a chain with sibling leaves.
+
+    arXiv 2505.12398 on an explicit tree: leaves are tried deepest first, those of one parent in the order drawn; a leaf
+    that is rejected leaves its parent the residual. `siblings[i]` are beside draft i.
+    """
+    weights, ended, outcomes = block_weights(drafts, q, p), 1.0, {}
+
+    def residual(weight, target, drafter):
+        rest = np.maximum(weight * target - drafter, 0)
+        total = rest.sum()
+        lighter = 1.0 if total + 1 - weight == 0 else total / (total + 1 - weight)
+        return lighter, rest / total if total > 0 else target
+
+    for depth in range(len(drafts), -1, -1):
+        weight, target = weights[depth], p[depth]
+        if depth < len(drafts):
+            left = np.array(q[depth], float)
+            weight, target = residual(weight, target, left)
+            left[drafts[depth]] = 0
+            for token in siblings[depth]:
+                if left.sum() <= 0:
+                    break
+                drafter = left / left.sum()
+                accept = min(1.0, weight * target[token] / drafter[token])
+                outcomes[depth, token] = (ended * accept, None)
+                ended *= 1 - accept
+                weight, target = residual(weight, target, drafter)
+                left[token] = 0
+        weight = weight if depth else 1.0
+        outcomes[depth, None] = (ended * weight, target)
+        ended *= 1 - weight
+    return outcomes
+
+
 def greedy_distribution(drafts, q, p):
     right = 0
     while right < len(drafts) and drafts[right] == int(np.argmax(p[right])):

@@ -364,6 +364,51 @@ def test_a_draft_that_is_unsure_has_more_siblings():
     assert beside(0.0, room=3, chances=(0.95, 0.3, 0.6)) == [0, 3, 0, 0]
 
 
+def brought(chances, drafts, links, rate, times, right):
+    """What the best siblings of the first `links` drafts bring beside `drafts` of them, in loops."""
+    worth, reached = [], 1.0
+    for chance in chances[:links]:
+        missed = reached * (1 - chance)
+        for share in right:
+            worth.append(missed * share)
+            missed *= 1 - share
+        reached *= chance
+    worth.sort(reverse=True)
+    room = min(len(worth), len(times) - 1 - drafts)
+    return max(sum(worth[:n]) - rate * (times[drafts + n] - times[drafts]) for n in range(room + 1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
+    """A fourth draft buys a width in which siblings have room too: with them it pays at chances where it would not.
+
+    The rule's answer for every chance of that draft against loops.
+    """
+    times, cost, rate, known = [*[1.0] * 4, *[1.3] * 4], 0.05, 1.5, [0.6, 0.5, 0.4]
+    right = [0.28, 0.2, 0.17] if temperature == 0 else [0.23, 0.13, 0.1]
+    seen = Distribution(*[jnp.zeros(1)] * 7, token_log_prob=jnp.zeros(1))
+    asked, grid, pays = context(1, temperature, budget=7), np.linspace(0.02, 0.98, 49), {}
+    for siblings in (0, 3):
+        policy = survival(siblings=siblings, look_ahead=False)
+
+        def goes_on(chance, policy=policy):
+            prior = weights(0.0, 0.0, 0.0, math.log(chance / (1 - chance)), 0.0)  # of the next draft, whatever is seen
+            told = {"verification_times": times, "drafter_cost": cost, "initial_rate": rate}
+            state = policy.init(1, greedy=prior, sampled=prior, **told)
+            state = state._replace(predicted=jnp.asarray([[*known, *[0.9] * 29]], jnp.float32))
+            answer, _ = policy.proceed(state, seen, jnp.zeros(1, jnp.int32), jnp.array([3], jnp.int32), asked)
+            return bool(answer[0])
+
+        def expected(chance, siblings=siblings):
+            own = 0.5 * chance - rate * (cost + times[4] - times[3])  # a chance of 0.5 that the drafts survive
+            beside_four = brought([*known, chance], 4, 4, rate, times, right[:siblings])
+            return own + beside_four - brought(known, 3, 3, rate, times, right[:siblings]) > 0
+
+        assert [goes_on(chance) for chance in grid] == [expected(chance) for chance in grid]
+        pays[siblings] = sum(map(expected, grid))
+    assert pays[0] == 0 < pays[3] < len(grid)
+
+
 @pytest.mark.parametrize(
     "hyperparameters, words",
     [

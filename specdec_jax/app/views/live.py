@@ -37,7 +37,8 @@ def show_live(
         chunks = stream(prompt, sampling, pair=pair, **options)
 
     def panel(shown: Text, footer: str) -> Panel:
-        return Panel(Group(shown, Text(), legend()), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
+        marks = legend(siblings=pair.policy.siblings > 0)
+        return Panel(Group(shown, Text(), marks), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
 
     with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:
         for chunk in chunks:

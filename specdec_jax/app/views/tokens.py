@@ -28,13 +28,14 @@ class Token(NamedTuple):
 
     id: int
     text: str  # never half a character: what this token completes; all texts together are Generation.text
-    kind: str  # "accepted", "recovered" (a draft was rejected here) or "bonus" (none was)
+    kind: str  # as `decoding.statistics.kinds_of` has them
     ends: bool  # the end of sequence: no text
     rejected: tuple[Rejected, ...]  # the drafts that stood from here on, before the target's own token
     entropy: float  # nats
     max_prob: float
     threshold: float  # the policy's in this round, in its own units; NaN where it has none
     round: int  # from 0
+    siblings: int  # verified beside the drafts of this round
     first: bool  # of its round
     phase: int  # 0 routine, 1 reasoning
     drafter: int
@@ -114,6 +115,7 @@ def _round(
                 max_prob=max_prob,
                 threshold=_number(round_["threshold"]),
                 round=index,
+                siblings=int(round_.get("siblings", 0)),
                 first=place == 0,
                 phase=int(round_["phase"]),
                 drafter=int(round_["drafter_id"]),

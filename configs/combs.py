@@ -1,0 +1,31 @@
+"""Do siblings beside the chain pay by the clock, as replays say they do?
+
+Command:   python -m experiments.compare configs/combs.py
+Hardware:  2 x86 cores, 4 GB of memory, nothing else running
+Time:      40 minutes; interrupted, the same command with --out goes on
+Expected:  docs/combs.md, "By the clock"
+
+The drafter reads its target and has a draft vocabulary, the default of the command line; only prompts of the judging
+half, since h was counted on the other one. `comb` has the fixed shape that a width of eight holds.
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import comb, survival
+from specdec_jax.verification import traversal
+
+config = CompareConfig(
+    name="combs",
+    prompts="configs/prompts/math.jsonl",
+    split="judge",
+    against="survival",
+    drafter="smollm2-drafter-reading@8192",
+    methods=(
+        Method("plain", policy=None),
+        Method("survival", survival()),
+        Method("survival-siblings", survival(siblings=3)),
+        Method("survival-siblings-traversal", survival(siblings=3), verifier=traversal()),
+        Method("comb", comb(links=3, siblings=(2, 1, 1))),
+    ),
+    temperatures=(0.0, 0.7, 1.0),
+    max_new_tokens=96,
+)
