@@ -19,7 +19,8 @@ from specdec_jax.stopping import phase_length, static, survival
 
 LONGEST = 7
 WHOLE, FEW, NANO = "smollm2-drafter", "smollm2-drafter@8192", "smollm2-drafter-nano@8192"
-RULE = survival(positions=LONGEST)
+READING = "smollm2-drafter-reading@8192"
+RULE, COMBS = survival(positions=LONGEST), survival(siblings=3)
 LOOKUP = "prompt_lookup(shortest=4, longest=6)"
 
 config = CompareConfig(
@@ -34,6 +35,8 @@ config = CompareConfig(
         Method("without-length", static(), drafter=(FEW, LOOKUP)),
         Method("without-lookup", RULE, drafter=FEW),
         Method("without-draft-vocabulary", RULE, drafter=(WHOLE, LOOKUP)),
+        Method("reading", RULE, drafter=(READING, LOOKUP)),
+        Method("reading-combs", COMBS, drafter=(READING, LOOKUP)),
         Method("with-nano", RULE, drafter=(FEW, NANO, LOOKUP)),
         Method("static-8192", static(), drafter=FEW),
         Method("phase-length", phase_length()),

@@ -20,8 +20,8 @@ BY_CANDIDATE = 4096
 """What a candidate adds to the index that its uniform is keyed by: more than any draft is long."""
 
 
-def candidates(seen: Distribution, is_sampled: Array, count: int, uniform: Callable[[int], Array]) -> Array:
-    """A draft and its siblings, [B, count] int32; meaningless where no token is left to draw.
+def candidates(seen: Distribution, is_sampled: Array, count: int, uniform: Callable[[int], Array]) -> list[Array]:
+    """A draft and its siblings, `count` tokens [B] int32 in all; meaningless where no token is left to draw.
 
     Args:
         seen: the distribution that they are drawn from, over whatever tokens a drafter has.
@@ -29,22 +29,22 @@ def candidates(seen: Distribution, is_sampled: Array, count: int, uniform: Calla
         uniform: (candidate, from 0 on) -> [B] float32 in [0, 1).
     """
 
-    def ranked() -> Array:
+    def ranked() -> list[Array]:
         found = [seen.top_token]
         left = seen.raw_log_prob
         for _ in range(1, count):
             assert left is not None  # only a replay does without
             left = without(left, found[-1], -jnp.inf)
             found.append(argmax(left))
-        return jnp.stack(found, axis=1)
+        return found
 
-    def drawn() -> Array:
+    def drawn() -> list[Array]:
         left = jnp.exp(seen.log_prob)
         found = [draw(left, uniform(0))]
         for candidate in range(1, count):
             left = without(left, found[-1], 0.0)
             found.append(draw(left, uniform(candidate)))
-        return jnp.where(is_sampled[:, None], jnp.stack(found, axis=1), ranked())
+        return [jnp.where(is_sampled, token, other) for token, other in zip(found, ranked(), strict=True)]
 
     return lax.cond(jnp.any(is_sampled), drawn, ranked)
 

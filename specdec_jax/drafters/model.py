@@ -156,10 +156,9 @@ def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: A
 
     def draw_own(uniform: Callable[[int], Array], siblings: int) -> Drawn:
         found = candidates(own, context.warp.temperature > 0, 1 + siblings, uniform)
-        columns = [found[:, index] for index in range(1 + siblings)]
         if reduced is not None:
-            columns = [reduced.token(params, cache, column) for column in columns]
-        return Drawn(columns[0], jnp.stack(columns[1:], axis=1) if siblings else None)
+            found = [reduced.token(params, cache, token) for token in found]
+        return Drawn(found[0], jnp.stack(found[1:], axis=1) if siblings else None)
 
     return Next(own if reduced is None else _of_all_tokens(reduced, params, cache, own), draw_own)
 
