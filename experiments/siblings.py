@@ -9,7 +9,7 @@ Expected:  docs/combs.md
 Output:    runs/siblings-<time>/ with manifest.json and table.md
 
 Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
-texts. What combs bring is predicted, not replayed (experiments/lib/predicted_combs.py says how).
+texts. What combs and trees bring is predicted (experiments/lib/predicted_combs.py says how); combs are replayed too.
 """
 
 import sys
@@ -24,9 +24,10 @@ from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.predicted_combs import halves, predicted
+from experiments.lib.rules import rule
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Source, TraceOptions
-from experiments.lib.traced import costs_or_default, faster
+from experiments.lib.traced import costs_or_default, faster, replay_rule
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.replay.candidates import CANDIDATES
@@ -54,13 +55,15 @@ def study(options: Siblings, console: Console) -> None:
     for source, title in tables.sections(run):
         with console.status(title):
             blocks += [f"## {title}", chances_table(source), gains_table(source, options.max_draft_length)]
+            blocks.append(replayed_table(source, options.max_draft_length))
     publish(run.folder, "\n\n".join([*blocks, ""]), console)
 
 
 NOTES = (
     "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
     "Then predicted speed-ups of chains over plain decoding, and of combs and trees over chains; bold where an "
-    "interval excludes 0. Drafted beside: tokens a round beside its chain; taken: rounds that leave the chain."
+    "interval excludes 0. Drafted beside: tokens a round beside its chain; taken: rounds that leave the chain. Last "
+    "the rules themselves, replayed: `survival` over plain decoding, `survival(siblings=3)` over it."
 )
 
 
@@ -125,6 +128,19 @@ def gains_table(source: Source, longest: int) -> str:
         lines.append([name, *cells, *beside])
     heads = ["machine", "chains", "one sibling", "three siblings", "trees", "drafted beside", "taken"]
     return markdown(heads, lines)
+
+
+def replayed_table(source: Source, longest: int) -> str:
+    """The rule with siblings over the same rule without, on every machine."""
+    lines, trace = [], source.trace
+    most = min(longest, trace.max_draft_length)
+    for name, costs in machines(source.costs).items():
+        chain, comb = (
+            replay_rule(trace, rule(of), costs, most).seconds(costs)[0] for of in ("survival", "survival-siblings")
+        )
+        over_plain = interval(faster(chain, trace.length * costs.plain_pass))
+        lines.append([name, over_plain, tables.percent_more(faster(comb, chain))])
+    return markdown(["machine, replayed", "survival", "survival(siblings=3)"], lines)
 
 
 main = command(Siblings, study, __doc__)

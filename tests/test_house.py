@@ -38,9 +38,9 @@ CORE = {
     "decoding.cache_feed": {"types"},
     "decoding.one_graph": set(),
     "stopping": READS,
-    "verification": READS,
+    "verification": {*READS, "decoding.siblings"},
     "monitors": READS,
-    "drafters": {*READS, "decoding.draft_loop", "decoding.cache_feed"},
+    "drafters": {*READS, "decoding.siblings", "decoding.draft_loop", "decoding.cache_feed"},
     "models": {"types", "sharding"},
     "loading": {"types", "models", "sharding"},
     "decoding.rounds": {

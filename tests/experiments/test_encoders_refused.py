@@ -8,6 +8,7 @@ from tiny_t5 import SMALL
 from experiments import (
     across,
     calibrate,
+    compare_distillation,
     compare_formats,
     distill,
     distill_throughput,
@@ -25,6 +26,12 @@ CONFIG = """
 import dataclasses
 from configs.distill_smollm2 import config as usual
 config = dataclasses.replace(usual, target={!r})
+"""
+
+VARIANTS = """
+import dataclasses
+from configs.distill_variants import config as usual
+config = dataclasses.replace(usual, base=dataclasses.replace(usual.base, target={!r}))
 """
 
 
@@ -79,3 +86,10 @@ def test_distillation(config_alone, tmp_path, capsys):
     says_so(distill.main([str(config), *out]), capsys.readouterr(), "distillation", config_alone)
     code = distill_throughput.main(["--config", str(config), *out])
     says_so(code, capsys.readouterr(), "distill_throughput", config_alone)
+    variants = tmp_path / "variants.py"
+    variants.write_text(VARIANTS.format(config_alone))
+    code = compare_distillation.main(
+        [str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
+    )
+    says_so(code, capsys.readouterr(), "compare_distillation", config_alone)
+    assert not (tmp_path / "variants").exists()

@@ -22,7 +22,15 @@ def test_chances_stand_by_depth_entropy_and_task(table):
 
 
 def test_free_verification_gains_most_and_every_machine_is_named(table):
-    assert all(table.count(f"| {name}") == 2 for name in ("2 cores", "flat verification", "tpu-v5e"))  # temperatures
+    assert all(table.count(f"| {name}") == 4 for name in ("2 cores", "flat verification", "tpu-v5e"))  # temperatures
+
+
+def test_the_rules_are_replayed_on_every_machine(table):
+    replayed = table.split("machine, replayed")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(replayed) == 3
+    assert all(float(line.split("|")[2].split()[0]) > 0.5 and "%" in line.split("|")[3] for line in replayed)
+    gains = {line.split("|")[1].strip(): float(line.split("|")[3].replace("*", "").split()[0]) for line in replayed}
+    assert gains["flat verification"] > 3
 
 
 def test_a_trace_without_candidates_is_refused(tmp_path, capsys):
