@@ -55,7 +55,7 @@ def draft_by_lookup(
 
     end = draft_loop.draft(lambda _: Source(memory, following, kept), policy, policy_state, context, uniform, most)
     free = jnp.zeros_like(end.length)
-    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length, end.siblings)
+    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length)
     return draft, DraftInfo(free, free, end.entropy, end.max_prob, free), end.policy
 
 

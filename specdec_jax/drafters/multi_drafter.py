@@ -204,6 +204,8 @@ def _ask(
         draft, info, after, learnt = part.propose(
             params, told, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
         )
+        if draft.siblings is None:  # it draws none, and a token that was chosen has none beside it
+            draft = draft._replace(siblings=made.draft.siblings)
         return after, length, _merged(own, _Proposal(draft, info, learnt), made)
 
     after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[:, index], made))

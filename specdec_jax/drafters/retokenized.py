@@ -20,7 +20,7 @@ from jax import lax
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed, feed_long
-from specdec_jax.decoding.draft_loop import Next, Source, check_length
+from specdec_jax.decoding.draft_loop import Drawn, Next, Source, check_length
 from specdec_jax.drafters.model import FED, WIDE, model_source
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -143,7 +143,7 @@ def _most_probable(source: Source) -> Source:
     def predict(memory: Any, drafted: Array) -> tuple[Next, Any]:
         following, memory = source.predict(memory, drafted)
         token = following.distribution.top_token
-        return following._replace(draw=lambda uniform: token), memory
+        return following._replace(draw=lambda uniform, siblings: Drawn(token)), memory
 
     return source._replace(predict=predict)
 
