@@ -39,7 +39,7 @@ from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
-from specdec_jax.stopping._siblings import of_most_worth, sums, worths
+from specdec_jax.stopping._siblings import ranks, sums, worths
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -342,29 +342,28 @@ def _gain_beside(
     next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
     chance = jnp.where(next_one, first[:, None], state.predicted)
     right = _right(state, context, most)
-    now, then = (of_most_worth(worths(chance, drafted + more, right))[0] for more in (0, 1))
+    now, then = (worths(chance, drafted + more, right) for more in (0, 1))
     return _brought(state, then, drafted[:, None] + count) - _brought(state, now, drafted[:, None])
 
 
-def _brought(state: SurvivalState, best: Array, drafts: Array) -> Array:
-    """What siblings of worth `best` [B, P] bring beside so many drafts [B, N], less the worth of their time."""
-    count = jnp.arange(best.shape[1] + 1, dtype=jnp.int32)[None, None, :]
+def _brought(state: SurvivalState, worth: Array, drafts: Array) -> Array:
+    """What siblings of `worth` [B, P, M] bring beside so many drafts [B, N], less the worth of their time."""
+    count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, None, :]
     filled = drafts[:, :, None] + count
     flat = filled.reshape(filled.shape[0], -1)
     time = _time_of(state, flat).reshape(filled.shape) - _time_of(state, drafts)[:, :, None]
-    net = sums(best)[:, None, :] - _rate(state)[:, None, None] * time
+    net = sums(worth, ranks(worth))[:, None, :] - _rate(state)[:, None, None] * time
     return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
 
 
 def _beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int) -> Array:
     """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`."""
-    best, owner = of_most_worth(worths(state.predicted, length, _right(state, context, most)))
-    count = jnp.arange(best.shape[1] + 1, dtype=jnp.int32)[None, :]
+    worth = worths(state.predicted, length, _right(state, context, most))
+    rank, count = ranks(worth), jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :]
     time = _time_of(state, length[:, None] + count) - _time_of(state, length[:, None])
-    net = jnp.where(count <= room[:, None], sums(best) - _rate(state)[:, None] * time, -jnp.inf)
-    chosen = (count[:, :-1] < jnp.argmax(net, axis=1)[:, None]) & (best > 0)
-    depth = jnp.arange(best.shape[1], dtype=jnp.int32)[None, None, :]
-    return jnp.sum(((owner[:, :, None] == depth) & chosen[:, :, None]).astype(jnp.int32), axis=1)
+    net = jnp.where(count <= room[:, None], sums(worth, rank) - _rate(state)[:, None] * time, -jnp.inf)
+    chosen = (rank < jnp.argmax(net, axis=1)[:, None, None]) & (worth > 0)
+    return jnp.sum(chosen, axis=2, dtype=jnp.int32)
 
 
 def _learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
