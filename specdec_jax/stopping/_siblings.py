@@ -27,7 +27,7 @@ def worths(chance: Array, length: Array, right: Array) -> Array:
 def ranks(worth: Array) -> Array:
     """Where each stands by falling worth, from 0 on, [B, P, M] int32; of equals the first is first.
 
-    Counted and not sorted: a sort of a hundred numbers takes longer on an accelerator than comparing all with all.
+    Counted, not sorted: whose they are is not lost.
     """
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)
