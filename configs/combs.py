@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.compare configs/combs.py
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
-Time:      40 minutes; interrupted, the same command with --out goes on
+Time:      20 minutes for 18 prompts; interrupted, the same command with --out goes on
 Expected:  docs/combs.md, "By the clock"
 
 The drafter reads its target and has a draft vocabulary, the default of the command line; only prompts of the judging
