@@ -10,7 +10,7 @@ from jax import lax
 from specdec_jax.decoding.combs import along_path, fitted, laid_out, place_of, places
 from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
-from specdec_jax.decoding.siblings import BY_CANDIDATE, sibling_outcomes
+from specdec_jax.decoding.siblings import BY_CANDIDATE, outcomes
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
@@ -185,11 +185,8 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
         after, leaf = next_distribution(accepted), None
         if draft.beside is not None and chance.sibling is not None:
-            if parts.verifier.outcomes is None:
-                outcomes = sibling_outcomes(after, draft, accepted, state.warp.temperature > 0)
-            else:
-                outcomes = parts.verifier.outcomes(draft, chain, accepted, context)
-            leaf, after = _leaf(draft, target.log_prob, outcomes, accepted, chance.sibling)
+            ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
+            leaf, after = _leaf(draft, target.log_prob, ends, accepted, chance.sibling)
             logits, target, kept = along_path((logits, target, kept), accepted, leaf.taken, leaf.place)
             cache = _moved(parts.target, cache, context.length - 1, accepted, leaf)
         elif parts.policy.beside is not None:  # a width without room for a draft
@@ -237,16 +234,14 @@ class _Leaf(NamedTuple):
     place: Array  # [B] int32, of the target pass
 
 
-def _leaf(
-    draft: Draft, log_p: Array, outcomes: SiblingOutcomes, accepted: Array, uniform: Array
-) -> tuple[_Leaf, Array]:
+def _leaf(draft: Draft, log_p: Array, ends: SiblingOutcomes, accepted: Array, uniform: Array) -> tuple[_Leaf, Array]:
     """The sibling after the accepted drafts, if one is, and the distribution [B, V] of the token after both."""
-    candidate = draw(outcomes.chance, uniform)
+    candidate = draw(ends.chance, uniform)
     taken, index = candidate > 0, jnp.maximum(candidate - 1, 0)
-    token = jnp.take_along_axis(outcomes.tokens, index[:, None], axis=1)[:, 0]
+    token = jnp.take_along_axis(ends.tokens, index[:, None], axis=1)[:, 0]
     place = jnp.minimum(place_of(draft, accepted, candidate), log_p.shape[1] - 1)
     own = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
-    return _Leaf(taken, token, place), jnp.where(taken[:, None], jnp.exp(own), outcomes.rest)
+    return _Leaf(taken, token, place), jnp.where(taken[:, None], jnp.exp(own), ends.rest)
 
 
 def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, leaf: _Leaf) -> Cache:

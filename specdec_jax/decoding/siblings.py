@@ -9,12 +9,14 @@ the drafter's most probable tokens, and a sibling is right if it is the target's
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.sampling import argmax, draw
-from specdec_jax.types import Array, Distribution, Draft, SiblingOutcomes
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
 
 BY_CANDIDATE = 4096
 """What a candidate adds to the index that its uniform is keyed by: more than any draft is long."""
@@ -49,6 +51,20 @@ def candidates(seen: Distribution, is_sampled: Array, count: int, uniform: Calla
     return lax.cond(jnp.any(is_sampled), drawn, ranked)
 
 
+def outcomes(
+    verifier: Verifier,
+    next_distribution: Callable[[Array], Array],
+    draft: Draft,
+    distributions: Distribution,
+    accepted: Array,
+    context: RoundContext,
+) -> SiblingOutcomes:
+    """What comes after `accepted` [B] drafts, by the verifier or on the `next_distribution` that it gave."""
+    if verifier.outcomes is not None:
+        return verifier.outcomes(draft, distributions, accepted, context)
+    return sibling_outcomes(next_distribution(accepted), draft, accepted, context.warp.temperature > 0)
+
+
 def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled: Array) -> SiblingOutcomes:
     """What comes after `accepted` [B] drafts.
 
@@ -58,10 +74,9 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
         draft: with siblings, and how many of them are beside each draft.
     """
     assert draft.siblings is not None and draft.beside is not None
-    at = jnp.minimum(accepted, draft.tokens.shape[1] - 1)
-    here = lambda leaf: jnp.take_along_axis(leaf, at.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]  # noqa: E731
-    count = jnp.where(accepted < draft.length, here(draft.beside), 0)
-    tokens = here(draft.siblings)
+    here = at_depth((draft.tokens, draft.siblings, draft.beside, draft.log_q), accepted)
+    token, tokens, beside, log_q = here
+    count = jnp.where(accepted < draft.length, beside, 0)
     tried = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < count[:, None]
 
     def greedy() -> tuple[Array, Array]:
@@ -69,29 +84,66 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
         return jnp.concatenate([1.0 - jnp.sum(right, axis=1, keepdims=True), right], axis=1), following
 
     def sampled() -> tuple[Array, Array]:
-        q = jnp.ones_like(following) if draft.log_q is None else jnp.exp(here(draft.log_q)).astype(following.dtype)
-        return _tried_in_turn(normalised(following), without(q, here(draft.tokens), 0.0), tokens, tried, is_sampled)
+        q = jnp.ones_like(following) if log_q is None else jnp.exp(log_q).astype(following.dtype)
+        p, weight = normalised(following), jnp.ones_like(following[:, 0])
+        accepts, _, rest = in_turn(p, weight, without(q, token, 0.0), tokens, tried, is_sampled)
+        return by_candidate(accepts), rest
 
     chance, rest = lax.cond(jnp.any(is_sampled), sampled, greedy)
     return SiblingOutcomes(chance, tokens, rest)
 
 
-def _tried_in_turn(p: Array, q: Array, tokens: Array, tried: Array, is_sampled: Array) -> tuple[Array, Array]:
-    """Chances [B, M+1] and the rest [B, V] of siblings for p [B, V]; q [B, V] need not be normalised."""
-    q, reach, chances = normalised(q), jnp.ones_like(p[:, 0]), []
+def in_turn(
+    p: Array, weight: Array, left: Array, tokens: Array, tried: Array, is_sampled: Array
+) -> tuple[Array, Array, Array]:
+    """Siblings tried one after the other on p [B, V], which counts so much, `weight` [B].
+
+    Args:
+        left: [B, V], weights of what the first of the `tokens` [B, M] was drawn from.
+        tried: [B, M] bool, those that are verified.
+        is_sampled: [B] bool; in other rows the tokens were chosen.
+
+    Returns:
+        The chances [B, M] that a sibling is accepted where those before it were not; weight and p after them all.
+    """
+    accepts = []
     for index in range(tokens.shape[1]):
         token = tokens[:, index]
         certain = without(jnp.zeros_like(p), token, 1.0)
-        own = jnp.where(is_sampled[:, None], q, certain)
-        p_token, q_token = (jnp.take_along_axis(values, token[:, None], axis=1)[:, 0] for values in (p, own))
+        q = jnp.where(is_sampled[:, None], normalised(left), certain)
+        p_token, q_token = (jnp.take_along_axis(values, token[:, None], axis=1)[:, 0] for values in (p, q))
         possible = tried[:, index] & (q_token > 0)
-        accept = jnp.where(possible, jnp.minimum(1.0, p_token / jnp.where(possible, q_token, 1.0)), 0.0)
-        chances.append(reach * accept)
-        reach = reach * (1.0 - accept)
-        rest = jnp.maximum(p - own, 0.0)
-        p = jnp.where((possible & (jnp.sum(rest, axis=1) > 0))[:, None], normalised(rest), p)
-        q = normalised(without(q, token, 0.0))
-    return jnp.stack([reach, *chances], axis=1), p
+        ratio = weight * p_token / jnp.where(possible, q_token, 1.0)
+        accepts.append(jnp.where(possible, jnp.minimum(1.0, ratio), 0.0))
+        rest, lighter = after_rejection(p, q, weight)
+        p, weight = jnp.where(possible[:, None], rest, p), jnp.where(possible, lighter, weight)
+        left = without(left, token, 0.0)
+    return jnp.stack(accepts, axis=1), weight, p
+
+
+def after_rejection(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
+    """What p [B, V] and its weight [B] become where a token drawn from q was rejected; 1 stays 1."""
+    rest = jnp.maximum(weight[:, None] * p - q, 0.0)
+    total = jnp.sum(rest, axis=1)
+    slack = total + (1.0 - weight)  # 0: w = 1 and p = q, where nothing is rejected
+    lighter = jnp.where(slack > 0, total / jnp.where(slack > 0, slack, 1.0), 1.0)
+    return jnp.where((total > 0)[:, None], normalised(rest), p), lighter
+
+
+def by_candidate(accepts: Array, last: Array | float = 1.0) -> Array:
+    """[B, M+1]: of none, the first, the second ... where each is accepted with `accepts` [B, M], none with `last`."""
+    reach = jnp.cumprod(jnp.pad(1.0 - accepts, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    return jnp.concatenate([reach[:, -1:] * jnp.reshape(last, (-1, 1)), reach[:, :-1] * accepts], axis=1)
+
+
+def at_depth(tree: Any, depth: Array) -> Any:
+    """Leaves [B, K, ...] at depth [B]; beyond the end the last."""
+
+    def one(leaf: Array) -> Array:
+        index = jnp.minimum(depth, leaf.shape[1] - 1)
+        return jnp.take_along_axis(leaf, index.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]
+
+    return jax.tree.map(one, tree)
 
 
 def without(values: Array, token: Array, instead: float) -> Array:

@@ -1,7 +1,7 @@
 """What siblings add to an enumeration: every order in which they can be drawn, and every one that may be accepted.
 
 Drawing has a twin here, as the draft loop has in enumeration.py; how many are drawn is asked of the policy, and what
-becomes of them of the verifier or of `decoding.siblings`, as the decoder asks.
+becomes of them of the verifier or of `decoding/siblings.py`, as the decoder asks.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.combs import fitted
-from specdec_jax.decoding.siblings import sibling_outcomes
+from specdec_jax.decoding.siblings import outcomes
 from specdec_jax.lossless.batched import in_batches, joined
 from specdec_jax.types import Distribution, Draft, RoundContext, StoppingPolicy, Verifier
 
@@ -99,11 +99,7 @@ def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
         found = []
         for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(most + 1)):
-            if verifier.outcomes is None:
-                after = next_distribution(accepted)
-                found.append(sibling_outcomes(after, draft, accepted, context.warp.temperature > 0))
-            else:
-                found.append(verifier.outcomes(draft, distributions, accepted, context))
+            found.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))
         chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
         return log_prob_accepted, chances, rests, state
 

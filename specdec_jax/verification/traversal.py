@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.siblings import normalised, without
+from specdec_jax.decoding.siblings import after_rejection, at_depth, by_candidate, in_turn, normalised, without
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, no_hyperparameters, positions
@@ -53,12 +53,9 @@ def traversal() -> Verifier:
 
     def outcomes(draft: Draft, distributions: Distribution, accepted: Array, context: RoundContext) -> SiblingOutcomes:
         nodes, _ = _nodes(draft, distributions, context)
-        at = jnp.minimum(accepted, draft.tokens.shape[1] - 1)
-        here = lambda leaf: jnp.take_along_axis(leaf, at.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]  # noqa: E731
-        node = jax.tree.map(here, nodes)
+        node = at_depth(nodes, accepted)
         accepts, last, rest = _in_turn(node)
-        reach = jnp.cumprod(jnp.pad(1.0 - accepts, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-        chance = jnp.concatenate([(reach[:, -1] * last)[:, None], reach[:, :-1] * accepts], axis=1)
+        chance = by_candidate(accepts, last)
         none = jnp.zeros_like(chance).at[:, 0].set(1.0)
         inside = (accepted < draft.length)[:, None]
         whole = jnp.exp(at_position(distributions.log_prob, accepted))
@@ -83,26 +80,6 @@ def _nodes(draft: Draft, distributions: Distribution, context: RoundContext) -> 
 
 def _in_turn(node: _Node) -> tuple[Array, Array, Array]:
     """(chances of each sibling where those before it were rejected [N, M]; of the prefix itself [N]; its p [N, V])."""
-    p, weight = _after_rejection(node.p, node.q, node.weight)
-    left, accepts = without(node.q, node.token, 0.0), []
-    for index in range(node.siblings.shape[1]):
-        token = node.siblings[:, index]
-        certain = without(jnp.zeros_like(p), token, 1.0)
-        q = jnp.where(node.is_sampled[:, None], normalised(left), certain)
-        p_token, q_token = (jnp.take_along_axis(values, token[:, None], axis=1)[:, 0] for values in (p, q))
-        possible = node.tried[:, index] & (q_token > 0)
-        ratio = weight * p_token / jnp.where(possible, q_token, 1.0)
-        accepts.append(jnp.where(possible, jnp.minimum(1.0, ratio), 0.0))
-        rest, lighter = _after_rejection(p, q, weight)
-        p, weight = jnp.where(possible[:, None], rest, p), jnp.where(possible, lighter, weight)
-        left = without(left, token, 0.0)
-    return jnp.stack(accepts, axis=1), weight, p
-
-
-def _after_rejection(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
-    """What p [N, V] and the weight [N] become where a token drawn from q was rejected."""
-    rest = jnp.maximum(weight[:, None] * p - q, 0.0)
-    total = jnp.sum(rest, axis=1)
-    slack = total + (1.0 - weight)  # 0: w = 1 and p = q, where nothing is rejected
-    lighter = jnp.where(slack > 0, total / jnp.where(slack > 0, slack, 1.0), 1.0)
-    return jnp.where((total > 0)[:, None], normalised(rest), p), lighter
+    p, weight = after_rejection(node.p, node.q, node.weight)
+    left = without(node.q, node.token, 0.0)
+    return in_turn(p, weight, left, node.siblings, node.tried, node.is_sampled)

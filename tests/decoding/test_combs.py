@@ -130,7 +130,7 @@ def forgetful(*asked):
     real = siblings.without
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(siblings, "without", lambda v, token, instead: v if instead == 0.0 else real(v, token, instead))
-        return siblings.sibling_outcomes(*asked)
+        return siblings.outcomes(*asked)
 
 
 def unmoved(cache, source, slot):
@@ -144,7 +144,7 @@ def test_wrong_combs_are_found_out(what, monkeypatch):
     if what == "a mask off by one":
         monkeypatch.setattr(rounds, "laid_out", off_by_one)
     elif what == "verified as with replacement":
-        monkeypatch.setattr(rounds, "sibling_outcomes", forgetful)
+        monkeypatch.setattr(rounds, "outcomes", forgetful)
     else:
         small = toys.table_model
         monkeypatch.setattr("specdec_jax.lossless.sampled.table_model", lambda *a: small(*a)._replace(moved=unmoved))

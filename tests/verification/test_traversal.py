@@ -8,7 +8,7 @@ import pytest
 from test_verification import VOCAB, K, case, context
 
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.siblings import sibling_outcomes
+from specdec_jax.decoding.siblings import outcomes
 from specdec_jax.verification import block, by_phase, traversal
 
 MOST = 2
@@ -40,10 +40,7 @@ def decided(verifier, draft, target, temperature=1.0):
         log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, told)
         found = []
         for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
-            if verifier.outcomes is None:
-                found.append(sibling_outcomes(next_distribution(accepted), draft, accepted, told.warp.temperature > 0))
-            else:
-                found.append(verifier.outcomes(draft, target, accepted, told))
+            found.append(outcomes(verifier, next_distribution, draft, target, accepted, told))
         several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
         return jnp.exp(log_prob_accepted), several, rest
 
