@@ -6,7 +6,7 @@ Question:  How does acceptance fall with the drafter's entropy, pair by pair; wh
 Command:   python -m experiments.cross_family TRACES... [--costs cost_model.json]
            traces of each pair by: python -m experiments.record --target ... --drafter ... --out runs/PAIR
 Time:      half a minute a pair and temperature on 2 cores; --smoke needs no trace
-Expected:  docs/cross_family.md has four pairs
+Expected:  docs/cross_family.md has five pairs
 Output:    runs/cross_family-<time>/ with manifest.json, results.jsonl (a line a pair, temperature, task and rule),
            table.md and entropy.png; a stopped run goes on where it was with the same --out
 

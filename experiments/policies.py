@@ -63,23 +63,29 @@ class Policies(TraceOptions):
 
 def study(options: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    wanted = options.rules or tuple(entry.name for entry in RULES)
     over = variants_of(options.over or (STATIC,), ())
-    variants = over | variants_of((STATIC,), ()) | variants_of(wanted, options.settings)
+    every = tuple(entry.name for entry in RULES)
+    variants_of(options.rules or every, options.settings)  # bad names are told before anything is read
     if options.time:
         console.print(timed(runs.read_sources(options)[0]))
         return
     run = runs.open_run("policies", options, console)
-    if not options.rules and any(source.trace.candidate is None for source in run.sources):
-        console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
-        chains = tuple(entry.name for entry in RULES if not entry.policy.siblings)
-        variants = over | variants_of((STATIC,), ()) | variants_of(chains, options.settings)
+    played = variants_of(options.rules or _rules_of(run), options.settings)
+    variants = over | variants_of((STATIC,), ()) | played
     rows = runs.compare(run, variants | LIMITS)
     shown = [_shown(run, source, runs.of_source(rows, source)) for source in run.sources]
     figures = {"policies": dots(run, shown), "drafting": drafting(run, shown)}
     if any(entry.tasks for entry in shown):
         figures["tasks"] = heat(run, shown, next(iter(over)))
     publish(run.folder, report(run, shown, list(over)), run.console, **figures)
+
+
+def _rules_of(run: Run) -> tuple[str, ...]:
+    """All that the traces can play."""
+    if all(source.trace.candidate is not None for source in run.sources):
+        return tuple(entry.name for entry in RULES)
+    run.console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
+    return tuple(entry.name for entry in RULES if not entry.policy.siblings)
 
 
 class Shown(NamedTuple):

@@ -4,7 +4,7 @@ Question:  Of a model with its weights in several dtypes: how far are the next d
            dtype, how much memory do the weights take, and how long is a pass?
 Command:   python -m experiments.precision [--target smollm2] [--dtypes bfloat16 int8 float32]
 Time:      5 minutes on 2 cores; seconds with --smoke (a tiny random model)
-Expected:  SmolLM2's weights take 135.4 MB in int8, 269.0 MB in bfloat16; changes and times are not measured yet
+Expected:  SmolLM2's weights take 135.4 MB in int8, 269.0 MB in bfloat16; other figures in docs/models.md
 Output:    runs/precision-<time>/ with manifest.json, results.jsonl (a line a dtype) and table.md
 
 Distributions are compared along prompts and the answers that the first dtype writes to them greedily, at the positions

@@ -24,7 +24,7 @@ from filelock import FileLock
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device, features
-from specdec_jax.costs.step_cost import alternate, draft_round, target_pass
+from specdec_jax.costs.step_cost import alternate, draft_round, target_pass, turns
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
@@ -113,8 +113,7 @@ def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> Co
     programs: dict[str, Callable[[], Any]] = {
         str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=PASSES) for width in WIDTHS
     }
-    if batch > 1:
-        programs["few slots"] = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=PASSES)
+    slot_time = _slot_time(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
         one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
@@ -129,11 +128,17 @@ def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> Co
         per["drafter"] = DRAFTS
     found = alternate(programs, REPEATS, per, seconds=SECONDS)
     step = found.pop("drafter").median if drafter is not None else 0.0
-    few = found.pop("few slots").median if batch > 1 else None
     passes = {int(width): cost.median for width, cost in found.items()}
-    slot_time = 0.0 if few is None else max(passes[WIDTHS[0]] - few, 0.0) / (SLOTS - FEW)
     where = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
     return cost_model(step, passes, device=where, batch=batch, slots=SLOTS, slot_time=slot_time)
+
+
+def _slot_time(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
+    """What a cache slot adds to a pass, by the differences of passes side by side."""
+    few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=PASSES)
+    # All turns: among wide passes of many rows there is time for three, and noise of these told 32 rows to draft.
+    found = turns({"many": many, "few": few}, REPEATS, {"many": PASSES, "few": PASSES})
+    return max(float(np.median(np.subtract(found["many"], found["few"]))), 0.0) / (SLOTS - FEW)
 
 
 def _plain_pass(target: LoadedModel, batch: int) -> float:

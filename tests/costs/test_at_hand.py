@@ -29,10 +29,17 @@ def measuring(monkeypatch, tmp_path):
         made.append(sorted(programs))
         time.sleep(0.05)
         known = {str(width): value for width, value in TIMES.items()}
-        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5, "few slots": 0.616}
+        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5}
         return {name: Cost(known[name], known[name], known[name]) for name in programs}
 
+    def turns(programs, repeats, per):
+        """A busy machine: the second turn takes ten times as long, the third is disturbed in its middle."""
+        made.append(sorted(programs))
+        assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5
+        return {"many": [1.0, 10.0, 1.0, 1.0, 1.0], "few": [0.616, 6.16, 1.5, 0.616, 0.616]}
+
     monkeypatch.setattr(at_hand, "alternate", alternate)
+    monkeypatch.setattr(at_hand, "turns", turns)
     monkeypatch.setenv("HOME", str(tmp_path))
     return made
 
@@ -53,7 +60,7 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
     """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
     target, drafter = tiny_pair()
     alone, four = at_hand.measured(target, drafter), at_hand.measured(target, drafter, batch=4)
-    assert alone.at(64) == alone and "few slots" not in measuring[0] and "few slots" in measuring[1]
+    assert alone.at(64) == alone and measuring[1] == ["few", "many"] and len(measuring) == 3
     assert "every hundred cache slots 100.0 ms" in capsys.readouterr().err
     assert four.slots == 512 and four.slot_time == pytest.approx(0.001) and four.at(512) == four
     few = four.at(192)
