@@ -7,13 +7,11 @@ its own other half.
 """
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from filelock import FileLock
 from rich.console import Console
 from tyro.conf import Positional
 
@@ -35,14 +33,12 @@ from experiments.lib.traced import (
 )
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.locks import claimed
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.oracle_acceptance import oracle_acceptance
 from specdec_jax.replay.replay import Replay, oracle
 from specdec_jax.replay.trace import Trace
 
 ALL = "all"
-CLAIMS = ".claims"  # of a run folder: who replays what
 KEYS = ("group", "temperature", "task", "what")
 COUNTS = ("rounds", "drafted", "accepted", "passes")
 COLUMNS = ("emitted", *COUNTS, "seconds", "first_seconds", "plain_seconds", "repeated")  # one number a text each
@@ -210,33 +206,22 @@ def compare(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
 
 
 def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mapping[str, Row]]) -> list[Row]:
-    """The rows of every source, what and task; `measure` gives a row a task, and is asked only where one is missing.
-
-    Processes that were started with the same folder share the work.
-    """
-    pieces = {f"{index}-{one}": (index, whats[one]) for index in range(len(run.sources)) for one in range(len(whats))}
-    claims = run.folder.path / CLAIMS
-
-    def keys_of(index: int, what: str) -> dict[str, tuple[Any, ...]]:
-        source = run.sources[index]
-        return {task: (source.group, source.temperature, task, what) for task in source.tasks}
-
-    def missing() -> list[str]:
-        known = {key_of(row) for row in run.folder.rows()}
-        return [name for name, piece in pieces.items() if not known.issuperset(keys_of(*piece).values())]
-
-    for name in claimed(claims, missing):
-        index, what = pieces[name]
-        with run.console.status(f"{what}, {at_temperature(run.sources[index].temperature)}"):
-            found = measure(run.sources[index], what)
-        with FileLock(claims / "append.lock"):
-            known = {key_of(row) for row in run.folder.rows()}
-            for task, key in keys_of(index, what).items():
+    """The rows of every source, what and task; `measure` gives a row a task, and is asked only where one is missing."""
+    known = {key_of(row): row for row in run.folder.rows()}
+    order = []
+    for source in run.sources:
+        for what in whats:
+            keys = {task: (source.group, source.temperature, task, what) for task in source.tasks}
+            order += keys.values()
+            if all(key in known for key in keys.values()):
+                continue
+            with run.console.status(f"{what}, {at_temperature(source.temperature)}"):
+                found = measure(source, what)
+            for task, key in keys.items():
                 if key not in known:
-                    run.folder.append(dict(zip(KEYS, key, strict=True)) | dict(found[task]))
-    shutil.rmtree(claims, ignore_errors=True)
-    rows = {key_of(row): row for row in run.folder.rows()}
-    return [rows[key] for piece in pieces.values() for key in keys_of(*piece).values()]
+                    known[key] = dict(zip(KEYS, key, strict=True)) | dict(found[task])
+                    run.folder.append(known[key])
+    return [known[key] for key in order]
 
 
 def key_of(row: Row) -> tuple[Any, ...]:

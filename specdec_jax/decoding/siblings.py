@@ -59,7 +59,10 @@ def outcomes(
     accepted: Array,
     context: RoundContext,
 ) -> SiblingOutcomes:
-    """What comes after `accepted` [B] drafts, by the verifier or on the `next_distribution` that it gave."""
+    """What comes after `accepted` [B] drafts, by the verifier or on the `next_distribution` [B, V] that it gave.
+
+    `distributions` are the target's, with a K+1 axis after B.
+    """
     if verifier.outcomes is not None:
         return verifier.outcomes(draft, distributions, accepted, context)
     return sibling_outcomes(next_distribution(accepted), draft, accepted, context.warp.temperature > 0)
@@ -74,8 +77,7 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
         draft: with siblings, and how many of them are beside each draft.
     """
     assert draft.siblings is not None and draft.beside is not None
-    here = at_depth((draft.tokens, draft.siblings, draft.beside, draft.log_q), accepted)
-    token, tokens, beside, log_q = here
+    token, tokens, beside = at_depth((draft.tokens, draft.siblings, draft.beside), accepted)
     count = jnp.where(accepted < draft.length, beside, 0)
     tried = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < count[:, None]
 
@@ -84,7 +86,9 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
         return jnp.concatenate([1.0 - jnp.sum(right, axis=1, keepdims=True), right], axis=1), following
 
     def sampled() -> tuple[Array, Array]:
-        q = jnp.ones_like(following) if log_q is None else jnp.exp(log_q).astype(following.dtype)
+        q = jnp.ones_like(following)
+        if draft.log_q is not None:  # gathered here: greedy rounds do without
+            q = jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype)
         p, weight = normalised(following), jnp.ones_like(following[:, 0])
         accepts, _, rest = in_turn(p, weight, without(q, token, 0.0), tokens, tried, is_sampled)
         return by_candidate(accepts), rest
@@ -96,7 +100,7 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
 def in_turn(
     p: Array, weight: Array, left: Array, tokens: Array, tried: Array, is_sampled: Array
 ) -> tuple[Array, Array, Array]:
-    """Siblings tried one after the other on p [B, V], which counts so much, `weight` [B].
+    """Siblings tried one after the other on p [B, V]; `weight` [B] is w of block verification, 1 where it is not used.
 
     Args:
         left: [B, V], weights of what the first of the `tokens` [B, M] was drawn from.
@@ -104,7 +108,7 @@ def in_turn(
         is_sampled: [B] bool; in other rows the tokens were chosen.
 
     Returns:
-        The chances [B, M] that a sibling is accepted where those before it were not; weight and p after them all.
+        The chances [B, M] that a sibling is accepted where those before it were not; weight [B] and p [B, V] after all.
     """
     accepts = []
     for index in range(tokens.shape[1]):

@@ -32,7 +32,7 @@ def measuring(monkeypatch, tmp_path):
         known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5}
         return {name: Cost(known[name], known[name], known[name]) for name in programs}
 
-    def turns(programs, repeats, per):
+    def turns(programs, repeats, per, seconds):
         """A busy machine: the second turn takes ten times as long, the third is disturbed in its middle."""
         made.append(sorted(programs))
         assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5

@@ -1,8 +1,6 @@
 """experiments.policies: its tables are what an independent sum of replays says."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -37,18 +35,6 @@ def test_a_second_run_measures_nothing(folder):
     assert policies.main(["--smoke", "--rules", *RULE_NAMES, "--out", str(folder)]) == 0
     assert (folder / "results.jsonl").read_bytes() == before
     assert (folder / "policies.png").stat().st_size > 10_000
-
-
-def test_processes_share_a_sweep_and_say_what_one_says(folder, tmp_path):
-    out = tmp_path / "shared"
-    words = [sys.executable, "-m", "experiments.policies", "--smoke", "--rules", *RULE_NAMES, "--out", str(out)]
-    shared = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
-    said = [process.communicate()[0] for process in shared]
-    assert [process.returncode for process in shared] == [0, 0], said
-    lines = [(out / "results.jsonl").read_text().splitlines(), (folder / "results.jsonl").read_text().splitlines()]
-    assert sorted(lines[0]) == sorted(lines[1])  # each row once
-    assert (out / "table.md").read_text() == (folder / "table.md").read_text()
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in folder.iterdir())
 
 
 def test_the_chosen_static_length_is_that_of_the_other_half(folder):
