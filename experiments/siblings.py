@@ -23,7 +23,7 @@ from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
-from experiments.lib.predicted_combs import halves, predicted
+from experiments.lib.predicted_combs import AS_BUILT, UNBOUNDED, halves, predicted
 from experiments.lib.rules import rule
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Source, TraceOptions
@@ -121,12 +121,13 @@ def gains_table(source: Source, longest: int) -> str:
         plain = source.trace.length[order] * costs.plain_pass
         chain = predicted(source.trace, costs, most, siblings=0)
         cells = [interval(faster(chain.seconds, plain))]
-        for siblings, trees in ((1, False), (CANDIDATES - 1, False), (CANDIDATES - 1, True)):
-            found = predicted(source.trace, costs, most, siblings, trees)
+        most_siblings = CANDIDATES - 1
+        for siblings, tree in ((1, None), (most_siblings, None), (most_siblings, UNBOUNDED), (most_siblings, AS_BUILT)):
+            found = predicted(source.trace, costs, most, siblings, tree)
             cells.append(tables.percent_more(faster(found.seconds, chain.seconds)))
             beside = f"{found.tried.sum() / found.rounds.sum():.1f}", f"{found.taken.sum() / found.rounds.sum():.0%}"
         lines.append([name, *cells, *beside])
-    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "drafted beside", "taken"]
+    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "two expanded", "drafted beside", "taken"]
     return markdown(heads, lines)
 
 

@@ -38,11 +38,13 @@ class Pair(NamedTuple):
     draft_vocabulary: int | None = None
     int8: bool = False  # of both, matrices are (models/int8.py)
     siblings: int = 0  # most that `survival` verifies beside a draft
+    expanded: int = 0  # siblings that a drafter pass reads besides
 
 
 PAIRS = {
     "smollm2-reading": Pair(SMOLLM2, READING_DRAFTER, 8192),  # the built-in one as `generate` uses it
     "smollm2-combs": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3),
+    "smollm2-trees": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3, expanded=2),
     "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),
     "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
     "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
@@ -73,7 +75,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     decoder = build_decoder(
         target,
         drafter_of(drafter, max_draft_length),
-        stopping.survival(siblings=pair.siblings),
+        stopping.survival(siblings=pair.siblings, expanded=pair.expanded),
         verification.rejection(),
         compiler_options=compiler_options,
     )

@@ -1,4 +1,4 @@
-"""What siblings and subtrees would bring, predicted from a trace whose chains are known.
+"""What siblings and trees would bring, predicted from a trace whose chains are known.
 
 Chances by the drafter's entropy are fitted to other texts than they are used on. Rounds are played along the text: how
 far a chain goes is decided as `survival` does, by the rate R of the run itself; then the places of a width are given to
@@ -7,7 +7,6 @@ prediction, not a replay: the rule's details are not those of stopping/survival.
 reads its target is taken to draft as it would at the start of a round.
 """
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,18 @@ from specdec_jax.replay.trace import Trace, select
 
 EDGES = np.array([0.05, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])  # nats
 AGAIN = 2  # times that rounds are played again at the rate they had
+
+
+class Tree(NamedTuple):
+    """How siblings are drafted on."""
+
+    expanded: int  # nodes that each pass of the drafter reads beside the chain's last tokens
+    levels: int  # of nodes that may be expanded: 1 are siblings, 2 their first children too ...
+    children: int  # candidates after each
+
+
+AS_BUILT = Tree(expanded=2, levels=1, children=3)
+UNBOUNDED = Tree(expanded=1000, levels=1000, children=1)  # whatever follows a sibling, as a chain
 
 
 class Fitted(NamedTuple):
@@ -70,16 +81,16 @@ def fitted(seen: Known) -> Fitted:
     return Fitted((hits + 0.5) / (tried + 1), right, float(hits.sum() / max(tried.sum(), 1)))
 
 
-def predicted(trace: Trace, costs: CostModel, most: int, siblings: int, trees: bool = False) -> Played:
+def predicted(trace: Trace, costs: CostModel, most: int, siblings: int, tree: Tree | None = None) -> Played:
     """Both halves of the texts, each with chances from the other, in the order of `halves`.
 
     Args:
         most: longest chain; the trace follows no longer one.
         siblings: most a draft, 0 to 3; 0 plays chains.
-        trees: what follows a sibling may be drafted too, down to the chain's depth.
+        tree: what follows siblings is drafted too; none of those that the last pass gives.
     """
     both = [known(select(trace, half)) for half in halves(trace.num_texts)]
-    parts = [play(mine, costs, fitted(other), most, siblings, trees) for mine, other in (both, both[::-1])]
+    parts = [play(mine, costs, fitted(other), most, siblings, tree) for mine, other in (both, both[::-1])]
     return parts[0].joined(parts[1])
 
 
@@ -94,16 +105,16 @@ class _Rules(NamedTuple):
     chance: Fitted
     most: int
     siblings: int
-    trees: bool
+    tree: Tree | None
     costs: CostModel
     passes: np.ndarray  # seconds, by drafts verified
     rate: float  # tokens a second
 
 
-def play(seen: Known, costs: CostModel, chance: Fitted, most: int, siblings: int, trees: bool) -> Played:
+def play(seen: Known, costs: CostModel, chance: Fitted, most: int, siblings: int, tree: Tree | None = None) -> Played:
     """The rounds of every text, at the rate they themselves have."""
     passes = costs.pass_times(costs.widths[-1] - 1)
-    rules = _Rules(chance, most, min(siblings, CANDIDATES - 1), trees, costs, passes, 1.0 / costs.plain_pass)
+    rules = _Rules(chance, most, min(siblings, CANDIDATES - 1), tree, costs, passes, 1.0 / costs.plain_pass)
     found = _play(seen, rules)
     for _ in range(AGAIN):
         found = _play(seen, rules._replace(rate=float(seen.length.sum() / found.seconds.sum())))
@@ -118,12 +129,10 @@ def _play(seen: Known, rules: _Rules) -> Played:
             bins, run = seen.bins[text, at], int(seen.run[text, at])
             survives, links = _chain(bins, rules, min(rules.most, end - at - 1))
             chosen, width = _leaves(bins, survives, links, rules)
-            accepted, taken = min(run, links), 0
-            if run < links:
-                drafted = chosen.get((run, int(seen.right[text, at])), 0)
-                taken = 0 if not drafted else 1 + min(int(seen.run[text, at + run + 1]), drafted - 1)
+            accepted = min(run, links)
+            taken = _taken(seen, text, at, run, chosen) if run < links else 0
             time = links * rules.costs.drafter_step + rules.passes[width - 1]
-            counts[:, text] += (time, 1, sum(chosen.values()), taken > 0)
+            counts[:, text] += (time, 1, len(chosen), taken > 0)
             at += accepted + 1 + taken
     return Played(*counts)
 
@@ -141,23 +150,81 @@ def _chain(bins: np.ndarray, rules: _Rules, budget: int) -> tuple[list[float], i
     return survives, budget
 
 
-def _leaves(
-    bins: np.ndarray, survives: list[float], links: int, rules: _Rules
-) -> tuple[dict[tuple[int, int], int], int]:
-    """What is verified beside the chain: (depth, candidate) to the tokens drafted there; and the width."""
-    chance, options = rules.chance, []
-    for depth in range(links):
-        missed = survives[depth] * (1 - chance.accepted[bins[depth]])
-        for candidate in range(1, rules.siblings + 1):
-            right = chance.right[bins[depth], candidate - 1]
-            further = range(links - depth if rules.trees else 1)
-            options += [(missed * right * chance.mean**more, depth, candidate) for more in further]
-            missed *= 1 - right
-    options.sort(reverse=True)
-    worth = np.cumsum([0.0, *(option[0] for option in options)])
+class _Node(NamedTuple):
+    """A token beside the chain: a sibling, or what follows one by first children."""
+
+    depth: int  # of the draft that its sibling is beside
+    sibling: int  # which one, from 1 on
+    level: int  # tokens between the sibling and it, and itself; 0: the sibling
+    child: int  # which candidate, from 0 on
+
+
+def _taken(seen: Known, text: int, at: int, run: int, chosen: set[_Node]) -> int:
+    """Tokens accepted beside a chain of which `run` are."""
+    sibling, taken, here = int(seen.right[text, at]), 0, at + run + 1
+    child = 0
+    while _Node(run, sibling, taken, child) in chosen:
+        taken += 1
+        if child or here >= seen.run.shape[1]:
+            break
+        goes_on = int(seen.run[text, here]) > 0
+        child = 0 if goes_on else int(seen.right[text, here])
+        if not goes_on and not child:
+            break
+        here += 1
+    return taken
+
+
+def _leaves(bins: np.ndarray, survives: list[float], links: int, rules: _Rules) -> tuple[set[_Node], int]:
+    """What is verified beside the chain, and the width."""
+    options = _siblings(bins, survives, links, rules)
+    options += _children(dict(options), links, rules)
+    options.sort(key=lambda option: option[1], reverse=True)
+    worth = np.cumsum([0.0, *(value for _, value in options)])
     widths = [width for width in rules.costs.widths if width > links]
     free = [min(width - links - 1, len(options)) for width in widths]
     gains = [worth[count] - rules.rate * rules.passes[width - 1] for count, width in zip(free, widths, strict=True)]
     best = int(np.argmax(gains))
-    chosen = Counter((depth, candidate) for _, depth, candidate in options[: free[best]])
-    return dict(chosen), widths[best]
+    return {node for node, _ in options[: free[best]]}, widths[best]
+
+
+def _siblings(bins: np.ndarray, survives: list[float], links: int, rules: _Rules) -> list[tuple[_Node, float]]:
+    """Every sibling, and what it is worth in tokens."""
+    found = []
+    for depth in range(links):
+        missed = survives[depth] * (1 - rules.chance.accepted[bins[depth]])
+        for candidate in range(1, rules.siblings + 1):
+            right = rules.chance.right[bins[depth], candidate - 1]
+            found.append((_Node(depth, candidate, 0, 0), missed * right))
+            missed *= 1 - right
+    return found
+
+
+def _children(siblings: dict[_Node, float], links: int, rules: _Rules) -> list[tuple[_Node, float]]:
+    """What follows those that the passes after the first read, the best ones at hand first."""
+    found: list[tuple[_Node, float]] = []
+    if rules.tree is None:
+        return found
+    ready: list[tuple[float, _Node]] = []
+    for number in range(1, links):
+        ready += [(worth, node) for node, worth in siblings.items() if node.depth == number - 1]
+        ready.sort(reverse=True)
+        read, ready = ready[: rules.tree.expanded], ready[rules.tree.expanded :]
+        for worth, node in read:
+            each = _candidates(worth, rules)
+            following = [node._replace(level=node.level + 1, child=child) for child in range(len(each))]
+            found += zip(following, each, strict=True)
+            if node.level + 1 < rules.tree.levels:
+                ready.append((each[0], following[0]))
+    return found
+
+
+def _candidates(worth: float, rules: _Rules) -> list[float]:
+    """What each candidate after a node of that worth is worth; nothing is known of its distribution."""
+    assert rules.tree is not None
+    mean, right = rules.chance.mean, rules.chance.right.mean(axis=0)
+    found, missed = [worth * mean], worth * (1 - mean)
+    for candidate in range(rules.tree.children - 1):
+        found.append(missed * right[candidate])
+        missed *= 1 - right[candidate]
+    return found

@@ -1,8 +1,8 @@
-"""A comb in one target pass: the token before the draft, the chain of drafts, and then the siblings of all drafts.
+"""A comb in one target pass: the token before the draft, the chain of drafts, their siblings, and children of these.
 
 A row's siblings begin where its own chain ends, so that rows of different shapes share a width. A sibling stands at the
-position of the draft it replaces and sees what that draft sees, and itself; a mask says so, and the cache slot of one
-that is accepted is copied to where the draft's was.
+position of the draft it replaces and sees what that draft sees, and itself; a child stands after its sibling. A mask
+says so, and the cache slot of one that is accepted is copied to where the draft's was.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Draft
+from specdec_jax.decoding.expansion import expanded_beside
+from specdec_jax.types import Array, Draft, Wanted
 
 
 class Comb(NamedTuple):
@@ -21,62 +22,121 @@ class Comb(NamedTuple):
     mask: Array  # [B, W, S] bool, slots that a place may see, of those up to its own
 
 
+class Path(NamedTuple):
+    """How a round goes on after its accepted drafts: a sibling, and its child; N of them at most."""
+
+    length: Array  # [B] int32, how many were accepted
+    tokens: Array  # [B, N] int32
+    place: Array  # [B, N] int32, of the pass
+
+
 def places(draft: Draft) -> Array:
     """[B] int32, places that a draft takes beside the token before it."""
-    return draft.length if draft.beside is None else draft.length + jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
+    siblings = 0 if draft.beside is None else jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
+    children = 0 if draft.children is None else jnp.sum(draft.children.count, axis=1, dtype=jnp.int32)
+    return draft.length + siblings + children
 
 
-def fitted(draft: Draft, wanted: Array, room: Array) -> Draft:
-    """The draft with siblings beside its first N tokens, as many as are wanted [B, N]; of all the first `room` [B].
+def fitted(draft: Draft, wanted: Wanted, room: Array) -> Draft:
+    """The draft with siblings beside its first N tokens, as many as are wanted, and children; of all the first `room`.
 
-    A token that was chosen, and not drawn, has none.
+    A token that was chosen, and not drawn, has no siblings. Those up to an expanded one are there whatever is wanted.
     """
     assert draft.siblings is not None
     depth, most = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], draft.siblings.shape[2]
-    wanted = jnp.pad(wanted, ((0, 0), (0, max(depth.shape[1] - wanted.shape[1], 0))))[:, : depth.shape[1]]
+    count = jnp.pad(wanted.siblings, ((0, 0), (0, max(depth.shape[1] - wanted.siblings.shape[1], 0))))
     drawn = (depth < draft.length[:, None]) & ~draft.one_hot
-    count = jnp.where(drawn, jnp.clip(wanted, 0, most), 0)
-    before = jnp.cumsum(count, axis=1) - count
-    return draft._replace(beside=jnp.clip(room[:, None] - before, 0, count))
+    count = jnp.where(drawn, jnp.clip(count[:, : depth.shape[1]], 0, most), 0)
+    children = draft.children
+    if children is None:
+        return draft._replace(beside=_first(count, room))
+    assert wanted.children is not None
+    certain = expanded_beside(children.parent, depth.shape[1], most)
+    left = room - jnp.sum(certain, axis=1)
+    more = _first(jnp.maximum(count - certain, 0), left)
+    count = jnp.where(children.parent >= 0, jnp.clip(wanted.children, 0, most), 0)
+    count = _first(count, left - jnp.sum(more, axis=1))
+    return draft._replace(beside=certain + more, children=children._replace(count=count))
+
+
+def _first(count: Array, room: Array) -> Array:
+    """Counts [B, N] of which the first `room` [B] are kept."""
+    return jnp.clip(room[:, None] - (jnp.cumsum(count, axis=1) - count), 0, count)
+
+
+class _Places(NamedTuple):
+    """Where the places of a pass behind the chain belong; [B, W]."""
+
+    inside: Array  # bool, such a place
+    owner: Array  # int32, of the draft that it is beside, or of the expansion
+    candidate: Array  # int32, from 0 on
+
+
+def _behind(count: Array, index: Array) -> _Places:
+    """Places by their index [B, W], `count` [B, N] for each owner; below 0 and beyond the last there are none."""
+    ends = jnp.cumsum(count, axis=1)
+    owner = jnp.sum((ends[:, None, :] <= index[:, :, None]).astype(jnp.int32), axis=2)
+    inside = (index >= 0) & (owner < ends.shape[1])
+    owner = jnp.minimum(owner, ends.shape[1] - 1)
+    return _Places(inside, owner, index - jnp.take_along_axis(ends - count, owner, axis=1))
+
+
+def _tokens_at(tokens: Array, places: _Places) -> Array:
+    """Of tokens [B, N, M] those of places, [B, W]."""
+    index = jnp.maximum(places.owner * tokens.shape[2] + places.candidate, 0)
+    return jnp.take_along_axis(tokens.reshape(tokens.shape[0], -1), index, axis=1, mode="clip")
 
 
 def laid_out(before: Array, draft: Draft, start: Array, width: int, slots: int) -> Comb:
     """The pass of `width` (W) places from slot start [B] on, where the token `before` [B] the draft goes."""
     assert draft.siblings is not None and draft.beside is not None
     place = jnp.arange(width, dtype=jnp.int32)[None, :]
-    index = place - 1 - draft.length[:, None]  # of the siblings
-    ends = jnp.cumsum(draft.beside, axis=1)  # [B, K]
-    depth = jnp.sum((ends[:, None, :] <= index[:, :, None]).astype(jnp.int32), axis=2)  # [B, W], of siblings
-    is_sibling = (index >= 0) & (depth < ends.shape[1])
-    depth = jnp.minimum(depth, ends.shape[1] - 1)
-    candidate = index - jnp.take_along_axis(ends - draft.beside, depth, axis=1)
-    flat = draft.siblings.reshape(draft.siblings.shape[0], -1)
-    sibling = jnp.take_along_axis(
-        flat, jnp.maximum(depth * draft.siblings.shape[2] + candidate, 0), axis=1, mode="clip"
-    )
+    index = place - 1 - draft.length[:, None]  # of the siblings, and then of the children
+    sibling = _behind(draft.beside, index)
     chain = jnp.pad(draft.tokens, ((0, 0), (1, max(width - 1 - draft.tokens.shape[1], 0))))[:, :width]
-    chain = jnp.where(place == 0, before[:, None], chain)
-    tokens = jnp.where(is_sibling, sibling, chain)
-    behind = jnp.where(is_sibling, depth, place)  # a sibling of the draft at depth d sees places 0 to d, and its own
-    positions = start[:, None] + jnp.where(is_sibling, depth + 1, place)
+    tokens = jnp.where(place == 0, before[:, None], chain)
+    tokens = jnp.where(sibling.inside, _tokens_at(draft.siblings, sibling), tokens)
+    behind = jnp.where(sibling.inside, sibling.owner, place)  # a sibling at depth d sees places 0 to d, and its own
+    position, above = jnp.where(sibling.inside, sibling.owner + 1, place), jnp.broadcast_to(place, tokens.shape)
+    if draft.children is not None:  # a child sees its sibling too
+        child = _behind(draft.children.count, index - jnp.sum(draft.beside, axis=1, keepdims=True))
+        parent = jnp.take_along_axis(draft.children.parent, child.owner, axis=1)
+        depth, candidate = parent // draft.siblings.shape[2], parent % draft.siblings.shape[2]
+        tokens = jnp.where(child.inside, _tokens_at(draft.children.tokens, child), tokens)
+        behind, position = jnp.where(child.inside, depth, behind), jnp.where(child.inside, depth + 2, position)
+        above = jnp.where(child.inside, place_of(draft, depth, candidate + 1), above)
     seen = jnp.arange(slots, dtype=jnp.int32)[None, None, :] - start[:, None, None]
-    return Comb(tokens, positions, (seen <= behind[:, :, None]) | (seen == place[:, :, None]))
+    own = (seen == place[:, :, None]) | (seen == above[:, :, None])
+    return Comb(tokens, start[:, None] + position, (seen <= behind[:, :, None]) | own)
 
 
 def place_of(draft: Draft, depth: Array, candidate: Array) -> Array:
-    """[B] int32, where the sibling `candidate` [B], from 1 on, of the draft at `depth` [B] stands in the pass."""
+    """Where the sibling `candidate`, from 1 on, of the draft at `depth` stands in the pass; [B, N] int32 each."""
     assert draft.beside is not None
-    ends = jnp.cumsum(draft.beside, axis=1) - draft.beside
-    before = jnp.take_along_axis(ends, jnp.minimum(depth, ends.shape[1] - 1)[:, None], axis=1)[:, 0]
-    return draft.length + before + candidate
+    before = jnp.cumsum(draft.beside, axis=1) - draft.beside
+    before = jnp.take_along_axis(before, jnp.clip(depth, 0, before.shape[1] - 1), axis=1)
+    return draft.length[:, None] + before + candidate
 
 
-def along_path(tree: Any, accepted: Array, taken: Array, place: Array) -> Any:
-    """Leaves [B, W, ...] by place as leaves by position: where a sibling was `taken`, its own after accepted drafts."""
+def place_of_child(draft: Draft, expansion: Array, candidate: Array) -> Array:
+    """Where the child `candidate` [B], from 1 on, of the `expansion` [B] stands in the pass, [B] int32."""
+    assert draft.beside is not None and draft.children is not None
+    count = draft.children.count
+    before = jnp.cumsum(count, axis=1) - count
+    before = jnp.take_along_axis(before, jnp.maximum(expansion, 0)[:, None], axis=1)[:, 0]
+    return draft.length + jnp.sum(draft.beside, axis=1, dtype=jnp.int32) + before + candidate
+
+
+def along_path(tree: Any, accepted: Array, path: Path) -> Any:
+    """Leaves [B, W, ...] by place as leaves by position: after the accepted drafts those of the path."""
 
     def one(leaf: Array) -> Array:
         index = jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]
-        moved = jnp.where(taken[:, None] & (index == accepted[:, None] + 1), place[:, None], index)
+        moved = index
+        for step in range(path.place.shape[1]):
+            here = (index == accepted[:, None] + 1 + step) & (step < path.length)[:, None]
+            moved = jnp.where(here, path.place[:, step : step + 1], moved)
+        moved = jnp.broadcast_to(moved, (leaf.shape[0], leaf.shape[1]))
         return jnp.take_along_axis(leaf, moved.reshape(*moved.shape, *[1] * (leaf.ndim - 2)), axis=1)
 
     return jax.tree.map(one, tree)

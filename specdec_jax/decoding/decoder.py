@@ -107,7 +107,7 @@ def build_decoder(
     """
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length * (1 + policy.siblings)))
     _check_parts(target, drafter, widths, prefill_chunk)
-    _check_siblings(target, drafter, policy)
+    _check_siblings(target, drafter, policy, widths)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     reads = drafter.observer.features
     _check_monitor(parts, watched=monitor is not None)
@@ -263,7 +263,7 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         )
 
 
-def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPolicy) -> None:
+def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPolicy, widths: tuple[int, ...]) -> None:
     """Raises ValueError for a policy with siblings where they cannot be drawn or verified."""
     if policy.beside is None:
         return
@@ -273,6 +273,16 @@ def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPol
         raise ValueError(
             f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
             "slots (sliding windows, ALiBi), it has an encoder, or it was made without `moved`"
+        )
+    if policy.expanded and (drafter.model is None or drafter.model.moved is None):
+        raise ValueError(
+            f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
+            "that takes one language model of the target's vocabulary, whose attention goes by positions"
+        )
+    if policy.expanded and widths[-1] < drafter.max_draft_length + policy.expanded:
+        raise ValueError(
+            f"{policy.name} feeds {policy.expanded} siblings beside drafts of up to {drafter.max_draft_length}: "
+            f"the widest verification, {widths[-1]}, must hold both"
         )
 
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding.expansion import Fed, fed_with, no_children, to_expand, with_children
 from specdec_jax.decoding.siblings import BY_CANDIDATE
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, Children, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
 class Drawn(NamedTuple):
@@ -50,6 +51,12 @@ class Predict(Protocol):
     def __call__(self, memory: Any, drafted: Array, /) -> tuple[Next, Any]: ...
 
 
+class PredictBeside(Protocol):
+    """As `Predict`, and what follows each of the siblings that the pass is fed with, W of them."""
+
+    def __call__(self, memory: Any, drafted: Array, fed: Fed, /) -> tuple[Next, tuple[Next, ...], Any]: ...
+
+
 class Keep(Protocol):
     """The memory after `token` [B] was drafted where `drawn` [B] bool, as the draft after `drafted` [B] others."""
 
@@ -62,6 +69,7 @@ class Source(NamedTuple):
     memory: Any
     predict: Predict
     keep: Keep
+    predict_beside: PredictBeside | None = None  # of models whose passes may hold several tokens at one position
 
 
 class Step(NamedTuple):
@@ -82,6 +90,7 @@ class Drafted(NamedTuple):
     predictions: Array  # [B] int32, positions whose distribution was asked for; of a model its passes
     log_q: Array | None  # [B, K, V], the distributions as the source gave them
     siblings: Array | None  # [B, K, M] int32, of rules that want some
+    children: Children | None  # of rules that expand some of them
     entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState
@@ -149,7 +158,7 @@ def draft(
     Args:
         open_source: (rows that begin [B] bool) -> the source, which need not serve others.
         uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with; its sibling i with that of
-            index + i * BY_CANDIDATE.
+            index + i * BY_CANDIDATE, and so on with the children of what its pass was fed with.
         log_q: [B, K, V] to write the distributions into; None keeps none.
     """
     going, begun = begin(policy, state, context, context.alive)
@@ -157,10 +166,20 @@ def draft(
     unknown = jnp.full((none.shape[0], most), jnp.nan, jnp.float32)
     tokens = jnp.zeros(unknown.shape, jnp.int32)
     siblings = jnp.zeros((*tokens.shape, policy.siblings), jnp.int32) if policy.siblings else None
+    children = _no_children(policy, none.shape[0], most, log_q)
     source = open_source(going)
-    empty = Drafted(tokens, none, none, log_q, siblings, unknown, unknown, begun, source.memory)
+    empty = Drafted(tokens, none, none, log_q, siblings, children, unknown, unknown, begun, source.memory)
     body = partial(_draft_one, source, policy, context, uniform)
     return lax.while_loop(lambda loop: jnp.any(loop.going), body, _Loop(jnp.int32(0), going, empty)).drafted
+
+
+def _no_children(policy: StoppingPolicy, batch: int, most: int, log_q: Array | None) -> Children | None:
+    """A round's first pass is fed with no siblings: of K passes K-1 expand W each."""
+    expansions = policy.expanded * (most - 1)
+    if not expansions:
+        return None
+    kept = None if log_q is None else jnp.full((batch, expansions, log_q.shape[2]), -jnp.inf, log_q.dtype)
+    return no_children(batch, expansions, policy.siblings, kept)
 
 
 def _draft_one(
@@ -168,7 +187,11 @@ def _draft_one(
 ) -> _Loop:
     """One position of every row still going; they all stand at the same one, so it is written as a column."""
     index, now = loop.index, loop.drafted
-    following, memory = source.predict(now.memory, now.length)
+    if now.children is None:
+        following, memory = source.predict(now.memory, now.length)
+        children = None
+    else:
+        following, children, memory = _expanded(source, policy, context, uniform, loop)
     going = loop.going if following.known is None else loop.going & following.known
 
     def draw() -> Drawn:
@@ -192,9 +215,39 @@ def _draft_one(
         predictions=now.predictions + going.astype(jnp.int32),
         log_q=log_q,
         siblings=siblings,
+        children=children,
         entropy=put(now.entropy, going, following.distribution.entropy),
         max_prob=put(now.max_prob, going, following.distribution.max_prob),
         policy=done.policy,
         memory=source.keep(memory, done.candidates.token, done.drawn, now.length),
     )
     return _Loop(index + 1, done.going, drafted)
+
+
+def _expanded(
+    source: Source, policy: StoppingPolicy, context: RoundContext, uniform: Callable[[Array], Array], loop: _Loop
+) -> tuple[Next, Children, Any]:
+    """The next position, and the children of the siblings that its pass is fed with, chosen before they are read."""
+    index, now, count = loop.index, loop.drafted, policy.expanded
+    assert source.predict_beside is not None and policy.expand is not None  # build_decoder looked
+    assert now.children is not None and now.siblings is not None and context.places is not None
+    with jax.named_scope("draft_expand"):
+        worth = policy.expand(now.policy, now.length, context)[:, : now.siblings.shape[1]]
+        room = context.places - context.budget
+        chosen = to_expand(worth, now.children.parent, now.length, room, count)
+        chosen = jnp.where(loop.going[:, None], chosen, -1)
+    following, beside, memory = source.predict_beside(now.memory, now.length, fed_with(chosen, now.siblings))
+
+    def drawn(each: Next, place: int) -> Array:
+        first = (place + 1) * (1 + policy.siblings)  # candidates of the chain and of the places before
+        found = each.draw(lambda of: uniform(index + (first + of) * BY_CANDIDATE), policy.siblings - 1)
+        own = found.token[:, None]
+        return own if found.siblings is None else jnp.concatenate([own, found.siblings], axis=1)
+
+    with jax.named_scope("draft_draw"):
+        tokens = jnp.stack([drawn(each, place) for place, each in enumerate(beside)], axis=1)
+    log_q = None
+    if now.children.log_q is not None:
+        log_q = jnp.stack([each.distribution.log_prob for each in beside], axis=1)
+    at = jnp.maximum(index - 1, 0) * count  # nothing is chosen before the first pass
+    return following, with_children(now.children, at, chosen, tokens, log_q), memory

@@ -1,16 +1,18 @@
 """One round: draft, verify in the narrowest width that holds the longest draft, emit, commit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.combs import along_path, fitted, laid_out, place_of, places
+from specdec_jax.decoding.combs import Path, along_path, fitted, laid_out, place_of, place_of_child, places
+from specdec_jax.decoding.expansion import child_of
 from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
-from specdec_jax.decoding.siblings import BY_CANDIDATE, outcomes
+from specdec_jax.decoding.siblings import BY_CANDIDATE, child_outcomes, outcomes
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
@@ -58,7 +60,7 @@ class _Chance(NamedTuple):
     """A round's uniforms of the verification, made before the switch: in it every width would compile its own."""
 
     accepted: Array  # [B] float32
-    sibling: Array | None  # [B] float32; None: the rule wants none
+    beside: Array  # [B, N] float32, of a sibling, and of its child; N: 0, 1 or 2, as the rule wants them
     following: Array  # [B, K+1] float32, by how many drafts were accepted
 
 
@@ -117,7 +119,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if observer.features is not None:  # of the token before the draft, and of the drafts accepted
             begun = context.length - 1
             drafter = observer.features.learn(params.drafter, drafter, verified.kept, begun, emitted)
-        if verified.result.sibling is not None:  # what was fed in its place is no longer the text's
+        if verified.result.beside is not None:  # what was fed in its place is no longer the text's
             before = jnp.minimum(length, state.length + verified.result.length)
             drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, length)
@@ -150,6 +152,7 @@ def _context(parts: Parts, state: DecodeState) -> RoundContext:
         policy_seed=policy_seeds(state.seed),
         warp=state.warp,
         monitor=state.monitor,
+        places=jnp.full_like(state.length, parts.widths[-1] - 1),
     )
 
 
@@ -158,7 +161,8 @@ def _with_siblings(parts: Parts, policy: PolicyState, draft: Draft, context: Rou
     if parts.policy.beside is None:
         return draft
     room = parts.widths[-1] - 1 - draft.length
-    return fitted(draft, parts.policy.beside(policy, draft.length, room, context), room)
+    parent = None if draft.children is None else draft.children.parent
+    return fitted(draft, parts.policy.beside(policy, draft.length, room, context, parent), room)
 
 
 def _narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
@@ -183,15 +187,16 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
-        after, leaf = next_distribution(accepted), None
-        if draft.beside is not None and chance.sibling is not None:
+        after, path = next_distribution(accepted), None
+        if draft.beside is not None:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
-            leaf, after = _leaf(draft, target.log_prob, ends, accepted, chance.sibling)
-            logits, target, kept = along_path((logits, target, kept), accepted, leaf.taken, leaf.place)
-            cache = _moved(parts.target, cache, context.length - 1, accepted, leaf)
+            is_sampled = context.warp.temperature > 0
+            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.beside)
+            logits, target, kept = along_path((logits, target, kept), accepted, path)
+            cache = _moved(parts.target, cache, context.length - 1, accepted, path)
         elif parts.policy.beside is not None:  # a width without room for a draft
-            leaf = _Leaf(jnp.zeros_like(context.alive), accepted, accepted)
-        result = _result(draft.tokens, accepted, leaf, draw(after, following), most)
+            path = Path(jnp.zeros_like(accepted), *[jnp.zeros((accepted.shape[0], 0), jnp.int32)] * 2)
+        result = _result(draft.tokens, accepted, path, draw(after, following), most)
         verifier = select_rows(context.alive, verifier, state.verifier)
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
@@ -204,11 +209,11 @@ def _verification(parts: Parts, width: int) -> Callable[..., _Verified]:
 
 def _first(draft: Draft, held: int) -> Draft:
     """The first `held` drafts, which no row exceeds, with their siblings."""
-    few = draft._replace(tokens=draft.tokens[:, :held], one_hot=draft.one_hot[:, :held], siblings=None, beside=None)
+    few = Draft(draft.tokens[:, :held], None, draft.one_hot[:, :held], draft.length)
     few = few._replace(log_q=None if draft.log_q is None else draft.log_q[:, :held])
     if draft.siblings is None or draft.beside is None or held == 0:
         return few
-    return few._replace(siblings=draft.siblings[:, :held], beside=draft.beside[:, :held])
+    return few._replace(siblings=draft.siblings[:, :held], beside=draft.beside[:, :held], children=draft.children)
 
 
 def _target_pass(
@@ -226,29 +231,47 @@ def _target_pass(
         return apply_keeping(parts.target, parts.drafter, params, fed, cache, *comb)
 
 
-class _Leaf(NamedTuple):
-    """Where a round leaves its chain of drafts."""
+def _path(
+    draft: Draft, log_p: Array, ends: SiblingOutcomes, accepted: Array, is_sampled: Array, uniform: Array
+) -> tuple[Path, Array]:
+    """What of the tokens beside the draft follows the accepted ones, and the distribution [B, V] of the token after."""
+    assert draft.siblings is not None
+    candidate, token, place, after = _step(
+        ends, log_p, uniform[:, 0], lambda candidate: place_of(draft, accepted[:, None], candidate[:, None])[:, 0]
+    )
+    steps = [(candidate > 0, token, place)]
+    if draft.children is not None:
+        sibling = jnp.where(candidate > 0, accepted * draft.siblings.shape[2] + candidate - 1, -1)
+        expansion = child_of(draft.children, sibling)
+        ends = child_outcomes(after, draft.children, expansion, is_sampled)
+        candidate, token, place, after = _step(ends, log_p, uniform[:, 1], partial(place_of_child, draft, expansion))
+        steps.append((candidate > 0, token, place))
+    taken, tokens, places = (jnp.stack(each, axis=1) for each in zip(*steps, strict=True))
+    return Path(jnp.sum(taken, axis=1, dtype=jnp.int32), tokens, places), after
 
-    taken: Array  # [B] bool, a sibling was accepted
-    token: Array  # [B] int32
-    place: Array  # [B] int32, of the target pass
 
-
-def _leaf(draft: Draft, log_p: Array, ends: SiblingOutcomes, accepted: Array, uniform: Array) -> tuple[_Leaf, Array]:
-    """The sibling after the accepted drafts, if one is, and the distribution [B, V] of the token after both."""
+def _step(
+    ends: SiblingOutcomes, log_p: Array, uniform: Array, place_of_candidate: Callable[[Array], Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Which candidate is accepted [B], 0: none, its token and place [B], and the distribution [B, V] after it."""
     candidate = draw(ends.chance, uniform)
-    taken, index = candidate > 0, jnp.maximum(candidate - 1, 0)
-    token = jnp.take_along_axis(ends.tokens, index[:, None], axis=1)[:, 0]
-    place = jnp.minimum(place_of(draft, accepted, candidate), log_p.shape[1] - 1)
+    token = jnp.take_along_axis(ends.tokens, jnp.maximum(candidate - 1, 0)[:, None], axis=1)[:, 0]
+    place = jnp.clip(place_of_candidate(candidate), 0, log_p.shape[1] - 1)
     own = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
-    return _Leaf(taken, token, place), jnp.where(taken[:, None], jnp.exp(own), ends.rest)
+    return candidate, token, place, jnp.where((candidate > 0)[:, None], jnp.exp(own), ends.rest)
 
 
-def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, leaf: _Leaf) -> Cache:
-    """The target's cache with an accepted sibling's slot where the draft's was that it replaces."""
+def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
+    """The target's cache with accepted siblings' slots where the drafts' were that they replace.
+
+    One after the other: a child's slot lies behind that of its sibling's new place.
+    """
     assert target.moved is not None  # build_decoder looked
-    source, slot = (jnp.where(leaf.taken, place, 0) for place in (leaf.place, accepted + 1))
-    return target.moved(cache, start + source, start + slot)
+    for step in range(path.place.shape[1]):
+        taken = step < path.length
+        source, slot = (jnp.where(taken, place, 0) for place in (path.place[:, step], accepted + 1 + step))
+        cache = target.moved(cache, start + source, start + slot)
+    return cache
 
 
 def _observed(
@@ -284,18 +307,23 @@ def _chance(seed: Array, context: RoundContext, parts: Parts) -> _Chance:
     each = jax.vmap(lambda accepted: uniforms(seed, context.emitted, accepted, NEXT), out_axes=1)
     ends = jnp.arange(parts.drafter.max_draft_length + 1, dtype=jnp.int32)
     one = lambda index: uniforms(seed, context.emitted, jnp.int32(index), ACCEPT)  # noqa: E731
-    return _Chance(one(0), one(BY_CANDIDATE) if parts.policy.beside else None, each(ends))
+    steps = (parts.policy.beside is not None) + (parts.policy.expand is not None)
+    beside = [one(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
+    none = jnp.zeros((context.length.shape[0], 0))
+    return _Chance(one(0), jnp.stack(beside, axis=1) if beside else none, each(ends))
 
 
-def _result(drafts: Array, accepted: Array, leaf: _Leaf | None, token: Array, most: int) -> VerificationResult:
+def _result(drafts: Array, accepted: Array, path: Path | None, token: Array, most: int) -> VerificationResult:
     held = drafts.shape[1]
     index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
     tokens = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
     after = token[:, None]
-    if leaf is not None:
-        after = jnp.where(leaf.taken[:, None] & (index == accepted[:, None]), leaf.token[:, None], after)
+    if path is not None:
+        for step, beside in enumerate(jnp.unstack(path.tokens, axis=1)):
+            here = (step < path.length)[:, None] & (index == accepted[:, None] + step)
+            after = jnp.where(here, beside[:, None], after)
     tokens = jnp.where(index < accepted[:, None], tokens, after)
-    return VerificationResult(tokens, accepted + 1, None if leaf is None else leaf.taken)
+    return VerificationResult(tokens, accepted + 1, None if path is None else path.length)
 
 
 def _cut(state: DecodeState, result: VerificationResult, context: RoundContext) -> tuple[Array, Array]:
@@ -321,7 +349,7 @@ def _measured(
 ) -> RoundInfo:
     """The round as it is counted and recorded."""
     none = jnp.zeros_like(emitted)
-    taken = none if result.sibling is None else (result.sibling & (emitted >= result.length)).astype(jnp.int32)
+    beside = none if result.beside is None else jnp.clip(emitted - (result.length - 1), 0, result.beside)
     return RoundInfo(
         proposed=draft.tokens,
         drafted=draft.length,
@@ -336,7 +364,7 @@ def _measured(
         drafter_id=info.drafter_id,
         phase=phase,
         siblings=places(draft) - draft.length,
-        by_sibling=taken,
+        by_sibling=beside,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.sampling import argmax, draw
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
+from specdec_jax.types import Array, Children, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
 
 BY_CANDIDATE = 4096
 """What a candidate adds to the index that its uniform is keyed by: more than any draft is long."""
@@ -79,18 +79,44 @@ def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled
     assert draft.siblings is not None and draft.beside is not None
     token, tokens, beside = at_depth((draft.tokens, draft.siblings, draft.beside), accepted)
     count = jnp.where(accepted < draft.length, beside, 0)
+
+    def left() -> Array:
+        if draft.log_q is None:  # for verifiers that read no distributions
+            return jnp.ones_like(following)
+        return without(jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype), token, 0.0)
+
+    return _one_of(following, left, tokens, count, is_sampled)
+
+
+def child_outcomes(following: Array, children: Children, expansion: Array, is_sampled: Array) -> SiblingOutcomes:
+    """What comes after an accepted sibling, on the target's own distribution `following` [B, V] there.
+
+    `expansion` [B] says which it is, -1 that the sibling has no children or none was accepted: then nothing is tried.
+    """
+    index = jnp.maximum(expansion, 0)
+    tokens, count = at_depth((children.tokens, children.count), index)
+
+    def left() -> Array:
+        if children.log_q is None:
+            return jnp.ones_like(following)
+        return jnp.exp(at_depth(children.log_q, index)).astype(following.dtype)
+
+    return _one_of(following, left, tokens, jnp.where(expansion >= 0, count, 0), is_sampled)
+
+
+def _one_of(
+    following: Array, left: Callable[[], Array], tokens: Array, count: Array, is_sampled: Array
+) -> SiblingOutcomes:
+    """One of the first `count` [B] of tokens [B, M], drawn from the weights `left()` [B, V], or none of them."""
     tried = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < count[:, None]
 
     def greedy() -> tuple[Array, Array]:
         right = jnp.where(tried, jnp.take_along_axis(following, tokens, axis=1), 0.0)
         return jnp.concatenate([1.0 - jnp.sum(right, axis=1, keepdims=True), right], axis=1), following
 
-    def sampled() -> tuple[Array, Array]:
-        q = jnp.ones_like(following)
-        if draft.log_q is not None:  # gathered here: greedy rounds do without
-            q = jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype)
+    def sampled() -> tuple[Array, Array]:  # distributions are gathered here: greedy rounds do without
         p, weight = normalised(following), jnp.ones_like(following[:, 0])
-        accepts, _, rest = in_turn(p, weight, without(q, token, 0.0), tokens, tried, is_sampled)
+        accepts, _, rest = in_turn(p, weight, left(), tokens, tried, is_sampled)
         return by_candidate(accepts), rest
 
     chance, rest = lax.cond(jnp.any(is_sampled), sampled, greedy)

@@ -15,6 +15,7 @@ from jax import lax
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.cache_feed import feed, feed_long, noted, window
 from specdec_jax.decoding.draft_loop import Drawn, Next, Source, check_length
+from specdec_jax.decoding.expansion import Fed
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.siblings import candidates
 from specdec_jax.strategy import strategy
@@ -88,7 +89,7 @@ def model(language_model: LanguageModel, max_draft_length: int = 7, catch_up: in
         log_q = _no_log_q(language_model, params, state.cache, tokens, max_draft_length) if keep_log_q else None
         end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length, log_q)
         chosen, passes = jnp.zeros(end.tokens.shape, bool), end.predictions
-        draft = Draft(end.tokens, end.log_q, chosen, end.length, end.siblings)
+        draft = Draft(end.tokens, end.log_q, chosen, end.length, end.siblings, children=end.children)
         info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(end.length))
         fed = jnp.where(passes > 0, context.length + passes - 1, state.valid)
         return draft, info, ModelDrafterState(end.memory.cache, jnp.maximum(state.valid, fed)), end.policy
@@ -124,15 +125,47 @@ def model_source(
         with jax.named_scope("draft_pass"):
             start = jnp.maximum(end - FED, 0)
             logits, cache = apply(params, memory.last, language_model.with_length(memory.cache, start))
-            here = jnp.take_along_axis(logits, (end - 1 - start)[:, None, None], axis=1)[:, 0]  # [B, V], [B, N] reduced
+            here = at_end(logits, end)  # [B, V], [B, N] reduced
         return next_of(reduced, params, cache, here, context), _Memory(cache, memory.last)
+
+    def beside(memory: _Memory, drafted: Array, fed: Fed) -> tuple[Next, tuple[Next, ...], _Memory]:
+        end = context.length + drafted
+        with jax.named_scope("draft_pass"):
+            start = jnp.maximum(end - FED, 0)
+            both = jnp.concatenate([memory.last, fed.token], axis=1)
+            where = where_fed(context.length, start, fed, tokens.shape[1])
+            logits, cache = apply(params, both, language_model.with_length(memory.cache, start), *where)
+            each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
+        first, *others = (next_of(reduced, params, cache, here, context) for here in each)
+        return first, tuple(others), _Memory(cache, memory.last)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         longer = with_token(memory.last, token, context.length + drafted)
         return memory._replace(last=jnp.where(drawn[:, None], longer, memory.last))
 
     cache, last = first_pass(language_model, params, cache, tokens, context.length)
-    return Source(_Memory(cache, last), following, keep)
+    return Source(_Memory(cache, last), following, keep, beside)
+
+
+def at_end(given: Array, end: Array) -> Array:
+    """Of what a pass of the last tokens of texts of `end` [B] gave, [B, FED or more, ...], the last one's, [B, ...]."""
+    last = end - 1 - jnp.maximum(end - FED, 0)
+    return jnp.take_along_axis(given, last[:, None, None], axis=1)[:, 0]
+
+
+def where_fed(length: Array, start: Array, fed: Fed, slots: int) -> tuple[Array, Array]:
+    """Positions [B, FED + W] and mask [B, FED + W, S] of a pass from slot start [B] on: the last tokens, and siblings.
+
+    A sibling stands where the draft did that it replaces: it sees the text of `length` [B], the drafts before it, and
+    itself. Its entry lies behind the chain's, where the next pass writes: nobody sees it again.
+    """
+    slot, count = jnp.arange(slots, dtype=jnp.int32)[None, None, :], fed.depth.shape[1]
+    chain = jnp.broadcast_to(start[:, None] + jnp.arange(FED, dtype=jnp.int32)[None, :], (start.shape[0], FED))
+    position = length[:, None] + fed.depth
+    own = start[:, None] + FED + jnp.arange(count, dtype=jnp.int32)[None, :]
+    sees = (slot < position[:, :, None]) | (slot == own[:, :, None])
+    mask = jnp.concatenate([jnp.ones((start.shape[0], FED, slots), bool), sees], axis=1)
+    return jnp.concatenate([chain, position], axis=1), mask
 
 
 def first_pass(

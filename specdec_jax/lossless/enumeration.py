@@ -17,9 +17,28 @@ from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.leaves import Leaf, beside_of, decided, every_order, leaves
+from specdec_jax.lossless.leaves import (
+    ROOM,
+    Leaf,
+    beside_of,
+    children_decided,
+    decided,
+    every_order,
+    leaves,
+    to_expand_of,
+)
 from specdec_jax.lossless.toys import FADES, Toy
-from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
+from specdec_jax.types import (
+    Children,
+    Distribution,
+    Draft,
+    Monitor,
+    RoundContext,
+    SiblingOutcomes,
+    StoppingPolicy,
+    VerificationResult,
+    Verifier,
+)
 
 PROMPT = np.array([[0, 1]], np.int32)
 
@@ -63,6 +82,7 @@ class Branches(NamedTuple):
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
+    parent: np.ndarray  # [M, E] int32, of siblings that are expanded
     chance: np.ndarray  # [M] float64, of the node and the draft
     policy: Any
 
@@ -126,8 +146,8 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
         else:
             branches, draft = _with_siblings(setting, nodes, branches)
             combs = _verified_combs(setting, nodes, branches, draft)
-            chosen, leaf = _leaves(setting, branches, combs)
-            following = after(setting, nodes, branches, combs, chosen, leaf.chance, leaf.sibling)
+            chosen, leaf = _leaves(setting, nodes, branches, combs)
+            following = after(setting, nodes, branches, combs, chosen, leaf.chance, leaf)
         following = _merged(following)
         done = following.emitted >= setting.tokens
         finished = take(following, done)
@@ -155,7 +175,8 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
     emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
-    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
+    places = host(np.full(count, ROOM, np.int32))
+    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor, places=places)
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
@@ -168,13 +189,15 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
     log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
     log_q[1::2] = -np.log(vocab)  # nothing, or the distributions of tokens that other rows needed
-    branches = Branches(np.arange(count), nodes.table, text, log_q, np.zeros(count, np.int32), nodes.chance, policy)
+    none = np.zeros(count, np.int32)
+    parent = np.full((count, setting.policy.expanded * (most - 1)), -1, np.int32)
+    branches = Branches(np.arange(count), nodes.table, text, log_q, none, parent, nodes.chance, policy)
     room = context.budget > 0
     tally.asks(0, going[room])
     going, finished = going & room, []
     for step in range(most):
         finished.append(take(branches, ~going))
-        branches = take(branches, going)
+        branches = _expanded(setting, context, take(branches, going), step)
         here = (branches.table // vocab**2 * most + step) * vocab + branches.text[:, 0]
         here = here * vocab**2 + _pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
@@ -184,7 +207,7 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
         branches, distributions = take(branches, draws), take(distributions, draws)
-        branches, distributions, token = _children(setting, branches, distributions, step)
+        branches, distributions, token = _each_token(setting, branches, distributions, step)
         row = take(context, branches.node)
         going, policy = rules.proceed(row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
@@ -194,7 +217,16 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     return joined([*finished, branches])
 
 
-def _children(
+def _expanded(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
+    """With the siblings that the pass of this step is fed with; the first is fed with none."""
+    count = setting.policy.expanded
+    if count and step:
+        asked = take(context, branches.node), branches.policy, branches.drafted, branches.parent
+        branches.parent[:, (step - 1) * count : step * count] = to_expand_of(setting.policy, setting.batch)(*asked)
+    return branches
+
+
+def _each_token(
     setting: Setting, branches: Branches, distributions: Distribution, step: int
 ) -> tuple[Branches, Distribution, np.ndarray]:
     """One branch a token that can be drawn, with the distribution it was drawn from and the token itself."""
@@ -278,30 +310,68 @@ def _with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[
     seen = setting.drafter_distributions
     table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
 
-    def own(branch: np.ndarray, depth: int) -> np.ndarray:
-        text = branches.text[branch]
-        read = ((branches.table[branch] // vocab**2 * setting.most + depth) * vocab + text[:, 0]) * vocab**2
-        return table[read + _pair(text[:, depth : depth + 2], vocab)].copy()
+    def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
+        """Where the drafter's distribution stands after `depth` drafts, the last one replaced by a token."""
+        text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
+        last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
+        last_two[:, 1] = last_two[:, 1] if token is None else token
+        number = np.minimum(depth, setting.most - 1)  # beyond it nothing is drawn
+        read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
+        return read + _pair(last_two, vocab)
 
     siblings = host(np.zeros((*draft.tokens.shape, setting.policy.siblings), np.int32))
+    draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft._replace(siblings=siblings))
-    whose, drawn, chance = every_order(draft, is_greedy, own)
+    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft)
+    whose, drawn, chance = every_order(draft, is_greedy, lambda *asked: table[place(*asked)].copy())
+    draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
+    if draft.children is not None:
+        before, index = np.divmod(np.maximum(np.asarray(draft.children.parent), 0), siblings.shape[2])
+        tokens = drawn[np.arange(len(drawn))[:, None], before, index]  # the expanded siblings, [N, E]
+        each = [seen.log_prob[place(whose, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
+        log_q = None if draft.children.log_q is None else host(np.stack(each, axis=1))
+        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.most :]), log_q=log_q))
     branches = take(branches, whose)
-    return branches._replace(chance=branches.chance * chance), take(draft, whose)._replace(siblings=host(drawn))
+    return branches._replace(chance=branches.chance * chance), draft
 
 
-def _leaves(setting: Setting, branches: Branches, outcomes: CombOutcomes) -> tuple[tuple[np.ndarray, ...], Leaf]:
+def _no_children(setting: Setting, branches: Branches, draft: Draft) -> Children | None:
+    """What expanded siblings have before their children are drawn."""
+    count, expansions = branches.parent.shape
+    if not expansions:
+        return None
+    zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
+    log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
+    tokens = np.zeros((*zeros.shape, setting.policy.siblings), np.int32)
+    return Children(host(branches.parent), host(tokens), log_q, host(zeros))
+
+
+def _leaves(
+    setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
+) -> tuple[tuple[np.ndarray, ...], Leaf]:
     """Every outcome of drafts with siblings beside them."""
-    vocab = setting.target_distributions.log_prob.shape[-1]
+    vocab, draft = setting.target_distributions.log_prob.shape[-1], outcomes.draft
 
-    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray) -> np.ndarray:
+    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:
         last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
-        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + sibling]
+        last, token = (last, sibling) if child is None else (sibling, child)
+        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + token]
         return drawn_distribution(np.exp(log_prob))
 
-    siblings = np.asarray(outcomes.draft.siblings)
-    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target)
+    def decided_children(
+        branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
+    ) -> SiblingOutcomes:
+        assert draft.children is not None and draft.siblings is not None
+        children = take(draft.children, branch)
+        expanded = children.parent == (accepted * draft.siblings.shape[2] + index)[:, None]
+        expansion = np.where(expanded.any(axis=1), expanded.argmax(axis=1), -1).astype(np.int32)
+        context = take(context_of(setting, nodes), branches.node[branch])
+        found = children_decided(setting.batch)(context, following, children, expansion)
+        return found._replace(chance=drawn_distribution(found.chance), rest=drawn_distribution(found.rest))
+
+    siblings = np.asarray(draft.siblings)
+    trees = None if draft.children is None else decided_children
+    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target, trees)
 
 
 def after(
@@ -311,11 +381,11 @@ def after(
     outcomes: Outcomes | CombOutcomes,
     chosen: tuple[np.ndarray, ...],
     chance: np.ndarray,
-    sibling: np.ndarray | None = None,
+    leaf: Leaf | None = None,
 ) -> Nodes:
     """The rows at the beginning of the next round, of the chosen (branch, accepted, token), of such a `chance` each.
 
-    Between drafts and token a `sibling` was accepted, -1: none.
+    Between drafts and token stands what `leaf` has.
     """
     branch, accepted, token = chosen
     most, rules = setting.most, _rules(setting.policy.bare, setting.batch)
@@ -324,11 +394,12 @@ def after(
     index = np.arange(most + 1)[None, :]
     padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
     new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
-    left = None
-    if sibling is not None:
-        left = host(sibling >= 0)
-        new = np.where(left[:, None] & (index == accepted[:, None]), sibling[:, None], new)
-    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)), left)
+    beside = None
+    if leaf is not None:
+        for step, other in enumerate((leaf.sibling, leaf.child)):
+            new = np.where((other >= 0)[:, None] & (index == accepted[:, None] + step), other[:, None], new)
+        beside = host(np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32))
+    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)), beside)
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):

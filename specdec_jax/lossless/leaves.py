@@ -1,7 +1,8 @@
 """What siblings add to an enumeration: every order in which they can be drawn, and every one that may be accepted.
 
 Drawing has a twin here, as the draft loop has in enumeration.py; how many are drawn is asked of the policy, and what
-becomes of them of the verifier or of `decoding/siblings.py`, as the decoder asks.
+becomes of them of the verifier or of `decoding/siblings.py`, as the decoder asks. So it is with what follows siblings
+that are expanded, their children.
 """
 
 import functools
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.combs import fitted
-from specdec_jax.decoding.siblings import outcomes
+from specdec_jax.decoding.expansion import to_expand
+from specdec_jax.decoding.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
-from specdec_jax.types import Distribution, Draft, RoundContext, StoppingPolicy, Verifier
+from specdec_jax.types import Children, Distribution, Draft, RoundContext, SiblingOutcomes, StoppingPolicy, Verifier
 
 ROOM = 64  # places of the widest verification
 
@@ -23,6 +25,7 @@ class Leaf(NamedTuple):
     """Outcomes one by one, [N] each; with (branch, accepted, token) they say how a round ends."""
 
     sibling: np.ndarray  # int32, accepted after the drafts; -1: none
+    child: np.ndarray  # int32, accepted after the sibling; -1: none
     chance: np.ndarray  # float64, of the node, the draft, the siblings and the outcome
 
 
@@ -31,9 +34,9 @@ class _Rows(NamedTuple):
 
     branch: np.ndarray
     chance: np.ndarray  # float64, of the siblings
-    siblings: np.ndarray  # [N, K, M] int32
-    count: np.ndarray  # [N], to be drawn of the draft at hand
-    left: np.ndarray  # [N, V], weights of what may still be drawn beside it
+    siblings: np.ndarray  # [N, K+E, M] int32, beside each draft, and after each expanded sibling
+    count: np.ndarray  # [N], to be drawn of those at hand
+    left: np.ndarray  # [N, V], weights of what may still be drawn of them
 
 
 def beside_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
@@ -45,32 +48,60 @@ def beside_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
 def _beside(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
     def wanted(context: RoundContext, state: Any, draft: Draft) -> Draft:
         assert policy.beside is not None
-        room = ROOM - draft.length
-        return fitted(draft, policy.beside(state, draft.length, room, context), room)
+        room, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
+        return fitted(draft, policy.beside(state, draft.length, room, context, parent), room)
 
     return in_batches(wanted, batch)
 
 
+def to_expand_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
+    """(context, state, drafted, parent) -> the siblings that the next pass is fed with, as the draft loop asks."""
+    return _to_expand(policy.bare, batch)
+
+
+@functools.lru_cache(maxsize=64)
+def _to_expand(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
+    def chosen(context: RoundContext, state: Any, drafted: Any, parent: Any) -> Any:
+        assert policy.expand is not None
+        worth = policy.expand(state, drafted, context)
+        return to_expand(worth, parent, drafted, ROOM - context.budget, policy.expanded)
+
+    return in_batches(chosen, batch)
+
+
 def every_order(
-    draft: Draft, is_greedy: bool, own: Callable[[np.ndarray, int], np.ndarray]
+    draft: Draft, is_greedy: bool, own: Callable[[np.ndarray, Any, Any], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every way in which the siblings of drafts can be drawn: (whose [N], siblings [N, K, M] int32, chance [N]).
+    """Every way in which what is beside drafts can be drawn: (whose [N], tokens [N, K+E, M] int32, chance [N]).
 
     Args:
-        own: (branch [N], depth) -> weights [N, V] that candidates are drawn from, at temperature 0 ranked by.
+        own: (branch [N], depth, token [N] in place of the one before, or None) -> weights [N, V] that candidates are
+            drawn from, at temperature 0 ranked by.
     """
     assert draft.siblings is not None
     tokens, length, beside = (np.asarray(leaf) for leaf in (draft.tokens, draft.length, draft.beside))
-    branch = np.arange(len(tokens))
-    rows = _Rows(branch, np.ones(len(tokens)), np.zeros(draft.siblings.shape, np.int32), branch, np.zeros((0, 0)))
-    for depth in range(tokens.shape[1]):
+    branch, (depths, most) = np.arange(len(tokens)), draft.siblings.shape[1:]
+    parent = np.zeros((len(tokens), 0), np.int32) if draft.children is None else np.asarray(draft.children.parent)
+    drawn = np.zeros((len(tokens), depths + parent.shape[1], most), np.int32)
+    rows = _Rows(branch, np.ones(len(tokens)), drawn, branch, np.zeros((0, 0)))
+    for depth in range(depths):
         count = np.where(depth < length, beside[:, depth], 0)[rows.branch]
-        left = own(rows.branch, depth)
+        left = own(rows.branch, depth, None)
         left[np.arange(len(left)), tokens[rows.branch, depth]] = 0.0
-        rows = rows._replace(count=count, left=left)
-        for index in range(draft.siblings.shape[2]):
-            rows = _drawn_next(rows, is_greedy, depth, index)
+        rows = _all_drawn(rows._replace(count=count, left=left), is_greedy, depth)
+    for expansion in range(parent.shape[1]):
+        assert draft.children is not None
+        before, index = np.divmod(np.maximum(parent[rows.branch, expansion], 0), most)
+        left = own(rows.branch, before + 1, rows.siblings[np.arange(len(before)), before, index])
+        count = np.asarray(draft.children.count)[rows.branch, expansion]
+        rows = _all_drawn(rows._replace(count=count, left=left), is_greedy, depths + expansion)
     return rows.branch, rows.siblings, rows.chance
+
+
+def _all_drawn(rows: _Rows, is_greedy: bool, depth: int) -> _Rows:
+    for index in range(rows.siblings.shape[2]):
+        rows = _drawn_next(rows, is_greedy, depth, index)
+    return rows
 
 
 def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
@@ -106,30 +137,58 @@ def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
     return in_batches(decide, batch)
 
 
+@functools.lru_cache(maxsize=64)
+def children_decided(batch: int) -> Callable[..., Any]:
+    """(context, following [N, V], children, expansion [N]) -> `SiblingOutcomes` [N, ...]."""
+
+    def decide(context: RoundContext, following: Any, children: Children, expansion: Any) -> SiblingOutcomes:
+        return child_outcomes(following, children, expansion, context.warp.temperature > 0)
+
+    return in_batches(decide, batch)
+
+
 def leaves(
     reached: np.ndarray,
     several: np.ndarray,
     rest: np.ndarray,
     siblings: np.ndarray,
-    target: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    after: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray],
+    decided_children: Callable[[np.ndarray, np.ndarray, int, np.ndarray], SiblingOutcomes] | None,
 ) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """Every outcome of M branches: (branch, accepted, token), and which sibling was accepted between them.
+    """Every outcome of M branches: (branch, accepted, token), and what was accepted between them.
 
     Args:
         reached: [M, K+1], the chance of a branch and of so many accepted drafts.
         several: [M, K+1, S+1], then of none of the siblings, the first, the second ...
         rest: [M, K+1, V], the distribution of the next token where it is none.
         siblings: [M, K, S].
-        target: (branch, accepted, sibling) -> [N, V], the target's distribution after the sibling.
+        after: (branch, accepted, sibling, child or None) -> [N, V], the target's distribution after all of them.
+        decided_children: (branch, accepted, sibling's index, following [N, V]) -> what comes after it; None: no trees.
     """
     branch, accepted = np.nonzero(reached > 0)
     at = np.minimum(accepted, siblings.shape[1] - 1)
     parts = []
-    for candidate in range(several.shape[2]):
-        sibling = siblings[branch, at, candidate - 1] if candidate else np.full(len(branch), -1, np.int32)
-        after = target(branch, accepted, sibling) if candidate else rest[branch, accepted]
-        each = (reached * several[:, :, candidate])[branch, accepted][:, None] * after
+
+    def ends(sibling: np.ndarray, child: np.ndarray, chance: np.ndarray, following: np.ndarray) -> None:
+        each = chance[:, None] * following
         row, token = np.nonzero(each)
-        parts.append((branch[row], accepted[row], token, sibling[row], each[row, token]))
-    branch, accepted, token, sibling, chance = joined([tuple(part) for part in parts])
-    return (branch, accepted, token), Leaf(sibling, chance)
+        parts.append((branch[row], accepted[row], token, sibling[row], child[row], each[row, token]))
+
+    none = np.full(len(branch), -1, np.int32)
+    for candidate in range(several.shape[2]):
+        chance = (reached * several[:, :, candidate])[branch, accepted]
+        if candidate == 0:
+            ends(none, none, chance, rest[branch, accepted])
+            continue
+        sibling = siblings[branch, at, candidate - 1]
+        following = after(branch, accepted, sibling, None)
+        if decided_children is None:
+            ends(sibling, none, chance, following)
+            continue
+        found = decided_children(branch, accepted, candidate - 1, following)
+        ends(sibling, none, chance * found.chance[:, 0], np.asarray(found.rest))
+        for index in range(found.tokens.shape[1]):
+            child = np.asarray(found.tokens[:, index])
+            ends(sibling, child, chance * found.chance[:, 1 + index], after(branch, accepted, sibling, child))
+    branch, accepted, token, sibling, child, chance = joined([tuple(part) for part in parts])
+    return (branch, accepted, token), Leaf(sibling, child, chance)

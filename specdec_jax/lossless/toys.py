@@ -125,8 +125,10 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
     """The drafter of a toy that reads its target; its parameters are a `ReadingTable`."""
     plain = table_model(vocab_size)
 
-    def reading_pass(params: ReadingTable, tokens: Array, reads: Array, cache: TokenCache) -> Any:
-        logits, cache = plain.apply(params.table, tokens, cache)
+    def reading_pass(
+        params: ReadingTable, tokens: Array, reads: Array, cache: TokenCache, positions: Any = None, mask: Any = None
+    ) -> Any:
+        logits, cache = plain.apply(params.table, tokens, cache, positions, mask)
         return logits + reads @ jnp.asarray(params.read), reads, cache
 
     def alone(params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None) -> Any:

@@ -140,8 +140,8 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
     reading: Any = model.reading
 
-    def reading_pass(params, tokens, reads, cache):
-        logits, hidden, cache = reading.apply(params, tokens, reads, cache)
+    def reading_pass(params, tokens, reads, cache, positions=None, mask=None):
+        logits, hidden, cache = reading.apply(params, tokens, reads, cache, positions, mask)
         return _resized(logits, vocab_size), hidden, cache
 
     spec = model.spec._replace(vocab_size=vocab_size)

@@ -107,9 +107,9 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
     def alone(params, tokens, cache, positions=None, mask=None):
         raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
 
-    def reading_pass(params, tokens, reads, cache):
+    def reading_pass(params, tokens, reads, cache, positions=None, mask=None):
         added, late = jnp.split(reads, 2, axis=-1)
-        hidden, cache = module.apply({"params": params}, tokens, cache, head=False, added=added)
+        hidden, cache = module.apply({"params": params}, tokens, cache, positions, mask, head=False, added=added)
         hidden = merged(params, hidden, late, dtype)
         return layers.project(hidden, head.kernel(params), dtype), hidden, cache
 

@@ -91,14 +91,21 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
 
     reduced, reading = ReducedHead(note, few, token_of, spread), model.reading
     reading = None if reading is None else _reduced_reading(head, reading)
-    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading)
+    moved = None if model.moved is None else functools.partial(_moved, model.moved)
+    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading, moved=moved)
+
+
+def _moved(moved: Any, cache: ReducedCache, source: Array, slot: Array) -> ReducedCache:
+    return cache._replace(cache=moved(cache.cache, source, slot))
 
 
 def _reduced_reading(head: Head, whole: Reading) -> Reading:
     """The same reading with `ReducedParams`, and logits of the N + M tokens."""
 
-    def apply(params: ReducedParams, tokens: Array, reads: Array, cache: ReducedCache) -> Any:
-        _, hidden, inner = whole.apply(params.model, tokens, reads, cache.cache)
+    def apply(
+        params: ReducedParams, tokens: Array, reads: Array, cache: ReducedCache, positions: Any = None, mask: Any = None
+    ) -> Any:
+        _, hidden, inner = whole.apply(params.model, tokens, reads, cache.cache, positions, mask)
         return _logits(head, params, hidden, cache), hidden, cache._replace(cache=inner)
 
     return whole._replace(

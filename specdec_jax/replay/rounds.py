@@ -78,9 +78,13 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
 
 
 def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that looks at the rows beside it, or wants siblings that the trace lacks."""
+    """Raises ValueError for a policy that looks at the rows beside it, or wants of siblings what the trace lacks."""
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
+    if policy.expanded:
+        raise ValueError(
+            f"a trace does not hold what follows siblings, and {policy.name} wants {policy.expanded} expanded"
+        )
     if policy.siblings:
         candidates(trace)
         if policy.siblings >= CANDIDATES:
@@ -233,9 +237,9 @@ def _end(
     if policy.beside is not None:
         siblings = jnp.zeros((size, most, policy.siblings), jnp.int32)  # which tokens they are, nobody asks
         room = most_places - rows.drafted
-        wanted = policy.beside(rows.policy, rows.drafted, room, context)
+        wanted = policy.beside(rows.policy, rows.drafted, room, context, None)
         draft = fitted(draft._replace(siblings=siblings), wanted, room)
-        sibling = _sibling_is_right(texts, rows, draft)
+        sibling = _sibling_is_right(texts, rows, draft).astype(jnp.int32)
     result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1, sibling)
     state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]

@@ -1,13 +1,17 @@
 """What siblings of drafts are worth, by the chances that the drafts are accepted.
 
 A draft at depth d is the first that is rejected with the chance S_d (1 - a_d). Its i-th sibling is right then, those
-before it being wrong, with the chance h_i (measured: docs/combs.md). A sibling that is right brings one token.
+before it being wrong, with the chance h_i (measured: docs/combs.md). A sibling that is right brings one token, and its
+children, what follows it, are drafts and siblings again.
 """
+
+from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array
+from specdec_jax.types import Array, PolicyState, StoppingPolicy, Wanted
 
 
 def worths(chance: Array, length: Array, right: Array) -> Array:
@@ -20,12 +24,29 @@ def worths(chance: Array, length: Array, right: Array) -> Array:
     depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
     survives = jnp.cumprod(_shifted(chance, 1.0), axis=1)
     missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
-    falling = lax.cummin(right * jnp.cumprod(_shifted(1.0 - right, 1.0), axis=1), axis=1)
-    return missed[:, :, None] * falling[:, None, :]
+    return missed[:, :, None] * _falling(right)[:, None, :]
+
+
+def worths_of_children(worth: Array, parent: Array, first: Array, right: Array) -> Array:
+    """Of every child of expanded siblings its worth in tokens, [B, E, M]; it never rises along M.
+
+    Args:
+        worth: [B, P, M], of siblings; parent: [B, E], as `Children` has it.
+        first: [B], the chance that a first child is right if its sibling is; right: [B, M], as of siblings.
+    """
+    flat = worth.reshape(worth.shape[0], -1)
+    of = jnp.where(parent >= 0, jnp.take_along_axis(flat, jnp.maximum(parent, 0), axis=1, mode="clip"), 0.0)
+    others = (1.0 - first)[:, None] * right[:, :-1] * jnp.cumprod(_shifted(1.0 - right[:, :-1], 1.0), axis=1)
+    return of[:, :, None] * lax.cummin(jnp.concatenate([first[:, None], others], axis=1), axis=1)[:, None, :]
+
+
+def _falling(right: Array) -> Array:
+    """The chances that each candidate is the right one, [B, M], none above one before it."""
+    return lax.cummin(right * jnp.cumprod(_shifted(1.0 - right, 1.0), axis=1), axis=1)
 
 
 def ranks(worth: Array) -> Array:
-    """Where each stands by falling worth, from 0 on, [B, P, M] int32; of equals the first is first.
+    """Where each of [B, ...] stands by falling worth, from 0 on, int32; of equals the first is first.
 
     Counted, not sorted: whose they are is not lost.
     """
@@ -37,10 +58,10 @@ def ranks(worth: Array) -> Array:
     return jnp.sum(before, axis=2, dtype=jnp.int32).reshape(worth.shape)
 
 
-def sums(worth: Array, rank: Array) -> Array:
-    """What the best 0, 1, 2 ... P bring together, [B, P+1]."""
+def sums(worth: Array, rank: Array, most: int) -> Array:
+    """What the best 0, 1, 2 ... N (`most`) bring together, [B, N+1]."""
     flat, place = (leaf.reshape(leaf.shape[0], 1, -1) for leaf in (worth, rank))
-    count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :, None]
+    count = jnp.arange(most + 1, dtype=jnp.int32)[None, :, None]
     return jnp.sum(jnp.where(place < count, flat, 0.0), axis=2)
 
 
@@ -48,3 +69,29 @@ def _shifted(values: Array, first: float) -> Array:
     """With another first entry along the last axis, and without the last one."""
     ahead = [(0, 0)] * (values.ndim - 1) + [(1, 0)]
     return jnp.pad(values[..., :-1], ahead, constant_values=first)
+
+
+def check_expanded(name: str, expanded: int, siblings: int) -> None:
+    """Raises ValueError for expansions below 0, or of siblings that are not there."""
+    if expanded < 0 or (expanded and not siblings):
+        raise ValueError(f"{name} needs expanded of 0 or more, and siblings to expand, got {expanded} of {siblings}")
+
+
+def beside_inner(inner: StoppingPolicy) -> dict[str, Any]:
+    """Fields of a rule around `inner`, whose state it has as `policy`: what `inner` wants beside drafts."""
+    found: dict[str, Any] = {"siblings": inner.siblings, "expanded": inner.expanded}
+    if inner.beside is not None:
+        found["beside"] = partial(_beside_inner, inner)
+    if inner.expand is not None:
+        found["expand"] = partial(_expand_inner, inner)
+    return found
+
+
+def _beside_inner(inner: StoppingPolicy, state: PolicyState, *asked: Any) -> Wanted:
+    assert inner.beside is not None
+    return inner.beside(state.policy, *asked)
+
+
+def _expand_inner(inner: StoppingPolicy, state: PolicyState, *asked: Any) -> Array:
+    assert inner.expand is not None
+    return inner.expand(state.policy, *asked)

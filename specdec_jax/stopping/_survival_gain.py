@@ -2,10 +2,11 @@
 
 import jax.numpy as jnp
 
+from specdec_jax.decoding.expansion import expanded_beside
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
-from specdec_jax.stopping._siblings import ranks, sums, worths
-from specdec_jax.stopping._survival_state import SurvivalState, rate_of, time_of
-from specdec_jax.types import Array, RoundContext
+from specdec_jax.stopping._siblings import ranks, sums, worths, worths_of_children
+from specdec_jax.stopping._survival_state import SurvivalState, chance_of, prior_of, rate_of, time_of
+from specdec_jax.types import Array, RoundContext, Wanted
 
 
 def gain_by_row(
@@ -91,15 +92,45 @@ def _brought(state: SurvivalState, worth: Array, drafts: Array) -> Array:
     filled = drafts[:, :, None] + count
     flat = filled.reshape(filled.shape[0], -1)
     time = time_of(state, flat).reshape(filled.shape) - time_of(state, drafts)[:, :, None]
-    net = sums(worth, ranks(worth))[:, None, :] - rate_of(state)[:, None, None] * time
+    net = sums(worth, ranks(worth), worth.shape[1])[:, None, :] - rate_of(state)[:, None, None] * time
     return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
 
 
-def siblings_beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int) -> Array:
-    """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`."""
-    worth = worths(state.predicted, length, _right(state, context, most))
-    rank, count = ranks(worth), jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :]
+def wanted_beside(
+    state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int, parent: Array | None = None
+) -> Wanted:
+    """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`, and how many children.
+
+    Siblings up to an expanded one are verified anyway, and so come first.
+    """
+    right, siblings = _right(state, context, most), state.predicted.shape[1] * most
+    worth = worths(state.predicted, length, right)
+    each = [worth.reshape(worth.shape[0], -1)]
+    if parent is not None:
+        certain = (
+            jnp.arange(most, dtype=jnp.int32)[None, None, :] < expanded_beside(parent, worth.shape[1], most)[:, :, None]
+        )
+        later = chance_of(state, prior_of(state, context).next_bias)
+        children = worths_of_children(worth, parent, later, right)
+        each = [each[0] + certain.reshape(each[0].shape).astype(jnp.float32), children.reshape(worth.shape[0], -1)]
+    flat = jnp.concatenate(each, axis=1)
+    rank, places = ranks(flat), state.predicted.shape[1]
+    count = jnp.arange(places + 1, dtype=jnp.int32)[None, :]
     time = time_of(state, length[:, None] + count) - time_of(state, length[:, None])
-    net = jnp.where(count <= room[:, None], sums(worth, rank) - rate_of(state)[:, None] * time, -jnp.inf)
-    chosen = (rank < jnp.argmax(net, axis=1)[:, None, None]) & (worth > 0)
-    return jnp.sum(chosen, axis=2, dtype=jnp.int32)
+    net = jnp.where(count <= room[:, None], sums(flat, rank, places) - rate_of(state)[:, None] * time, -jnp.inf)
+    chosen = (rank < jnp.argmax(net, axis=1)[:, None]) & (flat > 0)
+    own = jnp.sum(chosen[:, :siblings].reshape(worth.shape), axis=2, dtype=jnp.int32)
+    if parent is None:
+        return Wanted(own)
+    return Wanted(own, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, most), axis=2, dtype=jnp.int32))
+
+
+def worth_expanding(state: SurvivalState, drafted: Array, context: RoundContext, most: int) -> Array:
+    """What siblings of the drafts so far are worth, [B, P, M]; 0 of those that would not be verified if it ended here.
+
+    A sibling that is not verified anyway would take a place of one that is worth more.
+    """
+    assert context.places is not None
+    wanted = wanted_beside(state, drafted, context.places - drafted, context, most).siblings
+    worth = worths(state.predicted, drafted, _right(state, context, most))
+    return jnp.where(jnp.arange(most, dtype=jnp.int32)[None, None, :] < wanted[:, :, None], worth, 0.0)

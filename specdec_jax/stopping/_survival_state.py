@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.decoding.combs import places
 from specdec_jax.stopping._evaluated import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
@@ -110,8 +111,7 @@ def learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult,
 def learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
     """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
     settings = state.settings
-    beside = 0 if draft.beside is None else jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
-    spent = time_of(state, (draft.length + beside)[:, None])[:, 0] + settings.drafter_cost * state.passes
+    spent = time_of(state, places(draft)[:, None])[:, 0] + settings.drafter_cost * state.passes
     prior = settings.rate_weight * settings.initial_rate
     tokens = prior + settings.rate_decay * (state.tokens - prior) + result.emitted.astype(jnp.float32)
     time = settings.rate_weight + settings.rate_decay * (state.time - settings.rate_weight) + spent

@@ -1,4 +1,7 @@
-"""A comb of fixed shape: a chain of drafts with siblings beside each, the baseline of rules that choose both."""
+"""A comb of fixed shape: a chain of drafts with siblings beside each, the baseline of rules that choose both.
+
+With siblings that are expanded it is a tree of fixed shape.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,42 +11,65 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
+from specdec_jax.stopping._siblings import check_expanded
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, RoundContext, StoppingPolicy, Wanted
 
 
 class CombState(NamedTuple):
     draft_length: Array  # [B] int32
     siblings: Array  # [B, N] int32, beside the first, second ... draft
+    children: Array  # [B] int32, of every expanded sibling
 
 
 @strategy
-def comb(most: int = 3) -> StoppingPolicy:
+def comb(most: int = 3, expanded: int = 0) -> StoppingPolicy:
     """Draft `links` tokens as `static` does, with `siblings` beside them.
 
     Args:
         most: siblings that a draft may have (M); so many are drawn of each.
+        expanded: siblings that a drafter pass reads besides (W), those of the first drafts first; 0: none.
 
     Hyperparameters (`init`): links (int >= 0, default 3), siblings (of the first draft, the second ...: default 2, 1;
-    none beside later ones). What the widest verification does not hold is left out, from the last on.
+    none beside later ones), children (of each expanded sibling, default 1). What the widest verification does not hold
+    is left out, from the last on.
 
     Raises:
-        ValueError: most below 1.
+        ValueError: most below 1, or expanded below 0.
     """
     if most < 1:
         raise ValueError(f"comb needs most of 1 or more, got {most}: static drafts chains alone")
+    check_expanded("comb", expanded, most)
 
-    def init(batch: int, links: Any = 3, siblings: Sequence[int] | Any = (2, 1)) -> CombState:
+    def init(batch: int, links: Any = 3, siblings: Sequence[int] | Any = (2, 1), children: int | Any = 1) -> CombState:
         length = per_row(batch, links, "links", low=0, dtype=np.int32)
         wanted = vector_per_row(batch, siblings, "siblings", _entries(siblings), low=0.0, high=float(most))
-        return CombState(length, wanted.astype(jnp.int32))
+        follow = per_row(batch, children, "children", low=0, high=most, dtype=np.int32)
+        return CombState(length, wanted.astype(jnp.int32), follow)
 
-    def beside(state: CombState, length: Array, room: Array, context: RoundContext) -> Array:
+    def beside(state: CombState, length: Array, room: Array, context: RoundContext, parent: Array | None) -> Wanted:
         del length, room, context
-        return state.siblings
+        children = None if parent is None else jnp.broadcast_to(state.children[:, None], parent.shape)
+        return Wanted(state.siblings, children)
 
+    def expand(state: CombState, drafted: Array, context: RoundContext) -> Array:
+        del drafted, context
+        depth, index = state.siblings.shape[1], jnp.arange(most, dtype=jnp.int32)[None, None, :]
+        order = jnp.arange(depth, dtype=jnp.int32)[None, :, None] + depth * index
+        earlier = 1.0 / (1 + order).astype(jnp.float32)
+        return jnp.where(index < state.siblings[:, :, None], earlier, 0.0)
+
+    more: dict[str, Any] = {"expanded": expanded, "expand": expand} if expanded else {}
     return StoppingPolicy(
-        init, begin_with_length, always_draw, proceed_to_length, no_update, show_length, siblings=most, beside=beside
+        init,
+        begin_with_length,
+        always_draw,
+        proceed_to_length,
+        no_update,
+        show_length,
+        siblings=most,
+        beside=beside,
+        **more,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import show_length
+from specdec_jax.stopping._siblings import beside_inner
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
@@ -69,10 +70,6 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
 
-    def of_siblings(state: PhaseLengthState, length: Array, room: Array, context: RoundContext) -> Array:
-        assert inner.beside is not None
-        return inner.beside(state.policy, length, room, context)
-
     return StoppingPolicy(
         init,
         begin,
@@ -82,8 +79,7 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         threshold,
         needs_phases=True,
         joins_rows=inner.joins_rows,
-        siblings=inner.siblings,
-        beside=None if inner.beside is None else of_siblings,
+        **beside_inner(inner),
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )
 

@@ -19,7 +19,9 @@ positions that are rarely evaluated need no estimate of their own.
 With siblings, further tokens of a draft's distribution that are verified beside it and cost no drafter pass, the rule
 also fills what a width has room for, and buys a wider one where that pays: the draft at depth d is the first that is
 rejected with the chance S_d (1 - a_d), and its i-th sibling is right then with (1 - h_1) ... (1 - h_(i-1)) h_i, each
-worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most.
+worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most. Those that
+would be verified may be expanded: the next pass of the drafter reads them too, and their children are weighed beside
+siblings, by the worth of the sibling and the chance of a token whose distribution is not known.
 
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
@@ -38,7 +40,8 @@ from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._evaluated import remember
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
-from specdec_jax.stopping._survival_gain import gain_by_row, gain_together, siblings_beside
+from specdec_jax.stopping._siblings import check_expanded
+from specdec_jax.stopping._survival_gain import gain_by_row, gain_together, wanted_beside, worth_expanding
 from specdec_jax.stopping._survival_state import (
     Prior,
     Settings,
@@ -51,7 +54,7 @@ from specdec_jax.stopping._survival_state import (
     rate_of,
 )
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult, Wanted
 
 # Of smollm2 and smollm2-drafter on configs/prompts, greedy and at 0.7 and 1: `metrics.prior.fit_prior` of its traces.
 GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 0.33, 0.25)
@@ -63,7 +66,9 @@ GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
 
 
 @strategy
-def survival(look_ahead: bool = True, positions: int = 32, together: bool = False, siblings: int = 0) -> StoppingPolicy:
+def survival(
+    look_ahead: bool = True, positions: int = 32, together: bool = False, siblings: int = 0, expanded: int = 0
+) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
@@ -72,6 +77,7 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
             (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
         siblings: most siblings verified beside a draft (M), up to 3; 0 drafts chains alone.
+        expanded: siblings that a drafter pass reads besides (W), for their children: a tree; 0 drafts none.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or
@@ -82,12 +88,13 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
     greedy_siblings and sampled_siblings (h of the second, third and fourth candidate).
 
     Raises:
-        ValueError: positions below 1, or siblings out of range.
+        ValueError: positions below 1, siblings out of range, or expanded below 0 or without siblings.
     """
     if positions < 1:
         raise ValueError(f"survival needs positions of 1 or more, got {positions}")
     if not 0 <= siblings <= len(GREEDY_SIBLINGS):
         raise ValueError(f"survival needs siblings of 0 to {len(GREEDY_SIBLINGS)}, got {siblings}")
+    check_expanded("survival", expanded, siblings)
 
     def init(
         batch: int,
@@ -169,10 +176,12 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return learn_rate(learn_offset(state, draft, result, positions), draft, result)
 
-    def beside(state: SurvivalState, length: Array, room: Array, context: RoundContext) -> Array:
-        return siblings_beside(state, length, room, context, siblings)
+    def beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, parent: Array | None) -> Wanted:
+        return wanted_beside(state, length, room, context, siblings, parent)
 
-    more = {"siblings": siblings, "beside": beside} if siblings else {}
+    more: dict[str, Any] = {"siblings": siblings, "beside": beside} if siblings else {}
+    if expanded:
+        more |= {"expanded": expanded, "expand": partial(worth_expanding, most=siblings)}
     return StoppingPolicy(init, begin, check, proceed, update, rate_of, joins_rows=together, **more)
 
 

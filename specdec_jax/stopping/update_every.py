@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.stopping._siblings import beside_inner
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
@@ -62,10 +63,6 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    def of_siblings(state: UpdateEveryState, length: Array, room: Array, context: RoundContext) -> Array:
-        assert policy.beside is not None
-        return policy.beside(state.policy, length, room, context)
-
     return StoppingPolicy(
         init,
         begin,
@@ -75,7 +72,6 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         lambda state: policy.threshold(state.policy),
         needs_phases=policy.needs_phases,
         joins_rows=policy.joins_rows,
-        siblings=policy.siblings,
-        beside=None if policy.beside is None else of_siblings,
+        **beside_inner(policy),
         hyperparameters=beside(policy, "update_every", rounds=4),
     )

@@ -39,8 +39,10 @@ from specdec_jax.types.seams import Tap as Tap
 from specdec_jax.types.seams import Update as Update
 from specdec_jax.types.seams import Verifier as Verifier
 from specdec_jax.types.seams import Verify as Verify
+from specdec_jax.types.seams import Wanted as Wanted
 from specdec_jax.types.values import Array as Array
 from specdec_jax.types.values import Cache as Cache
+from specdec_jax.types.values import Children as Children
 from specdec_jax.types.values import DecodeState as DecodeState
 from specdec_jax.types.values import Distribution as Distribution
 from specdec_jax.types.values import Draft as Draft

@@ -117,9 +117,9 @@ class Reading(NamedTuple):
     dtype: Any  # that what is kept has
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
     own: Callable[[Params, Array], Array]  # its own last hidden states [B, T, D], standing in for them -> [B, T, P]
-    apply: Callable[[Params, Array, Array, Cache], tuple[Array, Array, Cache]]
-    # tokens [B, T], and what was read at the position before each [B, T, P] -> (logits [B, T, V], of a reduced head,
-    # which has noted them, [B, T, N], last hidden states [B, T, D], cache)
+    apply: Callable[..., tuple[Array, Array, Cache]]
+    # (params, tokens [B, T], what was read at the position before each [B, T, P], cache, positions, mask) -> (logits
+    # [B, T, V], of a reduced head, which has noted them, [B, T, N], last hidden states [B, T, D], cache)
 
 
 class Retokenizing(NamedTuple):
@@ -182,14 +182,34 @@ class Proceed(Protocol):
     ) -> tuple[Array, PolicyState]: ...
 
 
-class Beside(Protocol):
-    """How many siblings to verify beside the first N drafts, [B, N] int32 up to `siblings`; the draft is complete.
+class Wanted(NamedTuple):
+    """How many tokens a policy wants verified beside a draft."""
 
-    `length` [B] int32 are its tokens, `room` [B] int32 the most siblings that fit. Decided before it is known which
-    tokens they are.
+    siblings: Array  # [B, N] int32, of the first N drafts, up to `siblings`
+    children: Array | None = None  # [B, E] int32, of the siblings that were expanded
+
+
+class Beside(Protocol):
+    """What to verify beside the draft, which is complete.
+
+    `length` [B] int32 are its tokens, `room` [B] int32 the most that fit beside them, `parent` as `Children` has it,
+    None of rules that expand nothing. Decided before it is known which tokens they are.
     """
 
-    def __call__(self, state: PolicyState, length: Array, room: Array, context: RoundContext, /) -> Array: ...
+    def __call__(
+        self, state: PolicyState, length: Array, room: Array, context: RoundContext, parent: Array | None, /
+    ) -> Wanted: ...
+
+
+class Expand(Protocol):
+    """What it is worth to feed the next drafter pass with a sibling of the first N drafts, [B, N, M] float32.
+
+    Asked before every pass; `drafted` [B] int32 counts the drafts of the round so far. The best `expanded` ones above 0
+    are fed that were not before, and will be verified whatever comes of them: decided before it is known which tokens
+    they are.
+    """
+
+    def __call__(self, state: PolicyState, drafted: Array, context: RoundContext, /) -> Array: ...
 
 
 class Update(Protocol):
@@ -212,6 +232,8 @@ class StoppingPolicy(Strategy):
     joins_rows: bool = False  # True: what a row does depends on the rows beside it
     siblings: int = 0  # M, most siblings of a draft
     beside: Beside | None = None  # of rules with siblings
+    expanded: int = 0  # W, siblings that a drafter pass is fed with, so that their children are drawn too
+    expand: Expand | None = None  # of rules that expand some
     hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
 
 

@@ -52,6 +52,15 @@ class Distribution(NamedTuple):
     token_log_prob: Array | None = None  # [B] float32, of the drawn token, where log_prob is not known: in a replay
 
 
+class Children(NamedTuple):
+    """What may follow siblings that were expanded, fed to the drafter beside the chain; E of them a round."""
+
+    parent: Array  # [B, E] int32, the depth of the sibling times M, and its index; -1: none
+    tokens: Array  # [B, E, M] int32, drawn without replacement from the distribution after it
+    log_q: Array | None  # [B, E, V] float32, that distribution; None as of drafts
+    count: Array  # [B, E] int32, 0..M, how many are verified
+
+
 class Draft(NamedTuple):
     """What a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
 
@@ -63,6 +72,7 @@ class Draft(NamedTuple):
     siblings: Array | None = None
     # [B, K, M] int32, further tokens drawn without replacement from the same distributions; None: the rule wants none
     beside: Array | None = None  # [B, K] int32, 0..M, how many of these are verified beside each draft
+    children: Children | None = None  # of rules that expand siblings
 
 
 class DraftInfo(NamedTuple):
@@ -79,18 +89,18 @@ class VerificationResult(NamedTuple):
     """The tokens a round emits: accepted drafts, then one recovered or bonus token."""
 
     tokens: Array  # [B, K+1] int32
-    length: Array  # [B] int32, 1..K+1; accepted = length - 1
-    sibling: Array | None = None
-    # [B] bool, after the accepted drafts a sibling was accepted, so that one more token is emitted; None: of no combs
+    length: Array  # [B] int32, 1..K+1; accepted drafts = length - 1
+    beside: Array | None = None
+    # [B] int32, tokens accepted after these drafts and emitted besides: a sibling, and its child; None: of chains
 
     @property
     def emitted(self) -> Array:
         """Tokens [B] int32 of `tokens`, before the end-of-sequence cut."""
-        return self.length if self.sibling is None else self.length + self.sibling.astype(self.length.dtype)
+        return self.length if self.beside is None else self.length + self.beside
 
 
 class SiblingOutcomes(NamedTuple):
-    """What may follow the accepted drafts: one of M siblings, or a token of `rest`."""
+    """What may follow the accepted tokens: one of M siblings, or a token of `rest`."""
 
     chance: Array  # [B, M+1], of none of them, the first, the second ...
     tokens: Array  # [B, M] int32
@@ -112,6 +122,7 @@ class RoundContext(NamedTuple):
     monitor: MonitorState  # as of the round before
     relative_drafter_cost: Array | None = None
     # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
+    places: Array | None = None  # [B] int32, most tokens verified beside the one before the draft; None: not known
 
     @property
     def seed(self) -> Array:
@@ -147,8 +158,8 @@ class Statistics(NamedTuple):
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
     evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
-    num_sibling_tokens: Array  # [B] int32, verified beside drafts
-    num_accepted_siblings: Array  # [B] int32, rounds that left their chain of drafts by one
+    num_sibling_tokens: Array  # [B] int32, verified beside drafts: siblings, and their children
+    num_accepted_siblings: Array  # [B] int32, of these
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
 
@@ -169,7 +180,7 @@ class RoundInfo(NamedTuple):
     drafter_id: Array  # [B] int32
     phase: Array  # [B] int32, 0 without a monitor
     siblings: Array  # [B] int32, tokens verified beside the drafts
-    by_sibling: Array  # [B] int32, 1: a sibling was accepted after the accepted drafts, and emitted
+    by_sibling: Array  # [B] int32, how many of these were accepted after the drafts, and emitted
 
 
 class DecodeState(NamedTuple):

@@ -1,47 +1,32 @@
 """Combs in the whole decoder: greedy texts are the target's, sampled ones have its distribution, whatever the shape."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comb_texts import sharp_pair, texts, total
 from tiny_reading import reading_pair
 
 from specdec_jax.decoding import build_decoder, combs, rounds, siblings
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
-from specdec_jax.models import bloom, llama, mistral
+from specdec_jax.models import bloom, mistral
 from specdec_jax.stopping import comb, static, survival, update_every
-from specdec_jax.types import Draft
+from specdec_jax.types import Draft, Wanted
 from specdec_jax.verification import block, greedy, rejection, traversal
 
 pytestmark = pytest.mark.slow
 
-VOCAB, MOST, LIMIT = 8, 4, 40
+VOCAB, MOST = 8, 4
 TABLE = toys.table_model(VOCAB)
 PAIR = toys.toy_pair(VOCAB, 5, distance=0.8)
 PARAMS = ModelParams(jnp.asarray(PAIR.target), jnp.asarray(PAIR.drafter))
 PROMPTS = [[a, b] for a in range(4) for b in range(4)]
 SHAPE = {"links": 3, "siblings": (2, 1, 3)}
 FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 12}
-
-
-def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
-    decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
-    options = {"max_new_tokens": LIMIT, "policy_hyperparameters": hyperparameters, "stop_ids": ()}
-    rows = len(prompts)
-    state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
-    state = decoder.run(params, state)
-    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
-    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)], state.statistics
-
-
-def total(counts, name):
-    return int(np.asarray(getattr(counts, name)).sum())
 
 
 @pytest.mark.parametrize("verifier", [rejection(), greedy(), block(), traversal()])
@@ -85,11 +70,7 @@ def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
 
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
     """Its own weights with noise draft: their second choice is often the text's."""
-    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
-    target = llama.language_model(config, jnp.float32)
-    params = llama.init_params(config, jax.random.key(0), jnp.float32)
-    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
-    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    target, params, noisy = sharp_pair()
     both, prompts = ModelParams(params, noisy), [[5], [7, 3], [9, 1, 4]]
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, counts = texts(target, model(target, MOST), both, comb(), rejection(), prompts, SHAPE)
@@ -167,13 +148,13 @@ def test_rows_of_different_shapes_lie_in_one_pass():
     seen = [np.flatnonzero(line).tolist() for line in np.asarray(found.mask)[0, :7]]
     assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
     assert seen[3] == list(range(9)) and combs.places(draft).tolist() == [6, 3]
-    place = combs.place_of(draft, jnp.array([1, 0]), jnp.array([2, 1]))
-    assert place.tolist() == [5, 2]
+    place = combs.place_of(draft, jnp.array([[1], [0]]), jnp.array([[2], [1]]))
+    assert place.tolist() == [[5], [2]]
 
 
 def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     draft = draft_of([3, 2], [[0] * 3] * 2)
-    wanted = jnp.array([[5, 1], [1, 1]])
+    wanted = Wanted(jnp.array([[5, 1], [1, 1]]))
     assert combs.fitted(draft, wanted, jnp.array([9, 9])).beside.tolist() == [[2, 1, 0], [1, 1, 0]]
     assert combs.fitted(draft, wanted, jnp.array([2, 0])).beside.tolist() == [[2, 0, 0], [0, 0, 0]]
     chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))

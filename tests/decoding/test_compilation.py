@@ -120,10 +120,10 @@ def test_a_state_is_donated(name):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((after, params)))
 
 
-@pytest.mark.parametrize("policy", [adaedl(), comb()])
+@pytest.mark.parametrize("policy", [adaedl(), comb(), comb(expanded=1)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_generation_copies_no_cache(policy, dtype):
-    """Rounds, the switch over widths and the draft loop all write in place, and an accepted sibling moves one slot.
+    """Rounds, the switch over widths and the draft loop all write in place, and accepted siblings move one slot each.
 
     Heads are wide: the cache dwarfs scores.
     """

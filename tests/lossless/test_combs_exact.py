@@ -10,6 +10,7 @@ from specdec_jax.decoding import siblings
 from specdec_jax.lossless import enumeration, leaves
 from specdec_jax.lossless.exact import TOYS, prove_exactly
 from specdec_jax.stopping import comb, survival
+from specdec_jax.types import Wanted
 from specdec_jax.verification import block, rejection, traversal
 
 pytestmark = pytest.mark.slow
@@ -37,10 +38,11 @@ def test_combs_are_exact(policy, verifier, monkeypatch):
     assert max(taken) > 0.1  # siblings are accepted, and not only allowed
 
 
-def by_the_draft(state, length, room, context):
+def by_the_draft(state, length, room, context, parent):
     """A shape that depends on all that the rule may know: how long the draft is, and how far the text."""
     del state, room
-    return jnp.stack([1 + context.emitted % 2, length % 3], axis=1)
+    children = None if parent is None else 1 + (length + context.emitted)[:, None] % 2 + 0 * parent
+    return Wanted(jnp.stack([1 + context.emitted % 2, length % 3], axis=1), children)
 
 
 def test_shapes_may_depend_on_the_draft():
@@ -48,6 +50,46 @@ def test_shapes_may_depend_on_the_draft():
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
     for verifier in (rejection, traversal):
         assert proof(adaptive, verifier, toys=TOYS[:2]).total_variation < EXACT
+
+
+TREE = {"links": 2, "siblings": (2, 1), "children": 2}
+
+
+@pytest.mark.parametrize("verifier", [rejection, traversal])
+@pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival(siblings=2, expanded=1, **FREE)])
+def test_trees_are_exact(policy, verifier, monkeypatch):
+    taken, every = [], leaves.leaves
+
+    def noted(*inputs):
+        chosen, leaf = every(*inputs)
+        taken.append(leaf.chance[leaf.child >= 0].sum())
+        return chosen, leaf
+
+    monkeypatch.setattr(enumeration, "leaves", noted)
+    assert proof(policy, verifier, toys=TOYS[:2]).total_variation < EXACT
+    assert max(taken) > 0.02  # children are accepted, and not only allowed
+
+
+def test_shapes_of_trees_may_depend_on_the_draft():
+    policy = survival(siblings=2, expanded=2, **FREE)
+    adaptive = dataclasses.replace(policy, beside=by_the_draft)
+    assert proof(adaptive, toys=TOYS[1:2]).total_variation < EXACT
+
+
+def test_a_sibling_that_was_read_and_left_out_is_found_out(monkeypatch):
+    """The negative control: those of the first draft are not verified where the expanded one is token 0."""
+    real = enumeration._with_siblings
+
+    def choosy(*asked):
+        branches, draft = real(*asked)
+        stays = np.asarray(draft.siblings)[:, :1, 0] != 0
+        children = draft.children._replace(count=np.where(stays, draft.children.count, 0))
+        first = np.arange(draft.beside.shape[1]) == 0
+        return branches, draft._replace(beside=np.where(first & ~stays, 0, draft.beside), children=children)
+
+    monkeypatch.setattr(enumeration, "_with_siblings", choosy)
+    report = proof(comb(1, 1, links=2, siblings=(1, 1)), toys=TOYS[:1])
+    assert not report.lossless and report.total_variation > 1e-5
 
 
 def test_traversal_that_forgets_a_rejected_sibling_is_found_out(monkeypatch):

@@ -121,6 +121,8 @@ def test_which_sibling_is_right_is_read_and_what_a_trace_does_not_tell_is_refuse
         replay(greedy_trace._replace(candidate=None), policy, hyperparameters)
     with pytest.raises(ValueError, match="3 siblings apart, and comb wants 4"):
         replay(greedy_trace, comb(most=4), hyperparameters)
+    with pytest.raises(ValueError, match="what follows siblings, and comb wants 1 expanded"):
+        replay(greedy_trace, comb(expanded=1), hyperparameters)
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,8 @@ def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
         (lambda: policy_bandit([stopping.svip()]), "at least two"),
         (lambda: policy_bandit([stopping.svip(), stopping.comb()]), "rules of chains, and comb wants siblings"),
         (lambda: stopping.comb(most=0), "most of 1 or more, got 0"),
+        (lambda: stopping.comb(expanded=-1), "expanded of 0 or more, and siblings to expand, got -1 of 3"),
+        (lambda: stopping.survival(expanded=2), "survival needs expanded of 0 or more.* got 2 of 0"),
         (lambda: policy_bandit(stopping.svip()), "StoppingPolicy"),
         (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
     ],

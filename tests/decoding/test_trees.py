@@ -1,0 +1,268 @@
+"""Trees in the whole decoder: siblings that are drafted on, their children in the target's pass, what is emitted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comb_texts import sharp_pair, texts, total
+from tiny_llama import noisy_pair
+from tiny_reading import logits_of_drafts, reading_pair
+
+from specdec_jax.decoding import build_decoder, combs, expansion, rounds
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters import model, multi_drafter, prompt_lookup
+from specdec_jax.drafters.no_drafter import no_drafter
+from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless import toys
+from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
+from specdec_jax.models import mistral
+from specdec_jax.stopping import comb, static, survival, update_every
+from specdec_jax.types import Children, Draft, RoundContext, Wanted
+from specdec_jax.verification import block, greedy, rejection, traversal
+
+pytestmark = pytest.mark.slow
+
+VOCAB, MOST = 8, 4
+TABLE = toys.table_model(VOCAB)
+PAIR = toys.toy_pair(VOCAB, 5, distance=0.8)
+PARAMS = ModelParams(jnp.asarray(PAIR.target), jnp.asarray(PAIR.drafter))
+PROMPTS = [[a, b] for a in range(4) for b in range(4)]
+SHAPE = {"links": 3, "siblings": (2, 1, 3), "children": 2}
+FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 16}
+WIDTHS = (2, 4, 8, 16)
+
+
+def taken(state):
+    """Rounds by how many tokens were accepted beside the chain: 0, a sibling, a child too."""
+    record = state.record
+    played = np.asarray(record.emitted) > 0
+    return np.bincount(np.asarray(record.by_sibling)[played], minlength=3)
+
+
+@pytest.mark.parametrize("verifier", [rejection(), greedy(), block(), traversal()])
+def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
+    plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
+    own = model(TABLE, MOST, catch_up=4)
+    _, flat = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE, WIDTHS)
+    found, state = texts(TABLE, own, PARAMS, comb(expanded=2), verifier, PROMPTS, SHAPE, WIDTHS)
+    assert found == plain
+    assert taken(state)[2] > 20 and taken(flat)[2] == 0
+    assert total(state, "num_rounds") < total(flat, "num_rounds")
+    parts = ("num_accepted_siblings", "num_accepted_tokens", "num_rounds")
+    assert 0 <= sum(total(state, name) for name in parts) - total(state, "num_emitted_tokens") <= len(PROMPTS)
+
+
+@pytest.mark.parametrize("policy", [comb(expanded=2), survival(siblings=3, expanded=2)])
+def test_models_that_read_their_target_write_its_text(policy):
+    """Positions, masks, two moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
+    target, params, drafter, own = reading_pair()
+    prompts, both = [[5], [7, 3], [9, 1, 4], [2] * 6], ModelParams(params, own)
+    hyperparameters = SHAPE if policy.name == "comb" else FREE
+    plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
+    found, state = texts(target, reading(drafter, MOST), both, policy, rejection(), prompts, hyperparameters, WIDTHS)
+    assert found == plain
+    assert total(state, "num_sibling_tokens") > 20
+
+
+@pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival(siblings=3, expanded=1))])
+def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_children(policy):
+    target, params, noisy = sharp_pair()
+    prompts, both = [[5], [7, 3], [9, 1, 4]], ModelParams(params, noisy)
+    hyperparameters = SHAPE if policy.name == "comb" else FREE
+    plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
+    found, state = texts(target, model(target, MOST), both, policy, rejection(), prompts, hyperparameters, WIDTHS)
+    assert found == plain
+    assert taken(state)[2] > 0
+
+
+def proposed(target, drafter, params, policy, hyperparameters, prompt):
+    """The draft of the first round after a prompt, as the drafter makes it."""
+    decoder = build_decoder(target, drafter, policy, rejection(), verification_widths=WIDTHS, prefill_chunk=4)
+    warp = make_warp(1, temperature=1.0)
+    options = {"policy_hyperparameters": hyperparameters, "stop_ids": (), "max_new_tokens": 20}
+    state = decoder.prefill(params, [prompt], warp=warp, seed=[3], **options)
+    context = rounds._context(decoder.parts, state)
+    uniform = rounds.drafting_uniforms(state.seed, context)
+    asked = params.drafter, state.drafter, state.tokens, context, uniform, policy, state.policy, True
+    return drafter.propose(*asked)[0]
+
+
+def expanded_texts(draft):
+    """Of every expanded sibling the draft up to it, and which expansion it is."""
+    parent, siblings = np.asarray(draft.children.parent)[0], np.asarray(draft.siblings)[0]
+    for index in np.flatnonzero(parent >= 0):
+        depth, candidate = divmod(int(parent[index]), siblings.shape[1])
+        yield [*np.asarray(draft.tokens)[0, :depth].tolist(), int(siblings[depth, candidate])], int(index)
+
+
+def test_children_are_drawn_from_what_the_drafter_says_after_the_sibling():
+    """A mask, a position or a read that is wrong leaves texts right and drafts worse: nothing else would say so."""
+    target, params, drafter, own = reading_pair()
+    prompt = [9, 1, 4, 2, 7]
+    both = ModelParams(params, own)
+    draft = proposed(target, reading(drafter, MOST), both, comb(expanded=2), {**SHAPE, "links": 4}, prompt)
+    seen = list(expanded_texts(draft))
+    assert len(seen) >= 4 and {len(text) for text, _ in seen} >= {1, 2}
+    for text, index in seen:
+        logits = logits_of_drafts(target, params, drafter, own, prompt + text, len(prompt), len(text) + 1)
+        expected = jax.nn.log_softmax(logits[len(text)])
+        np.testing.assert_allclose(np.asarray(draft.children.log_q)[0, index], expected, atol=2e-4)
+
+
+def test_children_of_a_plain_model_too():
+    target, params, noisy = noisy_pair(noise=0.3)
+    prompt, both = [9, 1, 4, 2, 7], ModelParams(params, noisy)
+    draft = proposed(target, model(target, MOST), both, comb(expanded=1), {**SHAPE, "links": 4}, prompt)
+    seen = list(expanded_texts(draft))
+    assert len(seen) == 3
+    for text, index in seen:
+        logits, _ = target.apply(noisy, jnp.asarray([prompt + text]), target.init_cache(noisy, 1, 64))
+        expected = jax.nn.log_softmax(logits[0, -1])
+        np.testing.assert_allclose(np.asarray(draft.children.log_q)[0, index], expected, atol=2e-4)
+
+
+CASES = {
+    "comb": (comb(expanded=1), {**SHAPE, "siblings": (2, 1)}, False),
+    "comb that reads": (comb(expanded=2), {**SHAPE, "siblings": (1, 2)}, True),
+    "survival": (survival(siblings=2, expanded=1), FREE, False),
+}
+
+
+def sampled(case, verifier=rejection, **warp):
+    policy, hyperparameters, reads = CASES[case]
+    decoder, params = toy_decoder(policy, verifier(), MOST, 4, toy=3, reads=reads, distance=1.5)
+    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
+    warp = {"temperature": 1.0} | warp
+    return test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sampled_texts_have_the_targets_distribution(case):
+    assert sampled(case).lossless
+    if case == "comb":
+        assert sampled(case, traversal, temperature=0.7).lossless
+
+
+def off_by_one(before, draft, start, width, slots):
+    """A child sees the place before its sibling's."""
+    found = combs.laid_out(before, draft, start, width, slots)
+    place = jnp.arange(width)[None, :] - 1 - combs.places(draft._replace(children=None))[:, None]
+    return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
+
+
+@pytest.mark.parametrize("what", ["a mask off by one", "a cache slot that stays", "children of another sibling"])
+def test_wrong_trees_are_found_out(what, monkeypatch):
+    """The negative controls: each is a mistake that a tree can hold without any error."""
+    if what == "a mask off by one":
+        monkeypatch.setattr(rounds, "laid_out", off_by_one)
+    elif what == "a cache slot that stays":
+        real = rounds._moved
+        sibling_only = lambda target, cache, start, accepted, path: real(  # noqa: E731
+            target, cache, start, accepted, path._replace(length=jnp.minimum(path.length, 1))
+        )
+        monkeypatch.setattr(rounds, "_moved", sibling_only)
+    else:
+        real_child = rounds.child_of
+        monkeypatch.setattr(rounds, "child_of", lambda children, sibling: jnp.roll(real_child(children, sibling), 1))
+    assert not sampled("comb").lossless
+
+
+def draft_of(parent, count, beside=((1, 2, 0), (2, 0, 0)), lengths=(3, 1)):
+    tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
+    others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
+    children = jnp.arange(1000, 1000 + 2 * len(parent[0]) * 2, dtype=jnp.int32).reshape(2, len(parent[0]), 2)
+    return Draft(
+        tokens,
+        None,
+        jnp.zeros(tokens.shape, bool),
+        jnp.array(lengths),
+        others,
+        None if beside is None else jnp.array(beside),
+        Children(jnp.array(parent), children, None, jnp.array(count)),
+    )
+
+
+def test_children_lie_behind_all_siblings_and_see_their_own():
+    draft = draft_of([[0, 3], [1, -1]], [[2, 1], [1, 0]])
+    found = combs.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
+    first, second = np.asarray(found.tokens)
+    assert first.tolist()[:10] == [10, 11, 12, 13, 1101, 1201, 1202, 1000, 1001, 1002]
+    assert second.tolist()[:5] == [20, 21, 2101, 2102, 1004]
+    assert np.asarray(found.positions)[0, :10].tolist() == [5, 6, 7, 8, 6, 7, 7, 7, 7, 8]
+    assert np.asarray(found.positions)[1, :5].tolist() == [2, 3, 3, 3, 4]
+    seen = [np.flatnonzero(line).tolist() for line in np.asarray(found.mask)[0, :10]]
+    assert seen[7] == [*range(6), 9, 12] and seen[8] == [*range(6), 9, 13]  # after the sibling of the first draft
+    assert seen[9] == [*range(7), 11, 14]  # after the second sibling of the second draft
+    assert np.flatnonzero(np.asarray(found.mask)[1, 4]).tolist() == [0, 1, 2, 5, 6]
+    assert combs.places(draft).tolist() == [9, 4]
+    place = combs.place_of_child(draft, jnp.array([1, 0]), jnp.array([1, 1]))
+    assert place.tolist() == [9, 4]
+
+
+def test_what_was_read_is_verified_whatever_is_wanted():
+    draft = draft_of([[3, -1], [1, -1]], [[0, 0]] * 2, beside=None, lengths=(3, 3))
+    none = Wanted(jnp.zeros((2, 3), jnp.int32), jnp.full((2, 2), 2))
+    found = combs.fitted(draft, none, jnp.array([9, 3]))
+    assert found.beside.tolist() == [[0, 2, 0], [2, 0, 0]]
+    assert found.children.count.tolist() == [[2, 0], [1, 0]]  # what has room, of those that were expanded
+    all_of_them = Wanted(jnp.full((2, 3), 2), jnp.full((2, 2), 2))
+    found = combs.fitted(draft, all_of_them, jnp.array([3, 3]))
+    assert found.beside.tolist() == [[1, 2, 0], [2, 1, 0]] and found.children.count.tolist() == [[0, 0]] * 2
+
+
+def test_the_best_siblings_are_expanded_once_and_only_while_they_fit():
+    worth = jnp.array([[[0.5, 0.3], [0.4, 0.0], [0.9, 0.9]]])
+
+    def chosen(parent, drafted, room, count=2):
+        found = expansion.to_expand(worth, jnp.array([parent]), jnp.array([drafted]), jnp.array([room]), count)
+        return found[0].tolist()
+
+    assert chosen([-1, -1], 2, 9) == [0, 2]  # the third draft is not made yet
+    assert chosen([-1, -1], 0, 9) == [-1, -1]
+    assert chosen([0, 2], 2, 9) == [1, -1]  # once; what is worth nothing is not expanded
+    assert chosen([-1, -1], 2, 1) == [0, -1]  # one place is left
+    assert chosen([0, -1], 2, 3) == [2, 1]  # the second sibling of the first draft takes one place more
+    assert chosen([0, -1], 2, 2) == [2, -1]
+    assert expansion.expanded_beside(jnp.array([[3, 0, -1]]), 3, 2).tolist() == [[1, 2, 0]]
+
+
+def test_survival_expands_what_it_would_verify():
+    policy = survival(siblings=2, positions=8, expanded=1)
+    state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
+    state = state._replace(predicted=jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32))
+    one = jnp.ones(1, jnp.int32)
+    context = RoundContext(10 * one, one, 4 * one, one > 0, one, make_warp(1), (), places=8 * one)
+    worth = np.asarray(policy.expand(state, 3 * one, context))[0]
+    wanted = np.asarray(policy.beside(state, 3 * one, 5 * one, context, None).siblings)[0]
+    assert wanted.tolist()[:3] == [0, 1, 0]  # one place is free
+    assert np.argwhere(worth > 0).tolist() == [[1, 0]]
+    parent = jnp.array([[2, -1, -1]])  # expanded: its place is taken, and a child costs a step
+    asked = policy.beside(state, 3 * one, 5 * one, context, parent)
+    assert asked.siblings[0, :3].tolist() == [0, 1, 0] and asked.children.tolist() == [[0, 0, 0]]
+    free = state._replace(settings=state.settings._replace(verification=jnp.ones((1, 9))))
+    asked = policy.beside(free, 3 * one, 5 * one, context, parent)
+    assert asked.children[0, 0] == 2 and int(asked.siblings.sum() + asked.children.sum()) == 5
+
+
+def test_what_cannot_be_expanded_is_refused():
+    both = multi_drafter((model(TABLE, MOST), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
+    with pytest.raises(ValueError, match="comb wants siblings expanded, and multi_drafter cannot read"):
+        build_decoder(TABLE, both, comb(expanded=1), rejection())
+    window = mistral.language_model(mistral.example_config())
+    target = TABLE._replace(spec=window.spec)
+    with pytest.raises(ValueError, match="whose attention goes by positions"):
+        build_decoder(target, model(window, MOST), comb(expanded=1), rejection())
+    with pytest.raises(ValueError, match="the widest verification, 5, must hold both"):
+        build_decoder(TABLE, model(TABLE, MOST), comb(expanded=2), rejection(), verification_widths=(5,))
+
+
+def test_the_room_for_what_is_read_is_kept_however_long_the_chain_becomes():
+    """In a pass of 8 places four drafts leave three: no more than these are committed before the chain has ended."""
+    own, shape = model(TABLE, MOST, catch_up=4), {"links": 4, "siblings": (3, 3, 3, 3), "children": 3}
+    plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
+    found, state = texts(TABLE, own, PARAMS, comb(expanded=2), rejection(), PROMPTS, shape, (2, 4, 8))
+    assert found == plain
+    beside = np.asarray(state.record.siblings)
+    drafted = np.asarray(state.record.drafted)
+    assert beside.max() <= 7 - drafted[beside > 0].min() and np.all(beside + drafted <= 7)
