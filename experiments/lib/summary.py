@@ -14,6 +14,7 @@ COUNTS = (
     "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
+    "num_accepted_siblings",
     "drafter_passes",
     "discarded_passes",
 )
@@ -33,7 +34,7 @@ class MethodSummary(NamedTuple):
     repeated_share: float  # of all tokens
     draft_acceptance_rate: float | None  # accepted / drafted tokens
     mean_draft_length: float | None  # drafted tokens / drafts
-    mean_acceptance_length: float | None  # 1 + accepted / drafts
+    mean_acceptance_length: float | None  # 1 + accepted / drafts, siblings among the accepted
     discarded_fraction: float | None  # drafter passes whose distribution gave no token
     equal: tuple[int, int] | None  # outputs equal to plain decoding, outputs compared
 
@@ -97,6 +98,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
     mine = list(prompts.values())
     theirs = [plain[name] for name in prompts]
     total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, "seconds", "repeated")}
+    accepted = total["num_accepted_tokens"] + total["num_accepted_siblings"]
     ratios = _ratios(prompts, plain)
     clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
     compared = [entry["equal"] for entry in mine if "equal" in entry]
@@ -112,7 +114,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         repeated_share=_share(total),
         draft_acceptance_rate=ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
         mean_draft_length=ratio(total["num_draft_tokens"], total["num_drafts"]),
-        mean_acceptance_length=ratio(total["num_drafts"] + total["num_accepted_tokens"], total["num_drafts"]),
+        mean_acceptance_length=ratio(total["num_drafts"] + accepted, total["num_drafts"]),
         discarded_fraction=ratio(total["discarded_passes"], total["drafter_passes"]),
         equal=(sum(compared), len(compared)) if compared else None,
     )

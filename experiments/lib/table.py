@@ -99,7 +99,8 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
         f"{count} prompts. Speed-up is against plain decoding of the same target in the same program; 95 % bootstrap "
         "interval and quartiles over prompts; total: all tokens over all seconds. Without repeats: mean over the "
         f"prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance rate: accepted over "
-        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft. Discarded "
+        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft, siblings "
+        "among them. Discarded "
         "passes: drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for "
         "token."
     )

@@ -16,89 +16,21 @@ import numpy as np
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
-from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.leaves import (
-    ROOM,
-    Leaf,
-    beside_of,
-    children_decided,
-    decided,
-    every_order,
-    leaves,
-    to_expand_of,
-)
+from specdec_jax.lossless.comb_outcomes import CombOutcomes, comb_leaves, verified_combs, with_siblings
+from specdec_jax.lossless.leaves import Leaf, to_expand_of
+from specdec_jax.lossless.nodes import Branches, Nodes, Setting, asked, context_of, draft_of, drawn_distribution, pair
 from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import (
-    Children,
     Distribution,
     Draft,
     Monitor,
     RoundContext,
-    SiblingOutcomes,
     StoppingPolicy,
     VerificationResult,
     Verifier,
 )
 
 PROMPT = np.array([[0, 1]], np.int32)
-
-
-class Setting(NamedTuple):
-    """What stays the same through one enumeration."""
-
-    policy: StoppingPolicy
-    verifier: Verifier
-    monitor: Monitor
-    drafter_distributions: Distribution
-    # every leaf [toys * K * V * V * V, ...], by toy, number of the draft, token whose hidden state was read when the
-    # round began, and the last two tokens
-    target_distributions: Distribution  # every leaf [toys * V * V, ...], by toy and the last two tokens
-    warp: Mapping[str, Any]
-    most: int  # K
-    tokens: int  # emitted tokens whose joint distribution is compared
-    limit: int  # max_new_tokens
-    batch: int  # rows that policy and verifier see at a time
-    chosen: bool
-    tally: Tally  # what was asked and answered, counted as it happens
-
-
-class Nodes(NamedTuple):
-    """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
-
-    tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
-    table: np.ndarray  # [N] int64, where its toy begins in the tables of distributions
-    emitted: np.ndarray  # [N] int32
-    chance: np.ndarray  # [N] float64
-    policy: Any
-    verifier: Any
-    monitor: Any
-
-
-class Branches(NamedTuple):
-    """Drafts of one round. Leaves are [M, ...]."""
-
-    node: np.ndarray  # [M] where it began
-    table: np.ndarray  # [M] int64, of its toy
-    text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
-    log_q: np.ndarray  # [M, K, V]
-    drafted: np.ndarray  # [M] int32
-    parent: np.ndarray  # [M, E] int32, of siblings that are expanded
-    chance: np.ndarray  # [M] float64, of the node and the draft
-    policy: Any
-
-
-def drawn_distribution(weights: np.ndarray) -> np.ndarray:
-    """The distribution of `sampling.draw` for [..., V] weights (V at most one of its blocks) of any sign and sum."""
-    vocab = weights.shape[-1]
-    positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
-    reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):  # what follows an outcome that cannot occur may be no number
-        reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
-        chance = np.diff(reached, axis=-1, prepend=0.0) / total
-    last = np.where(positive.any(axis=-1), vocab - 1 - np.argmax(positive[..., ::-1], axis=-1), vocab - 1)
-    fallback = np.eye(vocab)[last]
-    chance = np.where(total > 0, chance, fallback)
-    return chance + fallback * (1.0 - chance.sum(axis=-1, keepdims=True))
 
 
 def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Distribution:
@@ -144,9 +76,9 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
             chosen = np.nonzero(outcomes.chance)
             following = after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
         else:
-            branches, draft = _with_siblings(setting, nodes, branches)
-            combs = _verified_combs(setting, nodes, branches, draft)
-            chosen, leaf = _leaves(setting, nodes, branches, combs)
+            branches, draft = with_siblings(setting, nodes, branches)
+            combs = verified_combs(setting, nodes, branches, draft)
+            chosen, leaf = comb_leaves(setting, nodes, branches, combs)
             following = after(setting, nodes, branches, combs, chosen, leaf.chance, leaf)
         following = _merged(following)
         done = following.emitted >= setting.tokens
@@ -166,17 +98,6 @@ def target_joint(setting: Setting) -> np.ndarray:
         pairs = zip(text, text[1:], text[2:], strict=False)
         joint[sequence] = np.prod([prob[a * vocab + b, c] for a, b, c in pairs])
     return joint
-
-
-def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
-    """What the decoder would tell policy and verifier at the beginning of the round."""
-    count = len(nodes.emitted)
-    warp = jax.tree.map(np.asarray, make_warp(count, **setting.warp))
-    room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
-    alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
-    emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
-    places = host(np.full(count, ROOM, np.int32))
-    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor, places=places)
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
@@ -199,7 +120,7 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         finished.append(take(branches, ~going))
         branches = _expanded(setting, context, take(branches, going), step)
         here = (branches.table // vocab**2 * most + step) * vocab + branches.text[:, 0]
-        here = here * vocab**2 + _pair(branches.text[:, step : step + 2], vocab)
+        here = here * vocab**2 + pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
         draws, policy = rules.check(take(context, branches.node), branches.policy, distributions, branches.drafted)
@@ -252,126 +173,14 @@ class Outcomes(NamedTuple):
     verifier: Any  # its state after the round, [M, ...]
 
 
-class CombOutcomes(NamedTuple):
-    """The same of drafts with siblings."""
-
-    reached: np.ndarray  # [M, K+1] float64, of the node, the draft, its siblings and so many accepted drafts
-    several: np.ndarray  # [M, K+1, S+1], then of none of the siblings, the first, the second ...
-    rest: np.ndarray  # [M, K+1, V], the next token's distribution where it is none
-    draft: Draft
-    distributions: Distribution
-    verifier: Any
-
-
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
-    asked = _asked(setting, nodes, branches, _draft_of(setting, branches))
-    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*asked)
+    told = asked(setting, nodes, branches, draft_of(setting, branches))
+    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*told)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
-    return Outcomes(chance, asked[2], asked[3], state)
-
-
-def _verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: Draft) -> CombOutcomes:
-    asked = _asked(setting, nodes, branches, draft)
-    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.most)(*asked)
-    lengths = drawn_distribution(np.exp(log_prob_accepted))
-    setting.tally.accepts(branches.drafted, lengths)
-    reached = branches.chance[:, None] * lengths
-    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, asked[3], state)
-
-
-def _asked(
-    setting: Setting, nodes: Nodes, branches: Branches, draft: Draft
-) -> tuple[RoundContext, Any, Draft, Distribution]:
-    """What the verifier is told."""
-    vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
-    pairs = np.stack([_pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
-    distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
-    context = take(context_of(setting, nodes), branches.node)
-    return context, take(nodes.verifier, branches.node), draft, distributions
-
-
-def _draft_of(setting: Setting, branches: Branches) -> Draft:
-    drafts = np.ascontiguousarray(branches.text[:, 2:])
-    return Draft(
-        tokens=host(drafts),
-        log_q=host(branches.log_q) if setting.verifier.needs_log_q and not setting.chosen else None,
-        one_hot=host(np.full(drafts.shape, setting.chosen)),
-        length=host(branches.drafted),
-    )
-
-
-def _with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Draft]:
-    """One branch each way in which the siblings are drawn that the policy wants beside a draft."""
-    vocab, draft = setting.target_distributions.log_prob.shape[-1], _draft_of(setting, branches)
-    is_greedy = float(setting.warp["temperature"]) <= 0
-    seen = setting.drafter_distributions
-    table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
-
-    def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
-        """Where the drafter's distribution stands after `depth` drafts, the last one replaced by a token."""
-        text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
-        last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
-        last_two[:, 1] = last_two[:, 1] if token is None else token
-        number = np.minimum(depth, setting.most - 1)  # beyond it nothing is drawn
-        read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
-        return read + _pair(last_two, vocab)
-
-    siblings = host(np.zeros((*draft.tokens.shape, setting.policy.siblings), np.int32))
-    draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
-    context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft)
-    whose, drawn, chance = every_order(draft, is_greedy, lambda *asked: table[place(*asked)].copy())
-    draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
-    if draft.children is not None:
-        before, index = np.divmod(np.maximum(np.asarray(draft.children.parent), 0), siblings.shape[2])
-        tokens = drawn[np.arange(len(drawn))[:, None], before, index]  # the expanded siblings, [N, E]
-        each = [seen.log_prob[place(whose, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
-        log_q = None if draft.children.log_q is None else host(np.stack(each, axis=1))
-        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.most :]), log_q=log_q))
-    branches = take(branches, whose)
-    return branches._replace(chance=branches.chance * chance), draft
-
-
-def _no_children(setting: Setting, branches: Branches, draft: Draft) -> Children | None:
-    """What expanded siblings have before their children are drawn."""
-    count, expansions = branches.parent.shape
-    if not expansions:
-        return None
-    zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
-    log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
-    tokens = np.zeros((*zeros.shape, setting.policy.siblings), np.int32)
-    return Children(host(branches.parent), host(tokens), log_q, host(zeros))
-
-
-def _leaves(
-    setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
-) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """Every outcome of drafts with siblings beside them."""
-    vocab, draft = setting.target_distributions.log_prob.shape[-1], outcomes.draft
-
-    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:
-        last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
-        last, token = (last, sibling) if child is None else (sibling, child)
-        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + token]
-        return drawn_distribution(np.exp(log_prob))
-
-    def decided_children(
-        branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
-    ) -> SiblingOutcomes:
-        assert draft.children is not None and draft.siblings is not None
-        children = take(draft.children, branch)
-        expanded = children.parent == (accepted * draft.siblings.shape[2] + index)[:, None]
-        expansion = np.where(expanded.any(axis=1), expanded.argmax(axis=1), -1).astype(np.int32)
-        context = take(context_of(setting, nodes), branches.node[branch])
-        found = children_decided(setting.batch)(context, following, children, expansion)
-        return found._replace(chance=drawn_distribution(found.chance), rest=drawn_distribution(found.rest))
-
-    siblings = np.asarray(draft.siblings)
-    trees = None if draft.children is None else decided_children
-    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target, trees)
+    return Outcomes(chance, told[2], told[3], state)
 
 
 def after(
@@ -486,7 +295,3 @@ def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
         return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, result, context), state)
 
     return in_batches(observe, batch)
-
-
-def _pair(last_two: np.ndarray, vocab: int) -> np.ndarray:
-    return last_two[:, 0] * vocab + last_two[:, 1]

@@ -16,13 +16,13 @@ import numpy as np
 from specdec_jax.decoding import no_monitor
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.enumeration import (
-    Setting,
     distribution_table,
     drafter_table,
     enumerate_distribution,
     first_nodes,
     target_joint,
 )
+from specdec_jax.lossless.nodes import Setting
 from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 

@@ -16,9 +16,8 @@ from specdec_jax.decoding.combs import fitted
 from specdec_jax.decoding.expansion import to_expand
 from specdec_jax.decoding.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
+from specdec_jax.lossless.nodes import ROOM
 from specdec_jax.types import Children, Distribution, Draft, RoundContext, SiblingOutcomes, StoppingPolicy, Verifier
-
-ROOM = 64  # places of the widest verification
 
 
 class Leaf(NamedTuple):

@@ -20,8 +20,9 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Branches, Nodes, Outcomes, Setting, distribution_table, drafter_table
+from specdec_jax.lossless.enumeration import Outcomes, distribution_table, drafter_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
+from specdec_jax.lossless.nodes import Branches, Nodes, Setting
 from specdec_jax.lossless.toys import narrow_pair, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 

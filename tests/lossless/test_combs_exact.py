@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.decoding import siblings
-from specdec_jax.lossless import enumeration, leaves
+from specdec_jax.lossless import comb_outcomes, enumeration, leaves
 from specdec_jax.lossless.exact import TOYS, prove_exactly
 from specdec_jax.stopping import comb, survival
 from specdec_jax.types import Wanted
@@ -33,7 +33,7 @@ def test_combs_are_exact(policy, verifier, monkeypatch):
         taken.append(leaf.chance[leaf.sibling >= 0].sum())
         return chosen, leaf
 
-    monkeypatch.setattr(enumeration, "leaves", noted)
+    monkeypatch.setattr(comb_outcomes, "leaves", noted)
     assert proof(policy, verifier).total_variation < EXACT
     assert max(taken) > 0.1  # siblings are accepted, and not only allowed
 
@@ -65,7 +65,7 @@ def test_trees_are_exact(policy, verifier, monkeypatch):
         taken.append(leaf.chance[leaf.child >= 0].sum())
         return chosen, leaf
 
-    monkeypatch.setattr(enumeration, "leaves", noted)
+    monkeypatch.setattr(comb_outcomes, "leaves", noted)
     assert proof(policy, verifier, toys=TOYS[:2]).total_variation < EXACT
     assert max(taken) > 0.02  # children are accepted, and not only allowed
 
@@ -78,7 +78,7 @@ def test_shapes_of_trees_may_depend_on_the_draft():
 
 def test_a_sibling_that_was_read_and_left_out_is_found_out(monkeypatch):
     """The negative control: those of the first draft are not verified where the expanded one is token 0."""
-    real = enumeration._with_siblings
+    real = enumeration.with_siblings
 
     def choosy(*asked):
         branches, draft = real(*asked)
@@ -87,7 +87,7 @@ def test_a_sibling_that_was_read_and_left_out_is_found_out(monkeypatch):
         first = np.arange(draft.beside.shape[1]) == 0
         return branches, draft._replace(beside=np.where(first & ~stays, 0, draft.beside), children=children)
 
-    monkeypatch.setattr(enumeration, "_with_siblings", choosy)
+    monkeypatch.setattr(enumeration, "with_siblings", choosy)
     report = proof(comb(1, 1, links=2, siblings=(1, 1)), toys=TOYS[:1])
     assert not report.lossless and report.total_variation > 1e-5
 

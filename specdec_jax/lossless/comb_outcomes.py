@@ -1,0 +1,103 @@
+"""Drafts with siblings in an enumeration: every way in which these are drawn, and all that can become of them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.hyperparameters import host
+from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.leaves import Leaf, beside_of, children_decided, decided, every_order, leaves
+from specdec_jax.lossless.nodes import Branches, Nodes, Setting, asked, context_of, draft_of, drawn_distribution, pair
+from specdec_jax.types import Children, Distribution, Draft, SiblingOutcomes
+
+
+class CombOutcomes(NamedTuple):
+    """All that can become of M drafts with siblings."""
+
+    reached: np.ndarray  # [M, K+1] float64, of the node, the draft, its siblings and so many accepted drafts
+    several: np.ndarray  # [M, K+1, S+1], then of none of the siblings, the first, the second ...
+    rest: np.ndarray  # [M, K+1, V], the next token's distribution where it is none
+    draft: Draft
+    distributions: Distribution
+    verifier: Any
+
+
+def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Draft]:
+    """One branch each way in which the siblings are drawn that the policy wants beside a draft."""
+    vocab, draft = setting.target_distributions.log_prob.shape[-1], draft_of(setting, branches)
+    is_greedy = float(setting.warp["temperature"]) <= 0
+    seen = setting.drafter_distributions
+    table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
+
+    def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
+        """Where the drafter's distribution stands after `depth` drafts, the last one replaced by a token."""
+        text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
+        last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
+        last_two[:, 1] = last_two[:, 1] if token is None else token
+        number = np.minimum(depth, setting.most - 1)  # beyond it nothing is drawn
+        read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
+        return read + pair(last_two, vocab)
+
+    siblings = host(np.zeros((*draft.tokens.shape, setting.policy.siblings), np.int32))
+    draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
+    context = take(context_of(setting, nodes), branches.node)
+    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft)
+    whose, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
+    draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
+    if draft.children is not None:
+        before, index = np.divmod(np.maximum(np.asarray(draft.children.parent), 0), siblings.shape[2])
+        tokens = drawn[np.arange(len(drawn))[:, None], before, index]  # the expanded siblings, [N, E]
+        each = [seen.log_prob[place(whose, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
+        log_q = None if draft.children.log_q is None else host(np.stack(each, axis=1))
+        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.most :]), log_q=log_q))
+    branches = take(branches, whose)
+    return branches._replace(chance=branches.chance * chance), draft
+
+
+def _no_children(setting: Setting, branches: Branches, draft: Draft) -> Children | None:
+    """What expanded siblings have before their children are drawn."""
+    count, expansions = branches.parent.shape
+    if not expansions:
+        return None
+    zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
+    log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
+    tokens = np.zeros((*zeros.shape, setting.policy.siblings), np.int32)
+    return Children(host(branches.parent), host(tokens), log_q, host(zeros))
+
+
+def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: Draft) -> CombOutcomes:
+    """Every outcome of every draft, of every number of accepted drafts and of what is beside them."""
+    told = asked(setting, nodes, branches, draft)
+    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.most)(*told)
+    lengths = drawn_distribution(np.exp(log_prob_accepted))
+    setting.tally.accepts(branches.drafted, lengths)
+    reached = branches.chance[:, None] * lengths
+    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, told[3], state)
+
+
+def comb_leaves(
+    setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
+) -> tuple[tuple[np.ndarray, ...], Leaf]:
+    """Every outcome of drafts with siblings beside them."""
+    vocab, draft = setting.target_distributions.log_prob.shape[-1], outcomes.draft
+
+    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:
+        last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
+        last, token = (last, sibling) if child is None else (sibling, child)
+        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + token]
+        return drawn_distribution(np.exp(log_prob))
+
+    def decided_children(
+        branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
+    ) -> SiblingOutcomes:
+        assert draft.children is not None and draft.siblings is not None
+        children = take(draft.children, branch)
+        expanded = children.parent == (accepted * draft.siblings.shape[2] + index)[:, None]
+        expansion = np.where(expanded.any(axis=1), expanded.argmax(axis=1), -1).astype(np.int32)
+        context = take(context_of(setting, nodes), branches.node[branch])
+        found = children_decided(setting.batch)(context, following, children, expansion)
+        return found._replace(chance=drawn_distribution(found.chance), rest=drawn_distribution(found.rest))
+
+    siblings = np.asarray(draft.siblings)
+    trees = None if draft.children is None else decided_children
+    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target, trees)
