@@ -161,18 +161,12 @@ class _Node(NamedTuple):
 
 def _taken(seen: Known, text: int, at: int, run: int, chosen: set[_Node]) -> int:
     """Tokens accepted beside a chain of which `run` are."""
-    sibling, taken, here = int(seen.right[text, at]), 0, at + run + 1
-    child = 0
-    while _Node(run, sibling, taken, child) in chosen:
+    sibling, taken, begin = int(seen.right[text, at]), 0, at + run + 1
+    right = 0 if begin >= seen.run.shape[1] else int(seen.run[text, begin])  # first children in a row
+    while _Node(run, sibling, taken, 0) in chosen and taken <= right:
         taken += 1
-        if child or here >= seen.run.shape[1]:
-            break
-        goes_on = int(seen.run[text, here]) > 0
-        child = 0 if goes_on else int(seen.right[text, here])
-        if not goes_on and not child:
-            break
-        here += 1
-    return taken
+    other = 0 if taken != right + 1 or begin >= seen.run.shape[1] else int(seen.right[text, begin])
+    return taken + (other > 0 and _Node(run, sibling, taken, other) in chosen)
 
 
 def _leaves(bins: np.ndarray, survives: list[float], links: int, rules: _Rules) -> tuple[set[_Node], int]:

@@ -20,6 +20,7 @@ from specdec_jax.types import (
     RoundContext,
     StoppingPolicy,
     VerificationResult,
+    Wanted,
     Warp,
 )
 
@@ -63,6 +64,7 @@ def check_answers(
             )
             raise ValueError(f"{_named(name, function)} must answer {wanted}; it answers {_said(answer)}")
         _check_state(name, function, state, after)
+    _check_beside(policy, state, whole, context, max_draft_length)
     draft = Draft(
         _array(jnp.int32, batch, max_draft_length),
         _array(jnp.float32, batch, max_draft_length, vocab_size),
@@ -71,6 +73,24 @@ def check_answers(
     )
     result = VerificationResult(_array(jnp.int32, batch, max_draft_length + 1), whole)
     _check_state("update", policy.update, state, jax.eval_shape(policy.update, state, draft, result))
+
+
+def _check_beside(policy: StoppingPolicy, state: Any, whole: Any, context: RoundContext, most: int) -> None:
+    """What a rule with siblings wants beside drafts: a number for each of the first N drafts, and of each expansion."""
+    if policy.beside is None:
+        return
+    batch, expansions = whole.shape[0], policy.expanded * (most - 1)
+    parent = _array(jnp.int32, batch, expansions) if expansions else None
+    wanted = jax.eval_shape(policy.beside, state, whole, whole, context, parent)
+    siblings, children = (getattr(getattr(wanted, name, None), "shape", ()) for name in Wanted._fields)
+    if len(siblings) != 2 or siblings[0] != batch or (expansions and children != (batch, expansions)):
+        told = f"Wanted(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
+        raise ValueError(f"{_named('beside', policy.beside)} must return {told}; it returns {_said(wanted)}")
+    if policy.expand is not None:
+        worth = jax.eval_shape(policy.expand, state, whole, context)
+        if len(worth.shape) != 3 or (worth.shape[0], worth.shape[2]) != (batch, policy.siblings):
+            told = f"float32[{batch},N,{policy.siblings}], a number for each sibling of the first N drafts"
+            raise ValueError(f"{_named('expand', policy.expand)} must answer {told}; it answers {_said(worth)}")
 
 
 @functools.lru_cache(maxsize=16)

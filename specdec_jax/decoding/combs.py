@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.expansion import expanded_beside
+from specdec_jax.decoding.expansion import of_verified
 from specdec_jax.types import Array, Draft, Wanted
 
 
@@ -40,23 +40,19 @@ def places(draft: Draft) -> Array:
 def fitted(draft: Draft, wanted: Wanted, room: Array) -> Draft:
     """The draft with siblings beside its first N tokens, as many as are wanted, and children; of all the first `room`.
 
-    A token that was chosen, and not drawn, has no siblings. Those up to an expanded one are there whatever is wanted.
+    A token that was chosen, and not drawn, has no siblings, and a sibling that is not verified no children.
     """
     assert draft.siblings is not None
     depth, most = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], draft.siblings.shape[2]
     count = jnp.pad(wanted.siblings, ((0, 0), (0, max(depth.shape[1] - wanted.siblings.shape[1], 0))))
     drawn = (depth < draft.length[:, None]) & ~draft.one_hot
-    count = jnp.where(drawn, jnp.clip(count[:, : depth.shape[1]], 0, most), 0)
-    children = draft.children
+    beside = _first(jnp.where(drawn, jnp.clip(count[:, : depth.shape[1]], 0, most), 0), room)
+    draft, children = draft._replace(beside=beside), draft.children
     if children is None:
-        return draft._replace(beside=_first(count, room))
+        return draft
     assert wanted.children is not None
-    certain = expanded_beside(children.parent, depth.shape[1], most)
-    left = room - jnp.sum(certain, axis=1)
-    more = _first(jnp.maximum(count - certain, 0), left)
-    count = jnp.where(children.parent >= 0, jnp.clip(wanted.children, 0, most), 0)
-    count = _first(count, left - jnp.sum(more, axis=1))
-    return draft._replace(beside=certain + more, children=children._replace(count=count))
+    count = jnp.where(of_verified(children, beside, most), jnp.clip(wanted.children, 0, most), 0)
+    return draft._replace(children=children._replace(count=_first(count, room - jnp.sum(beside, axis=1))))
 
 
 def _first(count: Array, room: Array) -> Array:

@@ -265,6 +265,10 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
 
 def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPolicy, widths: tuple[int, ...]) -> None:
     """Raises ValueError for a policy with siblings where they cannot be drawn or verified."""
+    if bool(policy.siblings) != (policy.beside is not None) or bool(policy.expanded) != (policy.expand is not None):
+        raise ValueError(f"{policy.name} must have `beside` as it has siblings, and `expand` as it has some expanded")
+    if policy.expanded and policy.beside is None:
+        raise ValueError(f"{policy.name} expands siblings and has none")
     if policy.beside is None:
         return
     if not drafter.draws_siblings:
@@ -279,10 +283,10 @@ def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPol
             f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
             "that takes one language model of the target's vocabulary, whose attention goes by positions"
         )
-    if policy.expanded and widths[-1] < drafter.max_draft_length + policy.expanded:
+    if policy.expanded > widths[-1]:  # which is as much as caches have room for behind a text
         raise ValueError(
-            f"{policy.name} feeds {policy.expanded} siblings beside drafts of up to {drafter.max_draft_length}: "
-            f"the widest verification, {widths[-1]}, must hold both"
+            f"{policy.name} wants {policy.expanded} siblings a pass expanded, more than {widths[-1]}, "
+            "the widest verification"
         )
 
 

@@ -230,11 +230,10 @@ def _expanded(
     """The next position, and the children of the siblings that its pass is fed with, chosen before they are read."""
     index, now, count = loop.index, loop.drafted, policy.expanded
     assert source.predict_beside is not None and policy.expand is not None  # build_decoder looked
-    assert now.children is not None and now.siblings is not None and context.places is not None
+    assert now.children is not None and now.siblings is not None
     with jax.named_scope("draft_expand"):
         worth = policy.expand(now.policy, now.length, context)[:, : now.siblings.shape[1]]
-        room = context.places - context.budget
-        chosen = to_expand(worth, now.children.parent, now.length, room, count)
+        chosen = to_expand(worth, now.children.parent, now.length, count)
         chosen = jnp.where(loop.going[:, None], chosen, -1)
     following, beside, memory = source.predict_beside(now.memory, now.length, fed_with(chosen, now.siblings))
 

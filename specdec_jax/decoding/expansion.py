@@ -1,9 +1,9 @@
 """Siblings that are drafted on: fed to the drafter beside the chain's last tokens, so that it says what follows them.
 
 What follows an expanded sibling are its children, candidates drawn without replacement as siblings are. They are
-leaves: what follows a child is not drafted (docs/combs.md says what deeper trees would add). Whether a sibling is
-expanded is decided before it is known which token it is; the drafter then reads it, and what it says steers the rest of
-the round, so it is verified whatever comes: a sibling that was read and could still be left out would bias the text.
+leaves: what follows a child is not drafted (docs/combs.md says what deeper trees would add). The drafter reads an
+expanded sibling, and nobody else does before it is verified: the chain does not see it, and no rule is told what the
+drafter says after it. So whether it is verified, and its children, is decided as if nothing had been read.
 """
 
 from typing import NamedTuple
@@ -27,36 +27,25 @@ def no_children(batch: int, expansions: int, siblings: int, log_q: Array | None)
     return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), log_q, zeros)
 
 
-def to_expand(worth: Array, parent: Array, drafted: Array, room: Array, count: int) -> Array:
+def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
     """The siblings that the next pass is fed with, [B, W] int32 as `Children.parent`; -1: no further one.
 
     Args:
         worth: [B, N, M] float32, of each sibling; above 0 for those that the policy wants.
         parent: [B, E], the expanded ones so far, of which none is expanded again.
         drafted: [B], drafts of the round so far.
-        room: [B], places of siblings that stay free however long the chain becomes.
         count: W.
     """
-    depths, siblings = worth.shape[1:]
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)[None, :]
-    known = (index // siblings < drafted[:, None]) & (flat > 0)
+    known = (index // worth.shape[2] < drafted[:, None]) & (flat > 0)
     fresh = ~jnp.any(parent[:, :, None] == index[:, None, :], axis=1)
     value, chosen = jnp.where(known & fresh, flat, 0.0), []
     for _ in range(count):
         best = jnp.argmax(value, axis=1).astype(jnp.int32)
-        with_it = jnp.concatenate([parent, jnp.stack([*chosen, best], axis=1)], axis=1)
-        fits = jnp.sum(expanded_beside(with_it, depths, siblings), axis=1) <= room
-        chosen.append(jnp.where((jnp.max(value, axis=1) > 0) & fits, best, -1))
+        chosen.append(jnp.where(jnp.max(value, axis=1) > 0, best, -1))
         value = jnp.where(index == best[:, None], 0.0, value)
     return jnp.stack(chosen, axis=1)
-
-
-def expanded_beside(parent: Array, depths: int, siblings: int) -> Array:
-    """Siblings [B, N] int32 of each of the first N drafts that are verified whatever comes: up to the last expanded."""
-    at = jnp.arange(depths, dtype=jnp.int32)[None, None, :]
-    here = (parent[:, :, None] >= 0) & (parent[:, :, None] // siblings == at)
-    return jnp.max(jnp.where(here, parent[:, :, None] % siblings + 1, 0), axis=1, initial=0)
 
 
 def fed_with(chosen: Array, siblings: Array) -> Fed:
@@ -81,3 +70,9 @@ def child_of(children: Children, sibling: Array) -> Array:
     """Which expansion is of that sibling [B] int32, as `parent` counts, [B] int32; -1: it was not expanded."""
     found = (children.parent == sibling[:, None]) & (sibling >= 0)[:, None]
     return jnp.where(jnp.any(found, axis=1), jnp.argmax(found, axis=1).astype(jnp.int32), -1)
+
+
+def of_verified(children: Children, beside: Array, siblings: int) -> Array:
+    """[B, E] bool, expansions of siblings that are verified: the first `beside` [B, K] of each draft's M."""
+    depth, index = jnp.maximum(children.parent, 0) // siblings, children.parent % siblings
+    return (children.parent >= 0) & (index < jnp.take_along_axis(beside, depth, axis=1, mode="clip"))

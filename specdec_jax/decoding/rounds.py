@@ -152,7 +152,6 @@ def _context(parts: Parts, state: DecodeState) -> RoundContext:
         policy_seed=policy_seeds(state.seed),
         warp=state.warp,
         monitor=state.monitor,
-        places=jnp.full_like(state.length, parts.widths[-1] - 1),
     )
 
 
@@ -307,7 +306,7 @@ def _chance(seed: Array, context: RoundContext, parts: Parts) -> _Chance:
     each = jax.vmap(lambda accepted: uniforms(seed, context.emitted, accepted, NEXT), out_axes=1)
     ends = jnp.arange(parts.drafter.max_draft_length + 1, dtype=jnp.int32)
     one = lambda index: uniforms(seed, context.emitted, jnp.int32(index), ACCEPT)  # noqa: E731
-    steps = (parts.policy.beside is not None) + (parts.policy.expand is not None)
+    steps = (parts.policy.beside is not None) + bool(parts.policy.expanded)
     beside = [one(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
     none = jnp.zeros((context.length.shape[0], 0))
     return _Chance(one(0), jnp.stack(beside, axis=1) if beside else none, each(ends))

@@ -97,11 +97,12 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
 def kinds_of(round_: Mapping[str, Any]) -> list[str]:
     """What each emitted token of a recorded round is: an accepted draft, "sibling", "recovered", or a "bonus".
 
-    Where a draft was rejected stands a sibling of it that was accepted, or the target's own token, "recovered". After a
-    sibling comes a bonus, as after drafts that were all accepted.
+    Where a draft was rejected stands a sibling of it that was accepted, maybe with a child of that, which is called so
+    too, or the target's own token, "recovered". After siblings comes a bonus, as after drafts that were all accepted.
     """
     accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
-    instead = ["sibling", "bonus"] if int(round_.get("by_sibling", 0)) else ["recovered"]
+    beside = int(round_.get("by_sibling", 0))
+    instead = [*["sibling"] * beside, "bonus"] if beside else ["recovered"]
     ends = ["bonus"] if accepted == drafted else instead
     return [*["accepted"] * accepted, *ends][:emitted]
 

@@ -16,8 +16,9 @@ from specdec_jax.decoding.combs import fitted
 from specdec_jax.decoding.expansion import to_expand
 from specdec_jax.decoding.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
-from specdec_jax.lossless.nodes import ROOM
 from specdec_jax.types import Children, Distribution, Draft, RoundContext, SiblingOutcomes, StoppingPolicy, Verifier
+
+ROOM = 64  # places of the widest verification
 
 
 class Leaf(NamedTuple):
@@ -62,8 +63,7 @@ def to_expand_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
 def _to_expand(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
     def chosen(context: RoundContext, state: Any, drafted: Any, parent: Any) -> Any:
         assert policy.expand is not None
-        worth = policy.expand(state, drafted, context)
-        return to_expand(worth, parent, drafted, ROOM - context.budget, policy.expanded)
+        return to_expand(policy.expand(state, drafted, context), parent, drafted, policy.expanded)
 
     return in_batches(chosen, batch)
 

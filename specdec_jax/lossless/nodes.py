@@ -12,8 +12,6 @@ from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, Verifier
 
-ROOM = 64  # places of the widest verification
-
 
 class Setting(NamedTuple):
     """What stays the same through one enumeration."""
@@ -80,8 +78,7 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
     emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
-    places = host(np.full(count, ROOM, np.int32))
-    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor, places=places)
+    return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
 
 
 def asked(

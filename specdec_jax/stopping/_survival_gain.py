@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding.expansion import expanded_beside
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
 from specdec_jax.stopping._siblings import ranks, sums, worths, worths_of_children
 from specdec_jax.stopping._survival_state import SurvivalState, chance_of, prior_of, rate_of, time_of
@@ -97,24 +96,19 @@ def _brought(state: SurvivalState, worth: Array, drafts: Array) -> Array:
 
 
 def wanted_beside(
-    state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int, parent: Array | None = None
+    state: SurvivalState, length: Array, room: Array, context: RoundContext, most: int, parent: Array | None
 ) -> Wanted:
     """How many siblings of each draft are worth their places, [B, P] int32 of at most `most`, and how many children.
 
-    Siblings up to an expanded one are verified anyway, and so come first.
+    A child is never worth more than its sibling, nor that more than those before it, so the best are a tree.
     """
-    right, siblings = _right(state, context, most), state.predicted.shape[1] * most
-    worth = worths(state.predicted, length, right)
-    each = [worth.reshape(worth.shape[0], -1)]
+    worth = worths(state.predicted, length, _right(state, context, most))
+    flat = worth.reshape(worth.shape[0], -1)
     if parent is not None:
-        certain = (
-            jnp.arange(most, dtype=jnp.int32)[None, None, :] < expanded_beside(parent, worth.shape[1], most)[:, :, None]
-        )
         later = chance_of(state, prior_of(state, context).next_bias)
-        children = worths_of_children(worth, parent, later, right)
-        each = [each[0] + certain.reshape(each[0].shape).astype(jnp.float32), children.reshape(worth.shape[0], -1)]
-    flat = jnp.concatenate(each, axis=1)
-    rank, places = ranks(flat), state.predicted.shape[1]
+        children = worths_of_children(worth, parent, later, _right(state, context, most))
+        flat = jnp.concatenate([flat, children.reshape(worth.shape[0], -1)], axis=1)
+    rank, places, siblings = ranks(flat), state.predicted.shape[1], worth[0].size
     count = jnp.arange(places + 1, dtype=jnp.int32)[None, :]
     time = time_of(state, length[:, None] + count) - time_of(state, length[:, None])
     net = jnp.where(count <= room[:, None], sums(flat, rank, places) - rate_of(state)[:, None] * time, -jnp.inf)
@@ -126,11 +120,5 @@ def wanted_beside(
 
 
 def worth_expanding(state: SurvivalState, drafted: Array, context: RoundContext, most: int) -> Array:
-    """What siblings of the drafts so far are worth, [B, P, M]; 0 of those that would not be verified if it ended here.
-
-    A sibling that is not verified anyway would take a place of one that is worth more.
-    """
-    assert context.places is not None
-    wanted = wanted_beside(state, drafted, context.places - drafted, context, most).siblings
-    worth = worths(state.predicted, drafted, _right(state, context, most))
-    return jnp.where(jnp.arange(most, dtype=jnp.int32)[None, None, :] < wanted[:, :, None], worth, 0.0)
+    """What siblings of the drafts so far are worth, [B, P, M]; as much more their children are worth."""
+    return worths(state.predicted, drafted, _right(state, context, most))

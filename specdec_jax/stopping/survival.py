@@ -19,9 +19,9 @@ positions that are rarely evaluated need no estimate of their own.
 With siblings, further tokens of a draft's distribution that are verified beside it and cost no drafter pass, the rule
 also fills what a width has room for, and buys a wider one where that pays: the draft at depth d is the first that is
 rejected with the chance S_d (1 - a_d), and its i-th sibling is right then with (1 - h_1) ... (1 - h_(i-1)) h_i, each
-worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most. Those that
-would be verified may be expanded: the next pass of the drafter reads them too, and their children are weighed beside
-siblings, by the worth of the sibling and the chance of a token whose distribution is not known.
+worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most. With
+`expanded` the drafter's next pass reads the siblings of most worth too, and their children are weighed beside siblings:
+by the worth of the sibling and the chance of a token whose distribution is not known.
 
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then

@@ -189,8 +189,9 @@ class _HeldText:
 
     def add(self, chunk: Chunk, ends: set[int]) -> None:
         """The tokens of a round; ids in `ends` give no text."""
-        for token, kind in zip(chunk.tokens, chunk.kinds, strict=True):
-            if kind in ("sibling", "recovered"):  # what was rejected stood here
+        instead = next((place for place, kind in enumerate(chunk.kinds) if kind in ("sibling", "recovered")), None)
+        for place, (token, kind) in enumerate(zip(chunk.tokens, chunk.kinds, strict=True)):
+            if place == instead:  # what was rejected stood here
                 self._hold(self._rejected_text(chunk.rejected), "rejected")
             if token not in ends:
                 self._kind = kind

@@ -205,8 +205,8 @@ class Expand(Protocol):
     """What it is worth to feed the next drafter pass with a sibling of the first N drafts, [B, N, M] float32.
 
     Asked before every pass; `drafted` [B] int32 counts the drafts of the round so far. The best `expanded` ones above 0
-    are fed that were not before, and will be verified whatever comes of them: decided before it is known which tokens
-    they are.
+    are fed that were not before. What the drafter says after them no policy is told: whether they are verified may not
+    depend on it.
     """
 
     def __call__(self, state: PolicyState, drafted: Array, context: RoundContext, /) -> Array: ...

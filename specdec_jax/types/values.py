@@ -122,7 +122,6 @@ class RoundContext(NamedTuple):
     monitor: MonitorState  # as of the round before
     relative_drafter_cost: Array | None = None
     # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
-    places: Array | None = None  # [B] int32, most tokens verified beside the one before the draft; None: not known
 
     @property
     def seed(self) -> Array:

@@ -351,6 +351,7 @@ def test_a_sibling_stands_for_a_rejected_draft_and_a_bonus_follows():
     assert kinds_of(by_sibling | {"emitted": 3}) == ["accepted", "sibling", "bonus"]
     assert kinds_of(by_sibling | {"emitted": 2}) == ["accepted", "sibling"]  # it ended the text
     assert kinds_of(by_sibling | {"by_sibling": 0, "emitted": 2}) == ["accepted", "recovered"]
+    assert kinds_of(by_sibling | {"by_sibling": 2, "emitted": 4}) == ["accepted", "sibling", "sibling", "bonus"]
     assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
     assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
 

@@ -76,8 +76,8 @@ def test_shapes_of_trees_may_depend_on_the_draft():
     assert proof(adaptive, toys=TOYS[1:2]).total_variation < EXACT
 
 
-def test_a_sibling_that_was_read_and_left_out_is_found_out(monkeypatch):
-    """The negative control: those of the first draft are not verified where the expanded one is token 0."""
+def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):
+    """The negative control: siblings of the first draft are not verified where the expanded one is token 0."""
     real = enumeration.with_siblings
 
     def choosy(*asked):

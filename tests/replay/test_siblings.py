@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_candidates import by_enumeration
 
-from experiments.lib.predicted_combs import Fitted, Known, fitted, play, predicted
+from experiments.lib.predicted_combs import UNBOUNDED, Fitted, Known, Tree, fitted, play, predicted
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.decoding import build_decoder
@@ -122,14 +122,14 @@ def test_entropies_follow_the_text_and_then_the_tail(greedy):
     np.testing.assert_allclose(found[text, at, 2:], tail[:2, column], rtol=1e-6)
 
 
-def counted(run, right, tokens, siblings, trees=False, widths=(1, 2, 4, 8), links=3):
+def counted(run, right, tokens, siblings, tree=None, widths=(1, 2, 4, 8), links=3):
     """Rounds and tokens beside the chain on a machine where everything pays: drafts are nearly always accepted."""
     length = tokens + 1
     run, right = (np.array([[*values, *[0] * (length - len(values))]]) for values in (run, right))
     seen = Known(run, right, np.zeros((1, length, links), int), np.array([tokens]))
     chance = Fitted(np.full(9, 0.9), np.full((9, 3), 0.5), 0.9)
     free = cost_model(0.0, dict.fromkeys(widths, 1.0))
-    found = play(seen, free, chance, links, siblings, trees)
+    found = play(seen, free, chance, links, siblings, tree)
     return found.rounds[0], found.taken[0]
 
 
@@ -146,9 +146,23 @@ def test_a_sibling_saves_the_round_it_is_right_in():
 def test_a_tree_goes_on_after_its_sibling():
     run, right = [0, 3, 2, 1, 0], [1, 0, 0, 0, 0]
     assert counted(run, right, 5, siblings=1) == (2, 1)
-    assert counted(run, right, 5, siblings=1, trees=True, widths=(1, 2, 4, 16)) == (2, 1)  # two links after it: 4 of 5
-    assert counted(run, right, 4, siblings=1, trees=True, widths=(1, 2, 4, 16)) == (1, 1)
+    assert counted(run, right, 5, siblings=1, tree=UNBOUNDED, widths=(1, 2, 4, 16)) == (2, 1)  # two after it: 4 of 5
+    assert counted(run, right, 4, siblings=1, tree=UNBOUNDED, widths=(1, 2, 4, 16)) == (1, 1)
     assert counted(run, right, 4, siblings=1) == (2, 1)
+
+
+def test_children_are_leaves_of_which_several_are_drafted():
+    wide = (1, 2, 4, 16)
+    run, right = [0, 3, 2, 1, 0], [1, 0, 0, 0, 0]
+    one = Tree(expanded=1, levels=1, children=1)
+    assert counted(run, right, 3, siblings=1, tree=one, widths=wide) == (1, 1)  # the sibling, its child and a bonus
+    assert counted(run, right, 4, siblings=1, tree=one, widths=wide) == (2, 1)
+    run, right = [0, 0, 2, 1, 0], [1, 2, 0, 0, 0]  # after the sibling the third candidate is right
+    assert counted(run, right, 3, siblings=1, tree=one._replace(children=3), widths=wide) == (1, 1)
+    assert counted(run, right, 3, siblings=1, tree=one._replace(children=2), widths=wide) == (2, 1)
+    run, right = [0, 3, 2, 1, 0], [2, 0, 0, 0, 0]  # of two drafts' siblings one is read: the first's first
+    assert counted(run, right, 3, siblings=2, tree=one, widths=wide, links=2) == (2, 1)
+    assert counted(run, right, 3, siblings=2, tree=one._replace(expanded=2), widths=wide, links=2) == (1, 1)
 
 
 def test_chances_are_fitted_to_what_rounds_reach():

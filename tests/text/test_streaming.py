@@ -7,7 +7,7 @@ from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, 
 
 from specdec_jax.text.generation import find_stop, generate
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.text.streaming import Piece, stream
+from specdec_jax.text.streaming import Chunk, Piece, _HeldText, stream
 
 TEXT = "héllo 🙂 wörld, 你好: 1234 hello hello"
 
@@ -52,6 +52,14 @@ def test_pieces_are_the_text_by_kind(pair):
     struck_out = [piece.text for chunk in chunks for piece in chunk.pieces if piece.kind == "rejected"]
     assert len(struck_out) == sum(1 for chunk in chunks if chunk.rejected) > 2
     assert all(text.startswith("#") for text in struck_out)
+
+
+def test_what_a_sibling_and_its_child_replace_is_struck_out_once():
+    a, b, c, d, x, y = tokens_of("abcdxy")
+    held = _HeldText(tokenizer(), [])
+    held.add(Chunk("", [], [a, b, c, d], ["accepted", "sibling", "sibling", "bonus"], [x, y], 0.0), set())
+    told = [("a", "accepted"), ("xy", "rejected"), ("b", "sibling"), ("c", "sibling"), ("d", "bonus")]
+    assert held.take(everything=True) == [Piece(*each) for each in told]
 
 
 def test_kinds_are_the_round_by_round_counts(pair):
