@@ -98,9 +98,9 @@ class CompareConfig:
     max_new_tokens: int = 64
     """Most tokens a prompt."""
     seed: int = 0
-    """The same for every method."""
+    """Of the first pass, the same for every method."""
     repeats: int = 1
-    """Timed passes per prompt and method, after one that is not timed."""
+    """Timed passes per prompt and method, after one that is not timed; each with the next seed."""
     max_draft_length: int = 7
     """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None

@@ -135,8 +135,9 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
 
 
 def _sampling(config: CompareConfig, job: Job) -> SamplingParams:
-    names = ("max_new_tokens", "top_k", "top_p", "min_p", "seed")
-    return SamplingParams(temperature=job.temperature, **{name: getattr(config, name) for name in names})
+    names = ("max_new_tokens", "top_k", "top_p", "min_p")
+    given = {name: getattr(config, name) for name in names}
+    return SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **given)
 
 
 def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:

@@ -119,7 +119,7 @@ def _one_of(
         accepts, _, rest = in_turn(p, weight, left(), tokens, tried, is_sampled)
         return by_candidate(accepts), rest
 
-    chance, rest = lax.cond(jnp.any(is_sampled), sampled, greedy)
+    chance, rest = lax.cond(jnp.any(is_sampled & (count > 0)), sampled, greedy)
     return SiblingOutcomes(chance, tokens, rest)
 
 

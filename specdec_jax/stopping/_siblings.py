@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from specdec_jax.types import Array, PolicyState, StoppingPolicy, Wanted
 
@@ -22,7 +21,7 @@ def worths(chance: Array, length: Array, right: Array) -> Array:
         right: [B, M], h of the second candidate, the third ...
     """
     depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
-    survives = jnp.cumprod(_shifted(chance, 1.0), axis=1)
+    survives = _of_earlier(chance)
     missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
     return missed[:, :, None] * _falling(right)[:, None, :]
 
@@ -36,13 +35,16 @@ def worths_of_children(worth: Array, parent: Array, first: Array, right: Array) 
     """
     flat = worth.reshape(worth.shape[0], -1)
     of = jnp.where(parent >= 0, jnp.take_along_axis(flat, jnp.maximum(parent, 0), axis=1, mode="clip"), 0.0)
-    others = (1.0 - first)[:, None] * right[:, :-1] * jnp.cumprod(_shifted(1.0 - right[:, :-1], 1.0), axis=1)
-    return of[:, :, None] * lax.cummin(jnp.concatenate([first[:, None], others], axis=1), axis=1)[:, None, :]
+    candidates = jnp.concatenate([first[:, None], right[:, :-1]], axis=1)
+    return of[:, :, None] * _falling(candidates)[:, None, :]
 
 
 def _falling(right: Array) -> Array:
     """The chances that each candidate is the right one, [B, M], none above one before it."""
-    return lax.cummin(right * jnp.cumprod(_shifted(1.0 - right, 1.0), axis=1), axis=1)
+    chance = right * _of_earlier(1.0 - right)
+    index = jnp.arange(chance.shape[1], dtype=jnp.int32)
+    upto = (index[None, :] <= index[:, None])[None]
+    return jnp.min(jnp.where(upto, chance[:, None, :], jnp.inf), axis=2)
 
 
 def ranks(worth: Array) -> Array:
@@ -65,10 +67,11 @@ def sums(worth: Array, rank: Array, most: int) -> Array:
     return jnp.sum(jnp.where(place < count, flat, 0.0), axis=2)
 
 
-def _shifted(values: Array, first: float) -> Array:
-    """With another first entry along the last axis, and without the last one."""
-    ahead = [(0, 0)] * (values.ndim - 1) + [(1, 0)]
-    return jnp.pad(values[..., :-1], ahead, constant_values=first)
+def _of_earlier(values: Array) -> Array:
+    """Of each of [B, N] the product of those before it, as one operation: a running product is a dozen on a CPU."""
+    index = jnp.arange(values.shape[1], dtype=jnp.int32)
+    earlier = (index[None, :] < index[:, None])[None]
+    return jnp.prod(jnp.where(earlier, values[:, None, :], 1.0), axis=2)
 
 
 def check_expanded(name: str, expanded: int, siblings: int) -> None:
