@@ -6,7 +6,8 @@ Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      6 minutes a file; interrupted, the same command with --out goes on
 Expected:  over static on mathematics, code, mixed text: all 1.14, 1.21, 1.41; without length 1.12, 1.13, 1.25; without
            lookup 1.13, 1.13, 1.15; without the draft vocabulary 1.05, 1.13, 1.44; with nano 1.17, 1.19, 1.43; the draft
-           vocabulary alone 1.11, 1.09, 1.04; by phase 0.99, 1.01, 0.98; lookup alone 0.89, 1.06, 1.44
+           vocabulary alone 1.11, 1.09, 1.04; by phase 0.99, 1.01, 0.98; lookup alone 0.89, 1.06, 1.44; on another day
+           all 1.12, 1.18, 1.57; reading 1.13, 1.19, 1.71; reading with combs 1.14, 1.22, 1.62
 
 Only prompts of the judging half; every hyperparameter is one that the calibrating half chose (`experiments.calibrate`,
 and for the lookup's least match and the size of the draft vocabulary a few tries on it). `static` is standard

@@ -88,6 +88,13 @@ def test_a_row_says_what_was_decoded(finished, config):
     assert all(row["equals_plain"] is None for row in rows(out) if row["temperature"] > 0)
 
 
+def test_repeats_draw_with_the_next_seed(config, tmp_path):
+    options = ["--temperatures", "0", "1", "--repeats", "2", "--seed", "3", "--only", "static-2"]
+    assert main([str(config), "--out", str(tmp_path / "out"), *options]) == 0
+    found = {(row["temperature"], row["repeat"]): row["tokens"] for row in rows(tmp_path / "out")}
+    assert found[0.0, 0] == found[0.0, 1] and found[1.0, 0] != found[1.0, 1]
+
+
 def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
