@@ -14,10 +14,10 @@ COUNTS = (
     "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
-    "num_accepted_siblings",
     "drafter_passes",
     "discarded_passes",
 )
+SIBLINGS = "num_accepted_siblings"
 
 
 class MethodSummary(NamedTuple):
@@ -85,6 +85,8 @@ def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
     try:
         for name in (*COUNTS, "seconds"):
             total[name] = total.get(name, 0) + row[name]
+        siblings = row.get(SIBLINGS, 0)  # runs from before there were combs say nothing of them
+        total[SIBLINGS] = total.get(SIBLINGS, 0) + siblings
         repeated = row["repeated_share"] * row["num_emitted_tokens"]
         total["repeated"] = total.get("repeated", 0.0) + repeated
         equal = row["equals_plain"]
@@ -97,8 +99,8 @@ def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
 def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) -> MethodSummary:
     mine = list(prompts.values())
     theirs = [plain[name] for name in prompts]
-    total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, "seconds", "repeated")}
-    accepted = total["num_accepted_tokens"] + total["num_accepted_siblings"]
+    total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, SIBLINGS, "seconds", "repeated")}
+    accepted = total["num_accepted_tokens"] + total[SIBLINGS]
     ratios = _ratios(prompts, plain)
     clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
     compared = [entry["equal"] for entry in mine if "equal" in entry]
