@@ -38,7 +38,7 @@ CORE = {
     "decoding.draft_loop": {"types", "hyperparameters", "decoding.siblings", "decoding.expansion"},
     "decoding.cache_feed": {"types"},
     "decoding.one_graph": set(),
-    "stopping": {*READS, "decoding.expansion", "decoding.combs"},
+    "stopping": {*READS, "decoding.combs"},
     "verification": {*READS, "decoding.siblings"},
     "monitors": READS,
     "drafters": {*READS, "decoding.siblings", "decoding.expansion", "decoding.draft_loop", "decoding.cache_feed"},

@@ -88,7 +88,8 @@ def _check_beside(policy: StoppingPolicy, state: Any, whole: Any, context: Round
         raise ValueError(f"{_named('beside', policy.beside)} must return {told}; it returns {_said(wanted)}")
     if policy.expand is not None:
         worth = jax.eval_shape(policy.expand, state, whole, context)
-        if len(worth.shape) != 3 or (worth.shape[0], worth.shape[2]) != (batch, policy.siblings):
+        shape = getattr(worth, "shape", ())
+        if len(shape) != 3 or (shape[0], shape[2]) != (batch, policy.siblings):
             told = f"float32[{batch},N,{policy.siblings}], a number for each sibling of the first N drafts"
             raise ValueError(f"{_named('expand', policy.expand)} must answer {told}; it answers {_said(worth)}")
 

@@ -91,11 +91,9 @@ def comb_leaves(
         branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
     ) -> SiblingOutcomes:
         assert draft.children is not None and draft.siblings is not None
-        children = take(draft.children, branch)
-        expanded = children.parent == (accepted * draft.siblings.shape[2] + index)[:, None]
-        expansion = np.where(expanded.any(axis=1), expanded.argmax(axis=1), -1).astype(np.int32)
+        sibling = (accepted * draft.siblings.shape[2] + index).astype(np.int32)
         context = take(context_of(setting, nodes), branches.node[branch])
-        found = children_decided(setting.batch)(context, following, children, expansion)
+        found = children_decided(setting.batch)(context, following, take(draft.children, branch), sibling)
         return found._replace(chance=drawn_distribution(found.chance), rest=drawn_distribution(found.rest))
 
     siblings = np.asarray(draft.siblings)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.combs import fitted
-from specdec_jax.decoding.expansion import to_expand
+from specdec_jax.decoding.expansion import child_of, to_expand
 from specdec_jax.decoding.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
 from specdec_jax.types import Children, Distribution, Draft, RoundContext, SiblingOutcomes, StoppingPolicy, Verifier
@@ -138,10 +138,10 @@ def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=64)
 def children_decided(batch: int) -> Callable[..., Any]:
-    """(context, following [N, V], children, expansion [N]) -> `SiblingOutcomes` [N, ...]."""
+    """(context, following [N, V], children, sibling [N] as `parent` counts) -> `SiblingOutcomes` [N, ...]."""
 
-    def decide(context: RoundContext, following: Any, children: Children, expansion: Any) -> SiblingOutcomes:
-        return child_outcomes(following, children, expansion, context.warp.temperature > 0)
+    def decide(context: RoundContext, following: Any, children: Children, sibling: Any) -> SiblingOutcomes:
+        return child_outcomes(following, children, child_of(children, sibling), context.warp.temperature > 0)
 
     return in_batches(decide, batch)
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import sharp_pair, texts, total
+from comb_texts import by_sampling, sharp_pair, texts, total
 from tiny_reading import reading_pair
 
 from specdec_jax.decoding import build_decoder, combs, rounds, siblings
@@ -12,7 +12,6 @@ from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
-from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
 from specdec_jax.models import bloom, mistral
 from specdec_jax.stopping import comb, static, survival, update_every
 from specdec_jax.types import Draft, Wanted
@@ -86,11 +85,7 @@ CASES = {
 
 
 def sampled(case, verifier=rejection, **warp):
-    policy, hyperparameters, reads = CASES[case]
-    decoder, params = toy_decoder(policy, verifier(), MOST, 4, toy=3, reads=reads, distance=1.5)
-    warp = {"temperature": 1.0} | warp
-    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
-    return test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+    return by_sampling(*CASES[case], verifier(), **warp)
 
 
 @pytest.mark.parametrize("case", CASES)

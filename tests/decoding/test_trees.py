@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import sharp_pair, texts, total
+from comb_texts import by_sampling, sharp_pair, texts, total
 from tiny_llama import noisy_pair
 from tiny_reading import logits_of_drafts, reading_pair
 
@@ -15,7 +15,6 @@ from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
-from specdec_jax.lossless.sampled import test_by_sampling, toy_decoder
 from specdec_jax.models import mistral
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.stopping import comb, static, survival, update_every
@@ -131,11 +130,7 @@ CASES = {
 
 
 def sampled(case, verifier=rejection, **warp):
-    policy, hyperparameters, reads = CASES[case]
-    decoder, params = toy_decoder(policy, verifier(), MOST, 4, toy=3, reads=reads, distance=1.5)
-    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
-    warp = {"temperature": 1.0} | warp
-    return test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+    return by_sampling(*CASES[case], verifier(), **warp)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,17 +23,23 @@ def proof(policy, verifier=rejection, **options):
     return prove_exactly(policy, verifier(), **({"batches": (3,), "chosen": (False,)} | options))
 
 
-@pytest.mark.parametrize("verifier", [rejection, block, traversal])
-@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival(siblings=2, **FREE)])
-def test_combs_are_exact(policy, verifier, monkeypatch):
+def accepted_in_rounds(monkeypatch, kind):
+    """A list to which every round adds the chance that a sibling, or a child, is accepted."""
     taken, every = [], leaves.leaves
 
     def noted(*inputs):
         chosen, leaf = every(*inputs)
-        taken.append(leaf.chance[leaf.sibling >= 0].sum())
+        taken.append(leaf.chance[getattr(leaf, kind) >= 0].sum())
         return chosen, leaf
 
     monkeypatch.setattr(comb_outcomes, "leaves", noted)
+    return taken
+
+
+@pytest.mark.parametrize("verifier", [rejection, block, traversal])
+@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival(siblings=2, **FREE)])
+def test_combs_are_exact(policy, verifier, monkeypatch):
+    taken = accepted_in_rounds(monkeypatch, "sibling")
     assert proof(policy, verifier).total_variation < EXACT
     assert max(taken) > 0.1  # siblings are accepted, and not only allowed
 
@@ -58,14 +64,7 @@ TREE = {"links": 2, "siblings": (2, 1), "children": 2}
 @pytest.mark.parametrize("verifier", [rejection, traversal])
 @pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival(siblings=2, expanded=1, **FREE)])
 def test_trees_are_exact(policy, verifier, monkeypatch):
-    taken, every = [], leaves.leaves
-
-    def noted(*inputs):
-        chosen, leaf = every(*inputs)
-        taken.append(leaf.chance[leaf.child >= 0].sum())
-        return chosen, leaf
-
-    monkeypatch.setattr(comb_outcomes, "leaves", noted)
+    taken = accepted_in_rounds(monkeypatch, "child")
     assert proof(policy, verifier, toys=TOYS[:2]).total_variation < EXACT
     assert max(taken) > 0.02  # children are accepted, and not only allowed
 
