@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint format typecheck bench accelerators gemma parity clean help FORCE
+.PHONY: demo test check lint format typecheck bench accelerators coder gemma parity clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
@@ -41,7 +41,10 @@ accelerators: $(VENV)/.runtime ## what TPU and GPU compilers make of a small dec
 	$(RUN) -m experiments.accelerators --small $(ARGS)
 
 gemma: $(VENV)/.runtime ## Gemma 3 270M, another vocabulary than the built-in models', into runs/; needs ACCEPT=yes
-	@sh tools/get_gemma.sh $(RUN) runs/gemma-3-270m.gguf $(ACCEPT)
+	@$(RUN) tools/get_weights.py gemma $(if $(filter yes,$(ACCEPT)),--accept)
+
+coder: $(VENV)/.runtime ## Qwen2.5-Coder-Instruct 1.5B and 0.5B, a target and its drafter (1.6 GB), into runs/
+	@$(RUN) tools/get_weights.py coder
 
 parity: $(VENV)/.runtime ## logits of every family beside those of transformers on torch
 	$(RUN) -m experiments.parity $(ARGS)
