@@ -166,20 +166,12 @@ def draft(
     unknown = jnp.full((none.shape[0], most), jnp.nan, jnp.float32)
     tokens = jnp.zeros(unknown.shape, jnp.int32)
     siblings = jnp.zeros((*tokens.shape, policy.siblings), jnp.int32) if policy.siblings else None
-    children = _no_children(policy, none.shape[0], most, log_q)
+    expansions = policy.expanded * (most - 1)  # a round's first pass is fed with no siblings
+    children = no_children(none.shape[0], expansions, policy.siblings, log_q) if expansions else None
     source = open_source(going)
     empty = Drafted(tokens, none, none, log_q, siblings, children, unknown, unknown, begun, source.memory)
     body = partial(_draft_one, source, policy, context, uniform)
     return lax.while_loop(lambda loop: jnp.any(loop.going), body, _Loop(jnp.int32(0), going, empty)).drafted
-
-
-def _no_children(policy: StoppingPolicy, batch: int, most: int, log_q: Array | None) -> Children | None:
-    """A round's first pass is fed with no siblings: of K passes K-1 expand W each."""
-    expansions = policy.expanded * (most - 1)
-    if not expansions:
-        return None
-    kept = None if log_q is None else jnp.full((batch, expansions, log_q.shape[2]), -jnp.inf, log_q.dtype)
-    return no_children(batch, expansions, policy.siblings, kept)
 
 
 def _draft_one(

@@ -22,9 +22,10 @@ class Fed(NamedTuple):
 
 
 def no_children(batch: int, expansions: int, siblings: int, log_q: Array | None) -> Children:
-    """None yet of so many expansions (E) of a round; log_q [B, E, V] to write distributions into."""
+    """None yet of so many expansions (E) of a round; with room for their distributions where drafts have `log_q`."""
     zeros = jnp.zeros((batch, expansions), jnp.int32)
-    return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), log_q, zeros)
+    kept = None if log_q is None else jnp.full((*zeros.shape, log_q.shape[2]), -jnp.inf, log_q.dtype)
+    return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), kept, zeros)
 
 
 def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:

@@ -135,9 +135,7 @@ def model_source(
             both = jnp.concatenate([memory.last, fed.token], axis=1)
             where = where_fed(context.length, start, fed, tokens.shape[1])
             logits, cache = apply(params, both, language_model.with_length(memory.cache, start), *where)
-            each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
-        first, *others = (next_of(reduced, params, cache, here, context) for here in each)
-        return first, tuple(others), _Memory(cache, memory.last)
+        return *next_of_each(reduced, params, cache, logits, end, context), _Memory(cache, memory.last)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         longer = with_token(memory.last, token, context.length + drafted)
@@ -194,6 +192,15 @@ def next_of(reduced: ReducedHead | None, params: Params, cache: Cache, logits: A
         return Drawn(found[0], jnp.stack(found[1:], axis=1) if siblings else None)
 
     return Next(own if reduced is None else _of_all_tokens(reduced, params, cache, own), draw_own)
+
+
+def next_of_each(
+    reduced: ReducedHead | None, params: Params, cache: Cache, logits: Array, end: Array, context: RoundContext
+) -> tuple[Next, tuple[Next, ...]]:
+    """The next position after texts of `end` [B], and after each sibling, by a pass's logits [B, FED + W, V]."""
+    each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
+    first, *others = (next_of(reduced, params, cache, here, context) for here in each)
+    return first, tuple(others)
 
 
 def _no_log_q(language_model: LanguageModel, params: Params, cache: Cache, tokens: Array, most: int) -> Array:

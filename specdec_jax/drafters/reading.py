@@ -23,6 +23,7 @@ from specdec_jax.drafters.model import (
     first_pass,
     model,
     next_of,
+    next_of_each,
     still_valid,
     where_fed,
     with_token,
@@ -221,11 +222,10 @@ def _source(
             where = where_fed(context.length, jnp.maximum(end - FED, 0), fed, tokens.shape[1])
             logits, hidden, cache = _pass(language_model, params, memory.cache, both, read, end, *where)
             own = _own(language_model, params, hidden, end)
-            each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
         here = jnp.arange(memory.owns.shape[1], dtype=jnp.int32)[None, :, None] == drafted[:, None, None]
         owns = jnp.where(here, own[:, None], memory.owns)
-        first, *others = (next_of(language_model.reduced, params, cache, one, context) for one in each)
-        return first, tuple(others), memory._replace(cache=cache, own=own, owns=owns)
+        found = next_of_each(language_model.reduced, params, cache, logits, end, context)
+        return *found, memory._replace(cache=cache, own=own, owns=owns)
 
     def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
         length = context.length + drafted
