@@ -32,7 +32,7 @@ from experiments.lib.plots import panels
 from experiments.lib.rules import COMPARED, STATIC, headings, rule
 from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import publish
-from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, source_of, variant
+from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Row, Run, Source, TraceOptions, source_of, variant
 from experiments.lib.traced import load_traces
 from specdec_jax.costs.cost_model import CostModel, load_cost_model
 from specdec_jax.metrics.acceptance import expected_speedup, expected_tokens
@@ -67,7 +67,7 @@ def study(options: DrafterSize, console: Console) -> None:
     run = runs.open_run("drafter_size", options, console, sources=sources)
     names = list(dict.fromkeys((STATIC, *options.rules)))
     variants = {name: variant(rule(name)) for name in (LONG, *names)}
-    rows = runs.compare(run, variants | {ORACLE: LIMITS[ORACLE]})
+    rows = runs.compare(run, variants | {ORACLE: REFERENCES[ORACLE]})
     publish(run.folder, report(run, rows, names), run.console, drafters=picture(run, rows))
 
 

@@ -33,7 +33,7 @@ from experiments.lib.measured import Point, measured_points, points_picture, poi
 from experiments.lib.plots import INK, rule_colours
 from experiments.lib.rules import COMPARED, STATIC, headings, rule
 from experiments.lib.terminal import publish
-from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, Row, Run, Source, TraceOptions, variant
+from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Row, Run, Source, TraceOptions, variant
 from specdec_jax.costs.cost_model import CostModel, flat
 
 KINDS = {"flat": "verification free in its width", "measured": "widths as measured"}
@@ -97,7 +97,7 @@ def study(options: Hardware, console: Console) -> None:
     ]
     run = runs.open_run("hardware", options, console, sources=sources)
     variants = {name: variant(rule(name)) for name in dict.fromkeys((STATIC, *options.rules))}
-    variants[ORACLE] = LIMITS[ORACLE]
+    variants[ORACLE] = REFERENCES[ORACLE]
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         row = runs.rows_of(run, source, variants[what])[ALL]

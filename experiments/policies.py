@@ -13,7 +13,7 @@ model's. A setting is chosen on the half of the prompts that it is not judged on
 tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
 every combination is then a line of its own, of every rule that has such a hyperparameter. Head-room is what lies
 between the best static length, chosen likewise, and the oracle, which never drafts a token that will be rejected.
-"Oracle acceptance" is the survival rule told before every draw the true sum of min(p, q), which no drafter knows.
+"Survival, true acceptance" is that rule with the true sum of min(p, q) for its estimate: no bound for other rules.
 """
 
 import sys
@@ -35,7 +35,7 @@ from experiments.lib.plots import INK, RULE_COLOURS, legend_below, panels, rule_
 from experiments.lib.rule_choice import variants_of
 from experiments.lib.rules import RULES, STATIC, headings
 from experiments.lib.terminal import publish
-from experiments.lib.trace_runs import ALL, LIMITS, ORACLE, ORACLE_ACCEPTANCE, Row, Run, Source, TraceOptions
+from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, TRUE_ACCEPTANCE, Row, Run, Source, TraceOptions
 from experiments.lib.trace_tables import share
 from experiments.lib.traced import MOST_REPEATED
 from specdec_jax.replay.replay import replay
@@ -72,7 +72,7 @@ def study(options: Policies, console: Console) -> None:
     run = runs.open_run("policies", options, console)
     played = variants_of(options.rules or _rules_of(run), options.settings)
     variants = over | variants_of((STATIC,), ()) | played
-    rows = runs.compare(run, variants | LIMITS)
+    rows = runs.compare(run, variants | REFERENCES)
     shown = [_shown(run, source, runs.of_source(rows, source)) for source in run.sources]
     figures = {"policies": dots(run, shown), "drafting": drafting(run, shown)}
     if any(entry.tasks for entry in shown):
@@ -91,7 +91,7 @@ def _rules_of(run: Run) -> tuple[str, ...]:
 class Shown(NamedTuple):
     """The rows of a trace by rule."""
 
-    whole: dict[str, Row]  # over all texts, fastest first and limits last
+    whole: dict[str, Row]  # over all texts, fastest first and reference lines last
     tasks: dict[str, dict[str, Row]]  # by task; {} where there is one only
 
 
@@ -109,9 +109,9 @@ def timed(source: Source) -> str:
 
 
 def _shown(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
-    """Greedily the two limits are one."""
+    """Without the true acceptance where decoding is greedy: it is the oracle there."""
     names = [row["what"] for row in rows if row["task"] == ALL]
-    names = [name for name in names if not (name == ORACLE_ACCEPTANCE and source.temperature == 0)]
+    names = [name for name in names if not (name == TRUE_ACCEPTANCE and source.temperature == 0)]
     together = {row["what"]: row for row in rows if row["task"] == ALL}
     each = run.options.tuning == "task"
     tasks = {
@@ -127,7 +127,7 @@ def _shown(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
 
 
 def _ordered(found: Mapping[str, Row]) -> dict[str, Row]:
-    return dict(sorted(found.items(), key=lambda item: (item[0] in LIMITS, runs.total(item[1], "seconds"))))
+    return dict(sorted(found.items(), key=lambda item: (item[0] in REFERENCES, runs.total(item[1], "seconds"))))
 
 
 def _clean(shown: Shown) -> Shown:
@@ -193,10 +193,10 @@ def heads(over: Sequence[str]) -> list[str]:
 
 
 def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
-    """Mean rank over tasks, 1 the fastest; limits take no part."""
+    """Mean rank over tasks, 1 the fastest, without the reference lines."""
     places: dict[str, list[int]] = {}
     for rows in tasks.values():
-        totals = {name: runs.total(row, "seconds") for name, row in rows.items() if name not in LIMITS}
+        totals = {name: runs.total(row, "seconds") for name, row in rows.items() if name not in REFERENCES}
         for place, name in enumerate(sorted(totals, key=totals.__getitem__), start=1):
             places.setdefault(name, []).append(place)
     return {name: float(np.mean(found)) for name, found in places.items()}
@@ -204,7 +204,7 @@ def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
 
 def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
     """Rules down, tasks across: gains over one of them, whose own line is its speed-up."""
-    names = [over, *(name for name in next(iter(tasks.values())) if name not in (over, ORACLE_ACCEPTANCE))]
+    names = [over, *(name for name in next(iter(tasks.values())) if name not in (over, TRUE_ACCEPTANCE))]
     lines = []
     for name in names:
         texts = [f"{runs.speedup(rows[over]).estimate:.2f}" for rows in tasks.values()] if name == over else []
@@ -231,7 +231,7 @@ def drafting(run: Run, shown: Sequence[Shown]) -> Figure:
     figure, grid = panels([title for _, title in tables.sections(run)], 4.0, sharey=True)
     rules: dict[str, list[str]] = {}
     for name in shown[0].whole:
-        rules.setdefault(name.partition(" ")[0] if name not in LIMITS else name, []).append(name)
+        rules.setdefault(name.partition(" ")[0] if name not in REFERENCES else name, []).append(name)
     named = [rule for rule, names in rules.items() if len(rules) < 10 or len(names) > 1 or rule in RULE_COLOURS]
     colours = rule_colours(named)
     for axes, entry in zip(grid[0], shown, strict=True):
@@ -239,13 +239,13 @@ def drafting(run: Run, shown: Sequence[Shown]) -> Figure:
             rows = [entry.whole[name] for name in names if name in entry.whole]
             points = sorted((runs.per_round(row, "passes"), runs.per_round(row, "emitted")) for row in rows)
             style = {"color": colours[rule], "label": rule} if rule in named else {"color": "#dddddd", "zorder": 1}
-            if rule in LIMITS:
+            if rule in REFERENCES:
                 style = {"color": INK, "label": rule, "ms": 10, "marker": "*" if rule == ORACLE else "x"}
             axes.plot(*zip(*points, strict=True), **{"marker": "o", "lw": 1, "ms": 6, **style})
         axes.set(xlabel="drafter passes a target pass", xlim=(0, None))
     grid[0][0].set_ylabel("tokens a target pass")
     legend_below(figure, grid[0][-1], 4)
-    if len(named) + len(LIMITS) < len(rules):
+    if len(named) + len(REFERENCES) < len(rules):
         figure.suptitle("grey: all other rules", fontsize=9)
     return figure
 
@@ -253,7 +253,7 @@ def drafting(run: Run, shown: Sequence[Shown]) -> Figure:
 def heat(run: Run, shown: Sequence[Shown], over: str) -> Figure:
     """A heat map a trace with several tasks: tasks down, rules across, the gain over one of them printed."""
     cells = {title: e.tasks for e, (_, title) in zip(shown, tables.sections(run), strict=True) if e.tasks}
-    names = [name for name in next(iter(next(iter(cells.values())).values())) if name not in (over, *LIMITS)]
+    names = [name for name in next(iter(next(iter(cells.values())).values())) if name not in (over, *REFERENCES)]
     gains = {
         title: [[runs.gain(rows[name], rows[over]) for name in names] for rows in tasks.values()]
         for title, tasks in cells.items()

@@ -34,9 +34,9 @@ from experiments.lib.traced import (
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.oracle_acceptance import oracle_acceptance
 from specdec_jax.replay.replay import Replay, oracle
 from specdec_jax.replay.trace import Trace
+from specdec_jax.replay.true_acceptance import survival_true_acceptance
 
 ALL = "all"
 KEYS = ("group", "temperature", "task", "what")
@@ -137,9 +137,9 @@ class Variant(NamedTuple):
     settings: Sequence[Mapping[str, Any]] = ({},)
 
 
-ORACLE, ORACLE_ACCEPTANCE = "oracle", "oracle acceptance"
-LIMITS = {
-    ORACLE_ACCEPTANCE: Variant(lambda source, longest: oracle_acceptance(source.trace, source.costs, longest)),
+ORACLE, TRUE_ACCEPTANCE = "oracle", "survival, true acceptance"
+REFERENCES = {
+    TRUE_ACCEPTANCE: Variant(lambda source, longest: survival_true_acceptance(source.trace, source.costs, longest)),
     ORACLE: Variant(lambda source, longest: oracle(source.trace, longest)),
 }
 
