@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_pair import write_pair
 
+from specdec_jax.lossless import prove_exactly
+from specdec_jax.text.strategies import choose
+from specdec_jax.verification import rejection
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +36,8 @@ def test_generate_and_stream(tmp_path):
     assert run(tiny)
 
 
-def test_own_weights():
-    out = run(BLOCKS[1])
-    assert "'num_emitted_tokens': " in out
+def test_own_rule(tmp_path):
+    path = tmp_path / "confident.py"
+    path.write_text(BLOCKS[1], encoding="utf-8")
+    report = prove_exactly(choose("policy", f"{path}(floor=0.5)"), rejection())
+    assert report.lossless and max(report.draft_lengths) == 2
