@@ -36,8 +36,8 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
     write_pair(folder)
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
-    for name, c in (("cheap", 0.05), ("expensive", 2.0)):
-        save_cost_model(folder / f"{name}.json", cost_model(c, TIMES, device="made up"))
+    for name, c, doubts in (("cheap", 0.05, ()), ("expensive", 2.0, ("the load average was 9.0 on 2 cores",))):
+        save_cost_model(folder / f"{name}.json", cost_model(c, TIMES, device="made up", doubts=doubts))
     return folder
 
 
