@@ -288,7 +288,8 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     if not compared:
         return "No greedy outputs to compare."
     if not different:
-        return f"Greedy: all {len(compared)} outputs equal plain decoding token for token."
+        equal = "the output equals" if len(compared) == 1 else f"all {len(compared)} outputs equal"
+        return f"Greedy: {equal} plain decoding token for token."
     lines = [
         f"Greedy: {len(compared) - len(different)} of {len(compared)} outputs equal plain decoding token for token."
     ]

@@ -54,10 +54,10 @@ def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -
         drafter: None for one without a model: its step costs nothing.
         batch: rows that share the passes.
     """
-    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
+    # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "doubts"]
     mesh = mesh_here()
-    # Files of one row on one device are named as they always were; of several, those without "paired" told slots badly.
-    shapes += [batch, FEW, "paired"] if batch > 1 else []
+    shapes += [batch, FEW] if batch > 1 else []
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
 

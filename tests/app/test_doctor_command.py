@@ -28,6 +28,7 @@ TEXTS = ["hello", "one two three four", "a b", "12 34"]
 DRAFTS, TOKENS = 3, 24
 SHORT = ["--no-chat", "--dtype", "float32", "--max-new-tokens", str(TOKENS), "--max-draft-length", str(DRAFTS)]
 TIMES = {1: 1.0, 2: 1.0, 3: 1.01, 4: 1.2}
+DOUBT = "the load average was 9.0 on 2 cores"
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
     write_pair(folder)
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
-    for name, c, doubts in (("cheap", 0.05, ()), ("expensive", 2.0, ("the load average was 9.0 on 2 cores",))):
-        save_cost_model(folder / f"{name}.json", cost_model(c, TIMES, device="made up", doubts=doubts))
+    for name, c in (("cheap", 0.05), ("expensive", 2.0)):
+        save_cost_model(folder / f"{name}.json", cost_model(c, TIMES, device="made up", doubts=(DOUBT,)))
     return folder
 
 
@@ -95,6 +96,8 @@ def test_a_pair_that_pays_ends_with_the_command_to_decode_with(place, capsys):
     why, line = report["conclusion"]["why"], report["conclusion"]["command"]
     assert why.startswith("Drafting pays: ") and " ".join(why.split()) in " ".join(out.split())
     assert out.splitlines()[-1] == line
+    assert f"Doubtful, measured on a busy machine: {DOUBT}." in out and report["costs"]["doubts"] == [DOUBT]
+    assert why.endswith("The costs are doubtful: measure them again on a quiet machine.")
     parsed = cli._parsed(shlex.split(line)[3:])
     best = report["rules"][0]
     assert parsed.rules.policy == best["policy"] and f"{best['predicted_speedup'][0]:.2f}" in why
@@ -222,6 +225,7 @@ def test_costs_that_are_estimated_are_called_predicted_and_a_temperature_arrives
     more = ["--costs", "estimated", "--temperature", "0.7", "--seed", "3"]
     _, out, _, report = examined(place, capsys, *more)
     assert "Costs, predicted" in out and "temperature 0.7" in out and "Costs, measured" not in out
+    assert "doubtful" not in report["conclusion"]["why"].lower() and report["costs"]["doubts"] == []
     assert report["costs"]["how"] == "predicted" and report["costs"]["ratio"] == pytest.approx(1.0)
     assert report["costs"]["target_pass"] == [1.0, 1.0]  # as large as its target, and verification for nothing
     check_acceptance(report, trace_of(place, temperature=0.7, seed=3))
