@@ -212,7 +212,7 @@ def test_a_flat_table_that_another_measurement_confirms_is_believed(measuring):
     assert at_hand.measured(target, drafter).doubts
     another_process()
     measuring.series += [{name: [1.05 * time for time in times] for name, times in FLAT.items()}]
-    assert not at_hand.measured(target, drafter).doubts and not measuring.series
+    assert not at_hand.measured(target, drafter).doubts and not measuring.series and len(measuring) == 3
 
 
 def test_doubtful_costs_leave_no_verification_width_out(measuring):
