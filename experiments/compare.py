@@ -62,6 +62,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
     console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
+    console.print(f"compiled programs are {kept(cache)}", style="dim")
     jobs = jobs_of(config, prompts, config.chosen_methods())
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
@@ -73,7 +74,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 name, pair = job.method.name, pairs[job.method.name]
                 request = _request(config, job, pair, slots)
                 if name not in compiled:
-                    bar.update(task, description=f"Compiling {name}; {kept(cache)}")
+                    bar.update(task, description=f"Compiling {name}")
                     decoded = _warm_up(config, job.method, pair, request, folder, console)
                     compiled.add(name)
                     if not known and _disagrees(pairs, decoded):
