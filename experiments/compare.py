@@ -9,8 +9,12 @@ Output:    a run folder with manifest.json, results.jsonl (a line a prompt, meth
 Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
 decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
+
+Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest. If
+plain decoding disagrees with them before the first result, they are measured again at once.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,18 +27,20 @@ from experiments.lib.commands import config_command
 from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.plots import save_speedups
 from experiments.lib.prompts import Prompt, load_prompts
-from experiments.lib.run_folder import RunFolder
-from experiments.lib.summary import summarise
+from experiments.lib.run_folder import RunFolder, read_manifest
+from experiments.lib.summary import doubts_of_rows, summarise
 from experiments.lib.table import against_table, markdown_table, rich_table
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
-from specdec_jax.costs.at_hand import dtype_of, sentence
+from specdec_jax.costs.at_hand import look_at, sentence
+from specdec_jax.costs.cost_model import CostModel, decoding_seconds
+from specdec_jax.costs.dtypes import dtype_of, dtype_sentence
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode, prepare
+from specdec_jax.text.generation import Decoded, Generation, Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -55,6 +61,8 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     slots = _slots(config, pairs, prompts)
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
+    console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
+    console.print(f"compiled programs are {kept(cache)}", style="dim")
     jobs = jobs_of(config, prompts, config.chosen_methods())
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
@@ -66,11 +74,15 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 name, pair = job.method.name, pairs[job.method.name]
                 request = _request(config, job, pair, slots)
                 if name not in compiled:
-                    bar.update(task, description=f"Compiling {name}; {kept(cache)}")
-                    _warm_up(config, job.method, pair, request, folder, console)
+                    bar.update(task, description=f"Compiling {name}")
+                    decoded = _warm_up(config, job.method, pair, request, folder, console)
                     compiled.add(name)
+                    if not known and _disagrees(pairs, decoded):
+                        console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
+                        pairs = load_pairs(config)
+                        _say_costs(pairs, folder, console)
                 bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                known[job.key] = _measure(config, job, pair, request, known)
+                known[job.key] = _measure(config, job, pair, request, known, _costs_of(pairs, name, slots))
                 folder.append(known[job.key])
                 console.print(_line(config, job, known))
                 bar.advance(task)
@@ -84,7 +96,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
-    _report(config, folder, [known[job.key] for job in jobs], console)
+    _report(config, folder, [known[job.key] for job in jobs], pairs, console)
     return folder
 
 
@@ -116,15 +128,33 @@ def _drafters(config: CompareConfig) -> list[str]:
     return [name for one in each if isinstance(one, str) for name in split_drafters(one)]
 
 
+def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | None:
+    """The measured costs that predict a method's rounds: of a model that drafts alone, or of no drafts."""
+    drafter, costs = pairs[name].decoder.parts.drafter, pairs[name].costs
+    if drafter.max_draft_length == 0:
+        costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
+    elif drafter.model is None or (costs is not None and not costs.ratio):
+        return None
+    return costs if costs is not None and slots <= costs.slots else None
+
+
+def _disagrees(pairs: Mapping[str, Pair], decoded: Decoded) -> bool:
+    """Whether plain decoding took another time than kept costs say; they are doubtful from now on."""
+    counts, slots = decoded.state.statistics, decoded.state.tokens.shape[1]
+    measured = {pair.costs for pair in pairs.values() if pair.costs is not None and slots <= pair.costs.slots}
+    return any([look_at(costs, counts, decoded.results[0].seconds) for costs in measured])
+
+
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
     """What rules that weigh costs are told, by method, and a line for each machine and drafter."""
     known = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
-    folder.update_manifest(dtype=dtype_of(next(iter(pairs.values())).target))
-    if known and not (folder.path / "costs.json").exists():  # a run that goes on has decoded by them
+    target = next(iter(pairs.values())).target
+    folder.update_manifest(dtype=dtype_of(target), about_dtype=dtype_sentence(target))
+    if known and not folder.rows():  # a run that goes on has decoded by those that are there
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in known.items()})
     for drafted in dict.fromkeys(known.values()):
         names = [name for name, costs in known.items() if costs == drafted]
-        console.print(f"{', '.join(names)}: {sentence(drafted)}", style="dim")
+        console.print(f"{', '.join(names)}: {sentence(drafted)}", style="yellow" if drafted.doubts else "dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
@@ -148,13 +178,14 @@ def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request
 
 def _warm_up(
     config: CompareConfig, method: Method, pair: Pair, request: Request, folder: RunFolder, console: Console
-) -> None:
+) -> Decoded:
     """Compiles a method and decodes a prompt untimed with it."""
     with interrupts_end_here():
         decoded = decode(pair, request)
     seconds = round(decoded.results[0].compile_seconds, 3)
     folder.add_compile_seconds({method.name: seconds})
     console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
+    return decoded
 
 
 def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> str:
@@ -166,9 +197,14 @@ def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str
 
 
 def _measure(
-    config: CompareConfig, job: Job, pair: Pair, request: Request, known: dict[tuple[Any, ...], dict[str, Any]]
+    config: CompareConfig,
+    job: Job,
+    pair: Pair,
+    request: Request,
+    known: dict[tuple[Any, ...], dict[str, Any]],
+    costs: CostModel | None,
 ) -> dict[str, Any]:
-    """One row: a timed generation and, under greedy, whether it equals plain decoding."""
+    """One row: a timed generation, what `costs` predict of it and, under greedy, whether it equals plain decoding."""
     (result,), state = decode(pair, request)
     counts = {
         name: result.statistics[name]
@@ -183,6 +219,7 @@ def _measure(
         "temperature": job.temperature,
         "repeat": job.repeat,
         "seconds": result.seconds,
+        "predicted_seconds": None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics)),
         "prefill_seconds": result.prefill_seconds,
         **counts,
         "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
@@ -212,18 +249,37 @@ def _equality(job: Job, pair: Pair, result: Generation, plain: dict[str, Any] | 
     }
 
 
-def _report(config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], console: Console) -> None:
+def _report(
+    config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], pairs: Mapping[str, Pair], console: Console
+) -> None:
     summaries = summarise(rows)
-    equality = equality_summary(rows)
-    parts = [markdown_table(summaries, config.name), equality + "\n"]
+    equality, dtype = equality_summary(rows), read_manifest(folder.path)["about_dtype"]
+    doubts = [*dict.fromkeys(_doubts_of_costs(folder, pairs)), *doubts_of_rows(rows)]
+    folder.update_manifest(doubts=doubts)
+    doubtful = [f"Doubtful, measured on a busy machine: {'; '.join(doubts)}."] if doubts else []
+    about = f"{dtype[:1].upper()}{dtype[1:]}."
+    parts = [markdown_table(summaries, config.name), *(line + "\n" for line in (*doubtful, about, equality))]
     if config.against in {summary.method for summary in summaries}:
         parts.insert(1, against_table(summarise(rows, config.against), config.against) + "\n")
     folder.write_text("table.md", "\n".join(parts))
     with folder.replacing("speedup.png") as path:
         save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
     console.print(rich_table(summaries, config.name))
+    for line in doubtful:
+        console.print(line, style="bold yellow")
+    console.print(about)
     console.print(equality)
     console.print(f"Written to {folder.path}/: manifest.json, results.jsonl, table.md, speedup.png")
+
+
+def _doubts_of_costs(folder: RunFolder, pairs: Mapping[str, Pair]) -> list[str]:
+    """Of the costs that the run began with, and of those it went on with."""
+    path = folder.path / "costs.json"
+    began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    went_on = [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
+    return [
+        clause for doubts in (*(costs.get("doubts", ()) for costs in began.values()), *went_on) for clause in doubts
+    ]
 
 
 def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
@@ -233,7 +289,8 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     if not compared:
         return "No greedy outputs to compare."
     if not different:
-        return f"Greedy: all {len(compared)} outputs equal plain decoding token for token."
+        equal = "the output equals" if len(compared) == 1 else f"all {len(compared)} outputs equal"
+        return f"Greedy: {equal} plain decoding token for token."
     lines = [
         f"Greedy: {len(compared) - len(different)} of {len(compared)} outputs equal plain decoding token for token."
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specdec_jax.costs.cost_model import agree
 from specdec_jax.metrics.intervals import Interval, Spread, spread, total_speedup
 
 CLEAN_SHARE = 0.05
@@ -94,6 +95,17 @@ def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
         raise ValueError(f"the result of prompt {row.get('prompt_id')!r} has no {error}") from None
     if equal is not None:
         total["equal"] = total.get("equal", True) and equal
+
+
+def doubts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A clause if methods decoded in another time than their costs predict, all rows of each together."""
+    totals: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("predicted_seconds"):
+            total = totals.setdefault(row["method"], [0.0, 0.0])
+            total[:] = total[0] + row["seconds"], total[1] + row["predicted_seconds"]
+    wrong = [f"{took / said:.2f} ({name})" for name, (took, said) in totals.items() if not agree(took, said)]
+    return [f"decoding took {', '.join(wrong)} times what the costs predict"] if wrong else []
 
 
 def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) -> MethodSummary:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -27,8 +28,8 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-SPEED_COLUMNS = (*COLUMNS[:7], "equal")  # either half fits into 80 columns
-DRAFT_COLUMNS = ("method", "temp", *COLUMNS[7:-1])
+NAMES = COLUMNS[:2]  # of a row, in every table
+FIRST = ("tokens/s, total", "speed-up, total", "speed-up, mean [95 %]", "median (quartiles)", "equal")  # on a terminal
 
 
 def cells(summary: MethodSummary) -> tuple[str, ...]:
@@ -51,11 +52,35 @@ def cells(summary: MethodSummary) -> tuple[str, ...]:
     )
 
 
-def rich_table(summaries: Sequence[MethodSummary], title: str | None = None) -> Group:
-    """For a terminal: the columns in two tables, since one would wrap in every cell; the fastest (by total) in bold."""
-    speed = _terminal_table(summaries, SPEED_COLUMNS, title)
-    drafting = _terminal_table(summaries, DRAFT_COLUMNS, None)
-    return Group(speed, "", drafting, "", Text(notes(summaries), style="dim"))
+class Tables:
+    """For a terminal: the columns in as many tables as its width asks for, since cells of one would be cut."""
+
+    def __init__(self, summaries: Sequence[MethodSummary], title: str | None):
+        self.summaries, self.title = summaries, title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rest = [*FIRST, *(column for column in COLUMNS if column not in (*NAMES, *FIRST))]
+        title = self.title
+        while rest:
+            fitting = [
+                count
+                for count in range(1, len(rest) + 1)
+                if Measurement.get(console, options.update(width=1000), self._table(rest[:count])).maximum
+                <= options.max_width
+            ]
+            count = max(fitting, default=1)
+            yield self._table(rest[:count], title)
+            yield ""
+            rest, title = rest[count:], None
+        yield Text(notes(self.summaries), style="dim")
+
+    def _table(self, columns: Sequence[str], title: str | None = None) -> Table:
+        return _terminal_table(self.summaries, (*NAMES, *columns), title)
+
+
+def rich_table(summaries: Sequence[MethodSummary], title: str | None = None) -> Tables:
+    """For a terminal; the fastest (by total) in bold."""
+    return Tables(summaries, title)
 
 
 def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], title: str | None) -> Table:
@@ -96,13 +121,12 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
     """What the columns mean, in a few sentences."""
     count = max((summary.prompts for summary in summaries), default=0)
     return (
-        f"{count} prompts. Speed-up is against plain decoding of the same target in the same program; 95 % bootstrap "
-        "interval and quartiles over prompts; total: all tokens over all seconds. Without repeats: mean over the "
-        f"prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance rate: accepted over "
-        "drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a draft, siblings "
-        "among them. Discarded "
-        "passes: drafter passes whose distribution gave no token. Equal: outputs that are plain decoding's token for "
-        "token."
+        f"{count} prompt{'s' * (count != 1)}. Speed-up is against plain decoding of the same target in the same "
+        "program; 95 % bootstrap interval and quartiles over prompts; total: all tokens over all seconds. Without "
+        f"repeats: mean over the prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance "
+        "rate: accepted over drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a "
+        "draft, siblings among them. Discarded passes: drafter passes whose distribution gave no token. Equal: outputs "
+        "that are plain decoding's token for token."
     )
 
 

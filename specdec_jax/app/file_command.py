@@ -20,8 +20,8 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
-from specdec_jax.costs.at_hand import dtype_of
 from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.processes import LOOK, Share, is_first, together, told_by_first
 from specdec_jax.sharding import check_rows, spans_processes
@@ -182,7 +182,8 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
         costs = decided["costs"]
-        costs = costs and CostModel(**{**costs, **{name: tuple(costs[name]) for name in ("widths", "target_pass")}})
+        fields: dict[str, Any] = {name: _frozen(value) for name, value in (costs or {}).items()}
+        costs = costs and CostModel(**fields)
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
     names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])
@@ -203,6 +204,11 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         }
         results.decide(own)
     return pair
+
+
+def _frozen(value: Any) -> Any:
+    """A list of a JSON file as the tuple that was written."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _same(known: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:

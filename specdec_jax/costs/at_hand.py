@@ -1,48 +1,50 @@
 """The costs of the machine at hand: measured once a pair of models, and kept on disk.
 
 What is kept goes by what a pass depends on: both models' names, shapes and dtypes, device, cores and their
-instructions, and the version of jax. One process measures, others that want the same wait for it. A machine that was
-busy then looks slower than it is, so a later process times one pass again, until one agrees: if it is much faster,
-the pair's costs are measured a second time.
+instructions, and the version of jax. One process measures, others that want the same wait for it. A machine that is
+busy meanwhile gives wrong costs. So whatever looks doubtful is measured a second time at once, what remains of the
+doubts stands in `CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one as soon
+as decoding disagrees with them (`look_at`). A later process times one pass again, until one agrees: if it is much
+faster, the pair's costs are measured anew.
 """
 
 import contextlib
-import hashlib
-import json
-import re
-import sys
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from filelock import FileLock
 
-from specdec_jax.compilation_cache import cache_folder, shown
-from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model, save_cost_model
-from specdec_jax.costs.machine import device, features
-from specdec_jax.costs.step_cost import alternate, draft_round, target_pass, turns
-from specdec_jax.decoding.one_graph import options_here
+from specdec_jax.compilation_cache import cache_folder
+from specdec_jax.costs.cost_model import CostModel, cost_model, disagreement, load_cost_model, save_cost_model
+from specdec_jax.costs.dtypes import dtype_of, probe_doubts
+from specdec_jax.costs.machine import device
+from specdec_jax.costs.step_cost import (
+    alternate,
+    busy_doubts,
+    draft_round,
+    shape_doubts,
+    spread_doubts,
+    target_pass,
+    turns,
+)
+from specdec_jax.costs.store import doubted, file_for, measured_here, once, say, steadiest, where
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.new_folder import replacing
-from specdec_jax.loading.precision import INT8
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
+from specdec_jax.types import Statistics
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
-DTYPE_WIDTH = 4  # of the pass by which dtypes are compared
 DRAFTS, SLOTS, PASSES = 7, 512, 2
 FEW = 128  # slots of a pass that tells what a slot costs in a batch; a row alone reads them for nothing
 SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
-LARGEST = 2e9  # bytes of float32 weights that are loaded to see whether they are faster
-MOMENT = 600.0  # seconds that may pass for one busy moment
 FASTER = 0.8  # of the kept time, that a pass must take less than for what is kept to be doubted
-T = TypeVar("T")
+SAME = 0.1  # of a pass, by which a second measurement may differ and still confirm the first
+_disagreed: set[Path] = set()  # files that were measured again because decoding disagreed, once a process
 
 
 def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -> CostModel:
@@ -52,51 +54,48 @@ def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -
         drafter: None for one without a model: its step costs nothing.
         batch: rows that share the passes.
     """
-    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS]
+    # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "doubts"]
     mesh = mesh_here()
-    # Files of one row on one device are named as they always were; of several, those without "paired" told slots badly.
-    shapes += [batch, FEW, "paired"] if batch > 1 else []
+    shapes += [batch, FEW] if batch > 1 else []
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
 
-    def measure() -> CostModel:
+    def measure(before: CostModel | None) -> CostModel:
         rows = f" for {batch} rows" if batch > 1 else ""
-        _say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        found = _measure(target, drafter, batch)
-        _say(sentence(found) + kept)
-        return found
+        say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
+        table = _measure(target, drafter, batch, before)
+        say(sentence(table) + kept)
+        return table
 
-    path = _file("costs", names, shapes)
-    kept = _kept(path)
-    found = _once(path, load_cost_model, save_cost_model, measure)
-    return found if path is None else _looked_at_again(path, found, lambda: _plain_pass(target, batch), measure)
+    path = file_for("costs", names, shapes)
+    kept = where(path)
+    table = once(path, load_cost_model, save_cost_model, measure)
+    return table if path is None else _looked_at_again(path, table, lambda: _plain_pass(target, batch), measure)
 
 
-def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str:
-    """The faster of bfloat16, in which the target is given, and float32, which `load` gives it in.
+def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
+    """Compares a row's rounds with what measured costs predict; where they disagree, the kept costs become doubtful.
 
-    On an accelerator, and for models of over 2 GB in float32, bfloat16 without measuring.
+    Then they are measured again at once: by the next `measured` of this process, which happens once, or another's.
+
+    Args:
+        counts: of the row, decoded alone in so many seconds.
+
+    Returns:
+        Whether kept costs became doubtful.
     """
-    small = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(target.params)) <= LARGEST
-    if jax.default_backend() != "cpu" or not small:
-        return "bfloat16"
-
-    def measure() -> dict[str, float]:
-        _say(f"measuring {target.name} in bfloat16 and float32 on this machine, once")
-        models = {"bfloat16": target, "float32": load("float32")}
-        programs = {
-            dtype: target_pass(one.model, one.params, DTYPE_WIDTH, 1, SLOTS, passes=PASSES)
-            for dtype, one in models.items()
-        }
-        found = alternate(programs, REPEATS, dict.fromkeys(programs, PASSES), seconds=SECONDS)
-        seconds = {dtype: cost.median for dtype, cost in found.items()}
-        _say(", ".join(f"{1e3 * time:.1f} ms a pass in {dtype}" for dtype, time in seconds.items()) + kept)
-        return seconds
-
-    path = _file("dtype", [target.name], [_shapes(target), SLOTS, DTYPE_WIDTH])
-    kept = _kept(path)
-    seconds = _once(path, _read, _write, measure)
-    return min(seconds, key=seconds.__getitem__)
+    doubt = disagreement(costs, counts, seconds)
+    path = None if doubt is None else _file_of(costs)
+    if doubt is None or path is None or path in _disagreed:
+        return False
+    with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock")):
+        table = load_cost_model(path)
+        save_cost_model(path, table._replace(doubts=(*table.doubts, doubt)))
+        _disagreed.add(path)
+        measured_here.discard(path)
+        return True
+    return False
 
 
 def sentence(costs: CostModel) -> str:
@@ -107,10 +106,12 @@ def sentence(costs: CostModel) -> str:
     if not costs.ratio:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
-    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}"
+    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
 
 
-def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> CostModel:
+def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int, before: CostModel | None) -> CostModel:
+    """`before`: an earlier table, which confirms passes of a strange shape if they are the same."""
+    busy = busy_doubts()
     programs: dict[str, Callable[[], Any]] = {
         str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=PASSES) for width in WIDTHS
     }
@@ -127,12 +128,25 @@ def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int) -> Co
         }
         programs["drafter"] = draft_round(one, drafter.params, static(draft_length=DRAFTS), **options)
         per["drafter"] = DRAFTS
-    found = alternate(programs, REPEATS, per, seconds=SECONDS)
-    step = found.pop("drafter").median if drafter is not None else 0.0
-    passes = {int(width): cost.median for width, cost in found.items()}
-    slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
-    where = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
-    return cost_model(step, passes, device=where, batch=batch, slots=SLOTS, slot_time=slot_time)
+    about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
+
+    def table() -> CostModel:
+        times = alternate(programs, REPEATS, per, seconds=SECONDS)
+        doubts = spread_doubts({_called(name): cost for name, cost in times.items()})
+        step = times.pop("drafter").median if drafter is not None else 0.0
+        passes = {int(width): cost.median for width, cost in times.items()}
+        slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
+        costs = cost_model(step, passes, device=about, batch=batch, slots=SLOTS, slot_time=slot_time)
+        confirmed = before is not None and np.allclose(costs.target_pass, before.target_pass, rtol=SAME)
+        return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
+
+    steady = steadiest(table)
+    alone = batch == 1 and mesh_here() is None  # as when dtypes were compared
+    return steady._replace(doubts=busy + steady.doubts + (probe_doubts(target, steady.plain_pass) if alone else ()))
+
+
+def _called(name: str) -> str:
+    return f"a pass of {name} tokens" if name.isdigit() else f"a {name} step"
 
 
 def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
@@ -152,85 +166,41 @@ def _plain_pass(target: LoadedModel, batch: int) -> float:
 
 
 def _looked_at_again(
-    path: Path, found: CostModel, plain_pass: Callable[[], float], measure: Callable[[], CostModel]
+    path: Path,
+    found: CostModel,
+    plain_pass: Callable[[], float],
+    measure: Callable[[CostModel | None], CostModel],
 ) -> CostModel:
-    """What was kept, or measured anew if one pass at another moment tells that the machine was busy then.
+    """What another process measured, or measured anew if one pass now tells that the machine was busy then.
 
     Nobody looks again once it takes as long or all was measured twice; when it takes longer, the machine is busy now.
     """
     agreed = path.with_suffix(".agreed")
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
-        kept = path.stat().st_mtime
-        if time.time() - kept < MOMENT or (agreed.exists() and agreed.stat().st_mtime >= kept):
+        if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
             return found
         share = plain_pass() / found.plain_pass
         if share < FASTER:
-            _say("a pass takes less time than when costs were measured: the machine was busy then")
-            found = measure()
+            say("a pass takes less time than when costs were measured: the machine was busy then")
+            found = measure(found)
             save_cost_model(path, found)
+        measured_here.add(path)
         if share <= 1 / FASTER:
             agreed.touch()
     return found
 
 
-def _once(
-    path: Path | None, read: Callable[[Path], T], write: Callable[[Path, T], None], measure: Callable[[], T]
-) -> T:
-    """What the file holds; measured and written where there is none. A file that cannot be read is measured again."""
-    with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
-        if path is not None and path.is_file():
-            try:
-                return read(path)
-            except (ValueError, OSError) as error:
-                _say(f"{error}: measuring again")
-        found = measure()
-        try:
-            if path is not None:
-                write(path, found)
-        except OSError as error:
-            _say(f"{error}; measured again next time")
-        return found
-
-
-def _file(kind: str, names: list[str], shapes: Any) -> Path | None:
-    """Where something measured is kept; None where nothing can be."""
-    try:
-        folder = cache_folder("costs")
-    except (OSError, RuntimeError):
-        return None
-    known = json.dumps([kind, shapes, device(), features(), jax.__version__, options_here()], sort_keys=True)
-    label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
-    return folder / f"{kind}-{label}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
-
-
-def _kept(path: Path | None) -> str:
-    return "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
+def _file_of(costs: CostModel) -> Path | None:
+    """The file that such costs are kept in, by their times, whatever widths they have by now."""
+    with contextlib.suppress(OSError, RuntimeError):
+        for path in cache_folder("costs").glob("costs-*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                table = load_cost_model(path)
+                if (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step):
+                    return path
+    return None
 
 
 def _shapes(model: LoadedModel) -> list[str]:
     """Of all weights, with their dtypes: a name does not tell."""
     return [f"{np.shape(leaf)} {leaf.dtype}" for leaf in jax.tree.leaves(model.params)]
-
-
-def dtype_of(model: LoadedModel) -> str:
-    """Of its weights, as `load_model` is told it."""
-    found = [str(leaf.dtype) for leaf in jax.tree.leaves(model.params)]
-    return INT8 if INT8 in found else found[0]
-
-
-def _read(path: Path) -> dict[str, float]:
-    """Seconds by dtype. Raises ValueError where the file holds something else."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or set(found) != {"bfloat16", "float32"}:
-        raise ValueError(f"{path} holds no seconds by dtype")
-    return found
-
-
-def _write(path: Path, seconds: dict[str, float]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(seconds), encoding="utf-8")
-
-
-def _say(line: str) -> None:
-    """To the terminal: who calls `generate` for the first time waits for this."""
-    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)

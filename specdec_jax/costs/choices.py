@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.costs.cost_model import CostModel, between, load_cost_model
+from specdec_jax.decoding import default_widths
 from specdec_jax.sharding import spans_processes
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import StoppingPolicy
 
 MEASURED, ESTIMATED = "measured", "estimated"
 VARIABLE = "SPECDEC_JAX_COSTS"  # what costs are meant where nobody says: one of these words, or a file
+DRAFTS = 7  # of a round at the most, where nothing certain is known of the machine
 LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
 WAITING = 1.5  # times what drafting costs a row alone, told to rules that decide by row in a batch (docs/batches.md)
 PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
@@ -46,8 +48,11 @@ def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
 def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
     """Verification widths for drafts of up to that many tokens: the steps of the measured staircase.
 
-    The widest holds the longest draft. A narrower one is there if it saves 3 % of a pass of the next wider one.
+    The widest holds the longest draft. A narrower one is there if it saves 3 % of a pass of the next wider one. Where
+    costs are doubtful they are powers of two, as where nothing is measured: a wrong table must not leave widths out.
     """
+    if costs.doubts:
+        return default_widths(max_draft_length)
     full = max_draft_length + 1
     chosen = [full]
     for width in sorted((width for width in costs.widths if width < full), reverse=True):
@@ -60,8 +65,10 @@ def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
 def longest_draft(costs: CostModel) -> int:
     """The draft length of most tokens per time where nine drafts of ten are accepted, at most what was measured.
 
-    On text that is less predictable a rule stops earlier by itself.
+    On text that is less predictable a rule stops earlier by itself. 7 where costs are doubtful.
     """
+    if costs.doubts:
+        return min(DRAFTS, max(costs.widths[-1] - 1, 1))
     lengths = np.arange(1, max(costs.widths[-1], 2))
     tokens = np.cumsum(PREDICTABLE ** np.arange(lengths[-1] + 1))[lengths]
     passes = np.interp(lengths + 1, costs.widths, costs.target_pass) / costs.plain_pass

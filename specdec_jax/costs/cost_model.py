@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.types import Statistics
 
 LEAST_SHARE = 0.25  # of a measured pass, that one with fewer slots is taken to cost
+AGREE = 1.35  # times as long, that two measurements of the same work may differ by
+LEAST_ROUNDS = 16  # of a text, that tell how long rounds take
 
 
 class CostModel(NamedTuple):
@@ -23,6 +26,7 @@ class CostModel(NamedTuple):
     batch: int = 1
     slots: int = 0  # cache slots of a row that passes were measured with; 0: not known
     slot_time: float = 0.0  # what one more of them adds to every target pass
+    doubts: tuple[str, ...] = ()  # a clause for each sign that the machine was busy when this was measured
 
     @property
     def ratio(self) -> float:
@@ -64,13 +68,14 @@ def cost_model(
     batch: int = 1,
     slots: int = 0,
     slot_time: float = 0.0,
+    doubts: Sequence[str] = (),
 ) -> CostModel:
     """A cost model from times by width. A wider pass that was measured cheaper counts as its narrower neighbour.
 
     Args:
         drafter_step: 0 for drafts that cost no pass of a model.
         plain_pass: time of a pass of plain decoding; the narrowest width's unless given.
-        slots, slot_time: as `CostModel` has them.
+        slots, slot_time, doubts: as `CostModel` has them.
 
     Raises:
         ValueError: no widths, or times that are not positive.
@@ -83,7 +88,7 @@ def cost_model(
     if not (0 <= drafter_step < np.inf) or not all(np.isfinite(time) and time > 0 for time in (plain, *times)):
         raise ValueError(f"times must be positive, got drafter_step {drafter_step!r}, passes {times!r}")
     passes = tuple(float(time) for time in np.maximum.accumulate(times))
-    return CostModel(float(drafter_step), widths, passes, plain, device, batch, slots, slot_time)
+    return CostModel(float(drafter_step), widths, passes, plain, device, batch, slots, slot_time, tuple(doubts))
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
@@ -101,6 +106,36 @@ def between(model: CostModel, widths: Sequence[int]) -> CostModel:
         (low, high), (before, last) = model.widths[-2:], model.target_pass[-2:]
         times = times + np.maximum(np.asarray(widths) - high, 0) * (last - before) / (high - low)
     return model._replace(widths=tuple(widths), target_pass=tuple(float(time) for time in times))
+
+
+def agree(first: float, second: float) -> bool:
+    """Whether two times may be of the same work on the same machine."""
+    return 1 / AGREE <= first / second <= AGREE
+
+
+def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
+    """What the rounds of a row that decoded alone take by these costs, without what the rule computes itself.
+
+    Args:
+        counts: of the state; without drafts the rounds are plain decoding's.
+
+    Returns:
+        None where counts do not tell the widths: of several rows, and of siblings.
+    """
+    if len(counts.num_rounds) != 1 or int(counts.num_sibling_tokens[0]):
+        return None
+    longest = counts.drafted_at.shape[1]
+    at_least = np.concatenate([np.asarray(counts.num_rounds), np.asarray(counts.drafted_at)[0], [0]])  # k drafts
+    times = costs.pass_times(longest) if longest else np.array([costs.plain_pass])
+    return float(-np.diff(at_least) @ times + int(counts.drafter_passes[0]) * costs.drafter_step)
+
+
+def disagreement(costs: CostModel, counts: Statistics, seconds: float) -> str | None:
+    """A clause on rounds that took much longer, or less, than these costs say; None where they agree or tell little."""
+    expected = decoding_seconds(costs, counts)
+    if expected is None or int(counts.num_rounds[0]) < LEAST_ROUNDS or agree(seconds, expected):
+        return None
+    return f"decoding took {seconds:.2f} s where these costs predict {expected:.2f}"
 
 
 def save_cost_model(path: str | Path, model: CostModel) -> None:
@@ -130,6 +165,7 @@ def load_cost_model(path: str | Path) -> CostModel:
             batch=fields["batch"],
             slots=fields.get("slots", 0),
             slot_time=fields.get("slot_time", 0.0),
+            doubts=[str(doubt) for doubt in fields.get("doubts", ())],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a cost model: {error}") from None

@@ -42,6 +42,13 @@ def cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def load_average() -> float:
+    """Processes of this machine that wanted a core over the last minute; 0 where the system does not say."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.getloadavg()[0]
+    return 0.0
+
+
 def device() -> str:
     """jax's first device; of a CPU its cores and processor."""
     first = jax.local_devices()[0]

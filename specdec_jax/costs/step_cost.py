@@ -6,6 +6,7 @@ its quartiles.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import drafting_uniforms
@@ -24,6 +26,9 @@ from specdec_jax.drafters.retokenized import RetokenizedState, as_if_spelled
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 SOURCE = 128  # slots of what an encoder has read, all full
+SPREAD = 0.3  # of a median, that lies between the quartiles of a quiet machine at the widest
+FALL = 0.9  # of a narrower pass, that a wider pass takes at the least
+WIDE, FLAT = 8, 1.05  # tokens of a pass that takes longer than one token on a CPU, and how much at the least
 
 
 class Cost(NamedTuple):
@@ -150,3 +155,30 @@ def summary(times: Sequence[float]) -> Cost:
     """Median and quartiles."""
     low, median, high = np.percentile(times, (25, 50, 75))
     return Cost(float(median), float(low), float(high))
+
+
+def busy_doubts() -> tuple[str, ...]:
+    """A clause if more processes want to run now than this machine has cores."""
+    load, cores = load_average(), os.cpu_count() or 1
+    return (f"the load average was {load:.1f} on {cores} cores",) if load > cores else ()
+
+
+def spread_doubts(times: Mapping[str, Cost]) -> tuple[str, ...]:
+    """A clause on the time whose quartiles lie the furthest apart, if that is too far."""
+    name, (median, low, high) = max(times.items(), key=lambda entry: (entry[1].high - entry[1].low) / entry[1].median)
+    too_far = high - low > SPREAD * median
+    return (f"{name} took {1e3 * low:.1f} to {1e3 * high:.1f} ms (quartiles)",) if too_far else ()
+
+
+def shape_doubts(passes: Mapping[int, float]) -> tuple[str, ...]:
+    """Clauses on passes by width, in seconds, that fall; and on a CPU on passes that do not grow up to 8 tokens."""
+    widths = sorted(passes)
+    said = []
+    for narrow, wide in zip(widths, widths[1:], strict=False):
+        if passes[wide] < FALL * passes[narrow]:
+            ms = [1e3 * passes[width] for width in (wide, narrow)]
+            said.append(f"a pass of {wide} tokens took {ms[0]:.1f} ms, less than {ms[1]:.1f} of {narrow}")
+    wide = next((width for width in widths if width >= WIDE), None)
+    if jax.default_backend() == "cpu" and wide is not None and passes[wide] < FLAT * passes[widths[0]]:
+        said.append(f"a pass of {wide} tokens took only {passes[wide] / passes[widths[0]]:.2f} times {widths[0]}'s")
+    return tuple(said)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.costs.at_hand import look_at
 from specdec_jax.costs.choices import told
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
@@ -195,7 +196,16 @@ def decode(pair: Pair, request: Request) -> Decoded:
     state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
     seconds = time.perf_counter() - watch
     rows, told = range(len(request.prompts)), readable(state)
+    _look_at_costs(pair, request, told, seconds)
     return Decoded([finish(pair, request, told, row, seconds, prefilled) for row in rows], state)
+
+
+def _look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
+    """Rounds are a measurement too: of a model that drafts alone, in as few cache slots as costs were measured with."""
+    costs, model = pair.costs, pair.decoder.parts.drafter.model
+    described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
+    if costs is not None and described and not request.stop:  # stop strings are looked for between rounds
+        look_at(costs, state.statistics, seconds)
 
 
 def start(pair: Pair, request: Request) -> Prefilled:

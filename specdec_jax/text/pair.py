@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
 
-from specdec_jax.costs.at_hand import dtype_of, faster_dtype, measured
-from specdec_jax.costs.choices import ESTIMATED, costs_asked, longest_draft, widths_for
+from specdec_jax.costs.at_hand import measured
+from specdec_jax.costs.choices import DRAFTS, ESTIMATED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
+from specdec_jax.costs.dtypes import dtype_of, faster_dtype
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.rounds import ModelParams
@@ -42,7 +43,6 @@ NEED_MODELS = (
 SMOLLM2_DRAFTER = "smollm2-drafter-reading@8192"
 FOR_ENCODERS = "prompt_lookup"
 READS_NONE = "smollm2-drafter@8192"
-DRAFTS = 7  # most drafts a round where nothing is known of the machine
 
 OneDrafter = LoadedModel | Drafter | str
 
@@ -113,10 +113,11 @@ def build_pair(
         drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
-            they are estimated, and never less than a static policy's own.
+            they are estimated or doubtful, and never less than a static policy's own.
         dtype: bfloat16, float16, float32 or int8 of models by name; auto: the target's if it is given loaded, else the
             faster of bfloat16 and float32 here, bfloat16 if costs are estimated.
-        verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated.
+        verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated or
+            doubtful.
         costs: what passes cost, for whoever weighs it. "measured": once a pair and machine, kept in
             `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that
             `experiments.step_cost` wrote. None: what SPECDEC_JAX_COSTS in the environment says, else measured. Of

@@ -1,11 +1,13 @@
 """`doctor`: whether a pair will work and pay, what it answers with, and that its numbers are those of replays."""
 
+import io
 import json
 import shlex
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny_llama import one_pass
 from tiny_pair import ONE_LAYER, write_pair
 from tiny_weights import weights, write_folder
@@ -13,11 +15,15 @@ from tiny_weights import weights, write_folder
 from experiments.lib.rules import rule
 from experiments.lib.traced import replay_rule
 from specdec_jax.app import cli
-from specdec_jax.app.doctor import examining, memory, pairing
+from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.doctor import examining, memory, page, pairing
+from specdec_jax.app.doctor.conclusion import conclude
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import load_model, outline
 from specdec_jax.loading.intersection import SAMPLE_TEXT
+from specdec_jax.metrics.intervals import Interval
+from specdec_jax.metrics.predicted import Predicted
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
@@ -225,6 +231,18 @@ def test_costs_that_are_estimated_are_called_predicted_and_a_temperature_arrives
     assert report["costs"]["how"] == "predicted" and report["costs"]["ratio"] == pytest.approx(1.0)
     assert report["costs"]["target_pass"] == [1.0, 1.0]  # as large as its target, and verification for nothing
     check_acceptance(report, trace_of(place, temperature=0.7, seed=3))
+
+
+@pytest.mark.parametrize("doubts", [(), ("the load average was 9.0 on 2 cores", "a pass fell")])
+def test_doubtful_costs_are_called_so_on_the_page_and_in_the_conclusion(doubts):
+    costs, screen = cost_model(0.1, TIMES, doubts=doubts), io.StringIO()
+    page.show_costs(Console(file=screen, width=80), costs, "measured")
+    said = "Doubtful, measured on a busy machine: the load average was 9.0 on 2 cores; a pass fell."
+    assert (said in " ".join(screen.getvalue().split())) == bool(doubts) == ("oubtful" in screen.getvalue())
+    for speedup in (1.5, 0.5):
+        rule = Predicted(survival(), Interval(speedup, 0.9 * speedup, 1.1 * speedup), 0.5, np.ones(1), 2.0, 2.0, 0.5)
+        why = conclude(Settings(), [rule], [True], costs, Interval(0.5, 0.4, 0.6), "measured").why
+        assert why.endswith(" The costs are doubtful: measure them again on a quiet machine.") == bool(doubts)
 
 
 def test_rules_take_what_a_calibration_has_learnt(place, capsys, paying):

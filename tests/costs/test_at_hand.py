@@ -10,27 +10,39 @@ import numpy as np
 import pytest
 
 from experiments.lib.smoke import tiny_pair
-from specdec_jax.costs import at_hand
-from specdec_jax.costs.choices import told
-from specdec_jax.costs.cost_model import between, cost_model, load_cost_model
+from specdec_jax.costs import at_hand, dtypes, step_cost, store
+from specdec_jax.costs.choices import longest_draft, told, widths_for
+from specdec_jax.costs.cost_model import between, cost_model, decoding_seconds, disagreement, load_cost_model
 from specdec_jax.costs.step_cost import Cost
+from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.stopping import adaedl, survival
+from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
 
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
+DTYPE_TIMES = {"bfloat16": 2.0, "float32": 1.5}
+
+
+class Made(list):
+    """Measurements that were made, by what is in each, and `series`: quartiles by program for those to come."""
+
+    def __init__(self):
+        super().__init__()
+        self.series = []
 
 
 @pytest.fixture
 def measuring(monkeypatch, tmp_path):
-    """Every measurement that is made, by what is in it, with made-up times; a home of its own."""
-    made = []
+    """Every measurement that is made, by what is in it, with made-up times; a home of its own, a quiet machine."""
+    made = Made()
 
     def alternate(programs, repeats, per, seconds):
         made.append(sorted(programs))
         time.sleep(0.05)
-        known = {str(width): value for width, value in TIMES.items()}
-        known |= {"drafter": 0.13, "bfloat16": 2.0, "float32": 1.5}
-        return {name: Cost(known[name], known[name], known[name]) for name in programs}
+        times = {str(width): value for width, value in TIMES.items()} | {"drafter": 0.13}
+        times |= {f"a pass of {n} tokens in {dtype}": value for dtype, value in DTYPE_TIMES.items() for n in (1, 4)}
+        now = made.series.pop(0) if made.series and set(made.series[0]) <= set(programs) else {}
+        return {name: Cost(*now.get(name, [times[name]] * 3)) for name in programs}
 
     def turns(programs, repeats, per, seconds):
         """A busy machine: the second turn takes ten times as long, the third is disturbed in its middle."""
@@ -38,10 +50,22 @@ def measuring(monkeypatch, tmp_path):
         assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5
         return {"many": [1.0, 10.0, 1.0, 1.0, 1.0], "few": [0.616, 6.16, 1.5, 0.616, 0.616]}
 
+    for module in (at_hand, dtypes):  # nothing runs, so nothing is compiled
+        monkeypatch.setattr(module, "target_pass", lambda *args, **options: None)
+    monkeypatch.setattr(at_hand, "draft_round", lambda *args, **options: None)
     monkeypatch.setattr(at_hand, "alternate", alternate)
+    monkeypatch.setattr(dtypes, "alternate", alternate)
     monkeypatch.setattr(at_hand, "turns", turns)
+    monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     monkeypatch.setenv("HOME", str(tmp_path))
+    another_process()
     return made
+
+
+def another_process():
+    """What a process remembers is forgotten."""
+    store.measured_here.clear()
+    at_hand._disagreed.clear()
 
 
 def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path, capsys):
@@ -87,7 +111,7 @@ def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuri
     at_hand.measured(drafter, drafter)
     at_hand.measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
     assert len(measuring) == 3 and "drafter" not in measuring[-1]
-    monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
+    monkeypatch.setattr(store, "device", lambda: "64 cores of another processor")
     at_hand.measured(target, drafter)
     monkeypatch.setattr(jax, "__version__", "99.0")
     at_hand.measured(target, drafter)
@@ -108,16 +132,21 @@ def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
 def test_what_was_measured_in_a_busy_moment_is_measured_again(
     was, now, again, measuring, tmp_path, monkeypatch, capsys
 ):
-    """One pass at another moment tells: much faster, and all is anew; as long, and nobody looks again."""
+    """One pass of the next process tells: much faster, and all is anew; as long, and nobody looks again."""
+
+    def every_pass(times):
+        for width, value in quiet.items():
+            monkeypatch.setitem(TIMES, width, times * value)
+
     target, drafter = tiny_pair()
-    monkeypatch.setitem(TIMES, 1, was)
+    quiet = dict(TIMES)
+    every_pass(was)
     first = at_hand.measured(target, drafter)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
-    monkeypatch.setitem(TIMES, 1, now)
-    assert at_hand.measured(target, drafter) == first and len(measuring) == 1, "the same moment"
-    for age in (7200, 3600):
-        if not (tmp_path / file).with_suffix(".agreed").exists():
-            os.utime(file, (time.time() - age, time.time() - age))
+    every_pass(now)
+    assert at_hand.measured(target, drafter) == first and len(measuring) == 1, "the same process"
+    for _ in range(2):
+        another_process()
         found = at_hand.measured(target, drafter)
     assert measuring[1] == ["1"] and found.plain_pass == (now if again else was)
     looks = [made for made in measuring if made == ["1"]]
@@ -125,13 +154,137 @@ def test_what_was_measured_in_a_busy_moment_is_measured_again(
     assert ("busy then" in capsys.readouterr().err) == again and len(measuring) == 1 + len(looks) + again
     file.write_text("damaged")
     assert at_hand.measured(target, drafter).plain_pass == now
-    os.utime(file, (time.time() + 3600 - at_hand.MOMENT * 10,) * 2)
     count = len(measuring)
     if file.with_suffix(".agreed").exists():
         os.utime(file.with_suffix(".agreed"), (time.time() - 7200,) * 2)
-    os.utime(file, (time.time() - 3600,) * 2)
+    another_process()
     at_hand.measured(target, drafter)
     assert measuring[count:] == [["1"]], "a new file was not looked at"
+
+
+QUIET = {"8": (1.2, 1.1, 1.4)}  # median and quartiles
+UNSTEADY = {"8": (1.2, 0.9, 1.6)}
+FLAT = {str(width): [1.0] * 3 for width in TIMES}
+FALLING = {"1": [1.7] * 3, "2": [1.7] * 3}
+
+
+@pytest.mark.parametrize(
+    "series, load, doubts",
+    [
+        ([], 1.9, []),
+        ([], 2.1, ["the load average was 2.1 on 2 cores"]),
+        ([UNSTEADY], 0.0, []),  # a burst: the second series is quiet
+        ([UNSTEADY, UNSTEADY], 0.0, ["a pass of 8 tokens took 900.0 to 1600.0 ms (quartiles)"]),
+        ([QUIET], 0.0, []),
+        ([{"drafter": (0.13, 0.1, 0.2)}] * 2, 0.0, ["a drafter step took 100.0 to 200.0 ms (quartiles)"]),
+        ([FALLING] * 2, 0.0, ["a pass of 4 tokens took 1010.0 ms, less than 1700.0 of 2", "V"]),
+        ([FLAT] * 2, 3.0, ["the load average was 3.0 on 2 cores", "a pass of 8 tokens took only 1.00 times 1's"]),
+    ],
+)
+def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
+    series, load, doubts, measuring, monkeypatch, tmp_path, capsys
+):
+    """At once, and by the next process: doubts stand in the costs, their file and the line."""
+    monkeypatch.setattr(step_cost, "load_average", lambda: load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    doubts = ["a pass of 8 tokens took only 0.71 times 1's" if clause == "V" else clause for clause in doubts]
+    measuring.series += series
+    target, drafter = tiny_pair()
+    found = at_hand.measured(target, drafter)
+    assert list(found.doubts) == doubts and len(measuring) == (2 if series and series[0] != QUIET else 1)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
+    said = capsys.readouterr().err
+    assert load_cost_model(file) == found and said.count("\n") == 2 and ("doubtful" in said) == bool(doubts)
+    assert all(clause in said for clause in doubts)
+    count = len(measuring)
+    assert at_hand.measured(target, drafter) == found and len(measuring) == count, "the same process goes by it"
+    monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
+    another_process()
+    again = at_hand.measured(target, drafter)
+    assert not again.doubts and not load_cost_model(file).doubts
+    assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
+    assert dict(zip(again.widths, again.target_pass, strict=True)) == TIMES or not doubts
+
+
+def test_a_flat_table_that_another_measurement_confirms_is_believed(measuring):
+    target, drafter = tiny_pair()
+    measuring.series += [FLAT] * 2
+    assert at_hand.measured(target, drafter).doubts
+    another_process()
+    measuring.series += [{name: [1.05 * time for time in times] for name, times in FLAT.items()}]
+    assert not at_hand.measured(target, drafter).doubts and not measuring.series and len(measuring) == 3
+
+
+def test_doubtful_costs_leave_no_verification_width_out(measuring):
+    """A table that a busy moment made flat chose one width of 8 for every round."""
+    target, drafter = tiny_pair()
+    measuring.series += [FLAT] * 2
+    flat = at_hand.measured(target, drafter)
+    assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (2, 4, 8)
+    assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
+    pair = build_pair(target, drafter, costs="measured")
+    assert pair.decoder.parts.widths == (2, 4, 8) and pair.costs.doubts == flat.doubts
+
+
+@pytest.mark.parametrize(
+    "probed, table_doubted, dtypes_doubted", [(1.2, False, False), (0.6, True, False), (1.6, False, True)]
+)
+def test_the_comparison_of_dtypes_and_the_table_must_agree_on_a_pass_of_one_token(
+    probed, table_doubted, dtypes_doubted, measuring, monkeypatch
+):
+    """The slower of the two was measured on a busy machine."""
+    monkeypatch.setitem(DTYPE_TIMES, "float32", probed)
+    target, drafter = tiny_pair()
+    half = tiny_pair("bfloat16")[0]
+    load = lambda dtype: target  # noqa: E731
+    dtypes.faster_dtype(half, load)
+    found = at_hand.measured(target, drafter)
+    clause = f"a pass of 1 token took {1e3 * probed:.1f} ms when dtypes were compared, then 1000.0"
+    assert found.doubts == ((clause,) if table_doubted else ())
+    assert ("doubtful: " + clause in dtypes.dtype_sentence(target)) == dtypes_doubted
+    count = len(measuring)
+    another_process()
+    dtypes.faster_dtype(half, load)
+    assert len(measuring) == count + dtypes_doubted
+
+
+COUNTS = no_counts(1, 5)._replace(  # 20 rounds: 8 without drafts, 5 of one draft, 4 of three and 3 of five
+    num_rounds=np.array([20], np.int32),
+    drafted_at=np.array([[12, 7, 7, 3, 3]], np.int32),
+    drafter_passes=np.array([33], np.int32),
+)
+EXPECTED = 13 * 1.0 + 4 * 1.01 + 3 * 1.1 + 33 * 0.13
+
+
+def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful_at_once(measuring, tmp_path):
+    target, drafter = tiny_pair()
+    kept = at_hand.measured(target, drafter)
+    costs = between(kept, (2, 4, 6))
+    assert decoding_seconds(costs, COUNTS) == pytest.approx(EXPECTED)
+    for times in (1.3, 1 / 1.3):
+        assert not at_hand.look_at(costs, COUNTS, times * EXPECTED)
+    assert at_hand.measured(target, drafter) == kept and len(measuring) == 1
+    assert at_hand.look_at(costs, COUNTS, 1.7 * EXPECTED)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
+    assert load_cost_model(file).doubts == ("decoding took 41.87 s where these costs predict 24.63",)
+    assert at_hand.measured(target, drafter) == kept and len(measuring) == 2, "measured again at once"
+    assert not at_hand.look_at(costs, COUNTS, 1.7 * EXPECTED) and load_cost_model(file) == kept, "once a process"
+    another_process()
+    assert not at_hand.look_at(costs._replace(drafter_step=0.2), COUNTS, 999.0), "costs that are kept nowhere"
+    several = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), COUNTS)
+    with_siblings = COUNTS._replace(num_sibling_tokens=np.array([1], np.int32))
+    for counts in (several, with_siblings):
+        assert decoding_seconds(costs, counts) is None and not at_hand.look_at(costs, counts, 999.0)
+    assert at_hand.look_at(costs, COUNTS, EXPECTED / 1.7)
+
+
+def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
+    costs = between(cost_model(0.1, {1: 1.0, 8: 2.0}), (4, 8))
+    counts = no_counts(1, 0)._replace(num_rounds=np.array([20], np.int32))
+    assert decoding_seconds(costs, counts) == 20.0
+    assert disagreement(costs, counts, 30.0) == "decoding took 30.00 s where these costs predict 20.00"
+    assert disagreement(costs, counts, 26.0) is None
+    assert disagreement(costs, counts._replace(num_rounds=np.array([15], np.int32)), 30.0) is None
 
 
 def test_who_comes_second_waits_for_the_first(measuring):
@@ -156,16 +309,33 @@ def test_the_faster_dtype_is_taken_where_both_fit(measuring, monkeypatch):
     target, _ = tiny_pair("bfloat16")
     loaded = []
     load = lambda dtype: loaded.append(dtype) or tiny_pair(dtype)[0]  # noqa: E731
-    assert at_hand.faster_dtype(target, load) == "float32"
-    assert at_hand.faster_dtype(target, load) == "float32" and loaded == ["float32"]
-    monkeypatch.setattr(at_hand, "LARGEST", 10.0)
-    assert at_hand.faster_dtype(target, load) == "bfloat16"
-    monkeypatch.setattr(at_hand, "LARGEST", 4e9)
+    assert "not measured beside another dtype" in dtypes.dtype_sentence(target)
+    assert dtypes.faster_dtype(target, load) == "float32"
+    assert dtypes.faster_dtype(target, load) == "float32" and loaded == ["float32"]
+    half, whole = (dtypes.dtype_sentence(model) for model in (target, tiny_pair()[0]))
+    assert half.startswith("plain decoding in bfloat16, not the faster here: a pass of 1 token takes 1.33 of float32's")
+    assert whole.startswith("plain decoding in float32, the faster here: a pass of 1 token takes 0.75 of bfloat16's")
+    monkeypatch.setattr(dtypes, "LARGEST", 10.0)
+    assert dtypes.faster_dtype(target, load) == "bfloat16"
+    monkeypatch.setattr(dtypes, "LARGEST", 4e9)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert at_hand.faster_dtype(target, load) == "bfloat16" and len(loaded) == 1
+    assert dtypes.faster_dtype(target, load) == "bfloat16" and len(loaded) == 1
 
 
-def test_a_pair_decodes_by_what_was_measured(measuring):
+@pytest.mark.parametrize("content", ["", "[]", '{"passes": {"float32": [1, 2]}, "doubts": []}', '{"passes": 3}'])
+def test_a_damaged_comparison_of_dtypes_is_made_again(content, measuring, tmp_path, capsys):
+    target, _ = tiny_pair("bfloat16")
+    load = lambda dtype: tiny_pair(dtype)[0]  # noqa: E731
+    dtypes.faster_dtype(target, load)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("dtype-*.json")
+    file.write_text(content)
+    capsys.readouterr()
+    assert dtypes.faster_dtype(target, load) == "float32" and len(measuring) == 2
+    assert "holds no seconds by dtype" in capsys.readouterr().err
+    assert dtypes.faster_dtype(target, load) == "float32" and len(measuring) == 2
+
+
+def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     target, drafter = tiny_pair()
     pair = build_pair(target, drafter, costs="measured")
     assert pair.decoder.parts.drafter.max_draft_length == 9
@@ -173,8 +343,15 @@ def test_a_pair_decodes_by_what_was_measured(measuring):
     told = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
     # of the widths that it decodes with: even no draft at all is verified in four tokens
     assert told["verification_times"] == pytest.approx([1.01] * 4 + [1.1] * 2 + [1.205] * 4)
-    result = generate("ab", SamplingParams(max_new_tokens=8), pair=pair, chat=False)
+    looked = []
+    monkeypatch.setattr(generation, "look_at", lambda *args: looked.append(args))
+    result = generate("ab", SamplingParams(max_new_tokens=8), pair=pair, chat=False, record=True)
     assert len(result.tokens) == 8
+    # what was decoded is compared with what was measured: every round in the width that it was verified in
+    passes = dict(zip(pair.costs.widths, pair.costs.target_pass, strict=True))
+    predicted = sum(passes[int(played["width"])] + 0.13 * int(played["drafter_passes"]) for played in result.rounds)
+    ((costs, counts, seconds),) = looked
+    assert decoding_seconds(costs, counts) == pytest.approx(predicted) and seconds == result.seconds
     assert build_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
     within = build_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
     assert within.widths == (5,) and within.drafter.max_draft_length == 4

@@ -9,6 +9,8 @@ from experiments import compare
 from experiments.compare import equality_summary, main
 from experiments.lib.summary import summarise
 from experiments.lib.table import against_table
+from specdec_jax.costs.cost_model import cost_model
+from specdec_jax.text import generation, pair
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -98,7 +100,7 @@ def test_repeats_draw_with_the_next_seed(config, tmp_path):
 def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
-    assert "Greedy: all 2 outputs equal plain decoding token for token." in text
+    assert "Greedy: all 2 outputs equal plain decoding token for token." in text and "Doubtful" not in text
 
 
 def test_methods_are_measured_against_another_one_too(finished):
@@ -157,6 +159,38 @@ def test_each_method_is_compiled_when_its_turn_comes_and_the_last_can_be_seen_li
     assert len(events) == 5
 
 
+def test_doubtful_costs_are_marked_and_measured_again_when_plain_decoding_disagrees(
+    config, tmp_path, monkeypatch, capsys
+):
+    """On the screen, in table.md and in the manifest; the methods decode with the second measurement."""
+    slow = cost_model(0.01, {1: 9.0, 3: 9.0}, slots=512, doubts=("a pass fell",))
+    again = cost_model(0.01, {1: 5.0, 3: 5.0}, slots=512, doubts=("the load average was 9.0 on 2 cores",))
+    measurements, looked = [slow, again], []
+
+    def look(costs, counts, seconds):
+        looked.append((costs, int(counts.num_rounds[0])))
+        return costs.plain_pass == 9.0 and measurements.pop(0) is slow
+
+    monkeypatch.setattr(pair, "measured", lambda *models: measurements[0])
+    for module in (compare, generation):
+        monkeypatch.setattr(module, "look_at", look)
+    options = ["--costs", "measured", "--temperatures", "0", "--limit", "1", "--out", str(tmp_path / "out")]
+    assert main([str(config), *options]) == 0
+    plain, drafted = rows(tmp_path / "out")
+    assert [costs.plain_pass for costs, _ in looked] == [9.0, 5.0, 5.0] and looked[0][1] == 8
+    assert plain["predicted_seconds"] == 5.0 * plain["num_rounds"] == 40.0
+    assert drafted["predicted_seconds"] == pytest.approx(5.0 * drafted["num_rounds"] + 0.01 * drafted["drafter_passes"])
+    assert json.loads((tmp_path / "out/costs.json").read_text())["static-2"]["plain_pass"] == 5.0
+    screen, table = capsys.readouterr().out, (tmp_path / "out/table.md").read_text()
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    load, decoding = manifest["doubts"]
+    assert load == "the load average was 9.0 on 2 cores" and decoding.startswith("decoding took 0.")
+    for text in (" ".join(screen.split()), table):
+        assert f"Doubtful, measured on a busy machine: {load}; {decoding}." in text
+        assert "Plain decoding in float32; not measured beside another dtype here." in text
+    assert "plain decoding disagrees with these costs: measuring them again" in " ".join(screen.split())
+
+
 def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
@@ -213,6 +247,7 @@ def test_the_equality_summary_names_every_difference_and_its_gap():
         return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
 
     assert equality_summary([row("a", None), row("a", None)]) == "No greedy outputs to compare."
+    assert equality_summary([row("a", True)]) == "Greedy: the output equals plain decoding token for token."
     lines = equality_summary(
         [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
     ).splitlines()

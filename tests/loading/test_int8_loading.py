@@ -11,7 +11,7 @@ from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
 
 from specdec_jax.app.cli import main
-from specdec_jax.costs.at_hand import dtype_of
+from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.distillation.exporting import export
 from specdec_jax.distillation.initial import Shape, initial_params
 from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax

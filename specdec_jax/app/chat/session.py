@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specdec_jax.app.chat.settings import Settings, build, check
+from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import refuse_encoders
 from specdec_jax.text.generation import Generation, Pair, Request, prepare
-from specdec_jax.text.pair import DRAFTS
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 

@@ -16,6 +16,7 @@ from specdec_jax.types import StoppingPolicy
 PROMPT = "Why is the sky blue?"
 ALWAYS = ("target", "drafter", "policy")  # in the recommended command, the others where they are not the usual ones
 WHERE_CHANGED = ("dtype", "costs", "mesh", "calibration", "max_draft_length", "system")
+BUSY = " The costs are doubtful: measure them again on a quiet machine."
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -47,12 +48,13 @@ def conclude(
         how: how the costs are known.
     """
     best = max(found, key=lambda one: one.speedup.estimate)
+    busy = BUSY if costs.doubts else ""
     if not best.speedup.estimate > 1:
-        return Conclusion(True, False, _why_not(best, found, costs, accepted, how))
+        return Conclusion(True, False, _why_not(best, found, costs, accepted, how) + busy)
     chosen = _recommended(found, fast, best)
     sure = chosen.speedup.low > 1
     doubt = "" if sure else " More prompts (--prompts) would tell."
-    why = f"Drafting {'pays' if sure else 'may pay'}: {_said(chosen)}.{doubt}"
+    why = f"Drafting {'pays' if sure else 'may pay'}: {_said(chosen)}.{doubt}{busy}"
     return Conclusion(True, True, why, command(settings, chosen.policy))
 
 

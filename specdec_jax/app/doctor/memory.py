@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from specdec_jax.costs.at_hand import dtype_of
+from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes

@@ -63,6 +63,8 @@ def show_costs(console: Console, found: CostModel, how: str) -> None:
     console.print(table)
     plain, step = f"{1e3 * found.plain_pass:.1f} ms", f"{1e3 * found.drafter_step:.2f} ms"
     console.print(f"A pass of plain decoding takes {plain}, a drafter step {step}: c = {found.ratio:.3f}.")
+    if found.doubts:
+        console.print(Text(f"Doubtful, measured on a busy machine: {'; '.join(found.doubts)}.", "yellow"))
 
 
 def show_acceptance(console: Console, found: Sequence[Interval], texts: int, tokens: int, temperature: float) -> None:

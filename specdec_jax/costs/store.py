@@ -1,0 +1,94 @@
+"""Where measurements of this machine are kept, and when they are made again.
+
+A table that may be wrong carries its doubts, a clause for each. The process that measured it goes by it all the same;
+the next measures again.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import jax
+from filelock import FileLock
+
+from specdec_jax.compilation_cache import cache_folder, shown
+from specdec_jax.costs.machine import device, features
+from specdec_jax.decoding.one_graph import options_here
+
+
+class Table(Protocol):
+    """A measurement."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]: ...
+
+
+T = TypeVar("T", bound=Table)
+measured_here: set[Path] = set()  # files of this process's measurements: doubtful or not, it goes by them
+
+
+def once(
+    path: Path | None,
+    read: Callable[[Path], T],
+    write: Callable[[Path, T], None],
+    measure: Callable[[T | None], T],
+) -> T:
+    """What the file holds; measured and written where there is none, or another process left a doubtful one.
+
+    A file that cannot be read is measured again.
+    """
+    with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
+        before = None
+        if path is not None and path.is_file():
+            try:
+                before = read(path)
+                if not before.doubts or path in measured_here:
+                    return before
+                say(f"costs of an earlier measurement are doubtful ({', '.join(before.doubts)}): measuring again")
+            except (ValueError, OSError) as error:
+                say(f"{error}: measuring again")
+        table = measure(before)
+        try:
+            if path is not None:
+                write(path, table)
+                measured_here.add(path)
+        except OSError as error:
+            say(f"{error}; measured again next time")
+        return table
+
+
+def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
+    """Where something measured is kept; None where nothing can be."""
+    try:
+        folder = cache_folder("costs")
+    except (OSError, RuntimeError):
+        return None
+    known = json.dumps([kind, shapes, device(), features(), jax.__version__, options_here()], sort_keys=True)
+    label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
+    return folder / f"{kind}-{label}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
+
+
+def where(path: Path | None) -> str:
+    """The end of a line about a table in that file."""
+    return "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
+
+
+def doubted(table: Table) -> str:
+    """The end of a line about a table."""
+    return f"; doubtful: {', '.join(table.doubts)}" if table.doubts else ""
+
+
+def steadiest(measure: Callable[[], T]) -> T:
+    """A table, or of two the less doubtful: a burst of a few seconds is over when the second is measured."""
+    first = measure()
+    return min(first, measure(), key=lambda table: len(table.doubts)) if first.doubts else first
+
+
+def say(line: str) -> None:
+    """To the terminal: who calls `generate` for the first time waits for this."""
+    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
