@@ -223,6 +223,9 @@ def _read(path: Path) -> dict[str, float]:
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or set(found) != {"bfloat16", "float32"}:
         raise ValueError(f"{path} holds no seconds by dtype")
+    for value in found.values():
+        if not isinstance(value, float) or not 0 < value < np.inf:
+            raise ValueError(f"{path} holds {value!r} where seconds belong")
     return found
 
 
