@@ -10,6 +10,12 @@ import numpy as np
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.types import Statistics
 
+LISTS, OPTIONAL = ("widths", "target_pass"), ("slots", "slot_time")
+NUMBERS = (
+    *((name, 0, (int, float)) for name in ("drafter_step", "plain_pass", "target_pass", "slot_time")),
+    *((name, least, int) for name, least in (("widths", 1), ("batch", 1), ("slots", 0))),
+)
+"""Of a file: the entry, the least that it may be, its type."""
 LEAST_SHARE = 0.25  # of a measured pass, that one with fewer slots is taken to cost
 AGREE = 1.35  # times as long, that two measurements of the same work may differ by
 LEAST_ROUNDS = 16  # of a text, that tell how long rounds take
@@ -156,16 +162,28 @@ def load_cost_model(path: str | Path) -> CostModel:
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _check_numbers(fields)
         passes = dict(zip(fields["widths"], fields["target_pass"], strict=True))
         return cost_model(
             fields["drafter_step"],
             passes,
             plain_pass=fields["plain_pass"],
-            device=fields["device"],
+            device=str(fields["device"]),
             batch=fields["batch"],
             slots=fields.get("slots", 0),
             slot_time=fields.get("slot_time", 0.0),
             doubts=[str(doubt) for doubt in fields.get("doubts", ())],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a cost model: {error}") from None
+        lacking = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is not a cost model: {lacking}") from None
+
+
+def _check_numbers(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError naming an entry that is no number, or out of range; KeyError for one that is missing."""
+    for name, least, kind in NUMBERS:
+        value = fields.get(name, 0) if name in OPTIONAL else fields[name]
+        for number in value if name in LISTS else [value]:
+            if not isinstance(number, kind) or isinstance(number, bool) or not least <= number < np.inf:
+                wanted = "whole number" if kind is int else "number"
+                raise ValueError(f"{name} must be a {wanted} of {least} or more, got {number!r}")

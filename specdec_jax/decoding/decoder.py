@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.answers import check_answers
+from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.one_graph import FLAG, explained, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
@@ -103,7 +103,8 @@ def build_decoder(
     Raises:
         ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
             vocabularies that differ, or a policy or verifier that needs phases without a monitor; from `prefill`, a
-            policy whose functions do not answer each row (`answers.check_answers`).
+            policy whose functions do not answer each row, or what a user's file has of a drafter, verifier or monitor
+            that fails or returns something else (`answers.check_parts`).
     """
     widths = tuple(verification_widths or default_widths(drafter.max_draft_length * (1 + policy.siblings)))
     _check_parts(target, drafter, widths, prefill_chunk)
@@ -151,26 +152,28 @@ def build_decoder(
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
     """(begin: a checked state without caches, and the source if there is one; prefill; compile_prefill)."""
-    checked = set()  # shapes that the policy has answered for, before anything compiled
+    checked = set()  # shapes that all functions have answered for, before anything compiled
 
-    def begin(prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> tuple[DecodeState, Any]:
+    def begin(
+        params: ModelParams, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
+    ) -> tuple[DecodeState, Any]:
         state, source = fresh_request(parts, prompts, **options)
-        leaves, structure = jax.tree.flatten(state.policy)
+        leaves, structure = jax.tree.flatten((state.policy, state.verifier, state.monitor))
         asked = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
         if asked not in checked:
-            _check_policy(parts, state)
+            check_parts(parts, params, state, source)
             checked.add(asked)
         return placed((state, source))  # copies: `run` takes them, and a policy may have kept its own
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        state, source = begin(prompts, options)
+        state, source = begin(params, prompts, options)
         reader = params.drafter if parts.drafter.observer.features is not None else None
         cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
         drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
-        state, source = begin(prompts, options)
+        state, source = begin(params, prompts, options)
         reader = params.drafter if parts.drafter.observer.features is not None else None
         filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
         kept = filled.out_info[1]
@@ -199,7 +202,8 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
         options, nothing = {**options, "max_new_tokens": 0, "slots": slots}, [[0]]
         reads = parts.target.spec.source is not None
-        begin(nothing * rows, options | ({"sources": nothing * rows} if reads else {}))  # a policy must answer so many
+        asked = options | ({"sources": nothing * rows} if reads else {})
+        begin(params, nothing * rows, asked)  # a policy must answer so many
         one = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
         return jitted["repeat"](one, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
 
@@ -294,11 +298,6 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
     for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
         if part.needs_phases and not (watched and hasattr(parts.monitor.init(1), "phase")):
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
-
-
-def _check_policy(parts: Parts, state: DecodeState) -> None:
-    batch, vocab, most = state.tokens.shape[0], parts.target.spec.vocab_size, parts.drafter.max_draft_length
-    check_answers(parts.policy, state.policy, state.monitor, batch=batch, vocab_size=vocab, max_draft_length=most)
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:

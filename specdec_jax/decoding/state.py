@@ -8,6 +8,7 @@ import numpy as np
 from specdec_jax.decoding.rounds import Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import no_counts, no_record
+from specdec_jax.decoding.user_code import definition, described
 from specdec_jax.hyperparameters import host
 from specdec_jax.sharding import on_host
 from specdec_jax.strategy import nearest
@@ -96,7 +97,8 @@ def _begun(built: Any, asked: Any, batch: int, hyperparameters: Mapping[str, Any
     strategy, given = built if asked is None else asked, hyperparameters or {}
     for name in given.keys() - strategy.hyperparameters.keys():
         raise ValueError(f"{strategy.name} has no hyperparameter {name!r}{nearest(name, strategy.hyperparameters)}")
-    return strategy.init(batch, **given)
+    with described(definition(strategy.init), f"the init of {strategy.name}"):
+        return strategy.init(batch, **given)
 
 
 def _lengths(

@@ -64,8 +64,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / CONFIG)
     if not config.get("model_type"):
         raise ValueError(f"{folder / CONFIG} has no model_type")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
     eos = read_json(folder / GENERATION).get("eos_token_id")
     return config if eos is None else config | {"eos_token_id": eos}
@@ -83,12 +83,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_names(folder: Path) -> list[str]:
-    """The .safetensors files that the weights are in: those of the index, or the one. Raises ValueError."""
+    """The .safetensors files that the weights are in: those of the index, or the one.
+
+    Raises ValueError for an index that names something else than files in the folder.
+    """
     if not (folder / INDEX).is_file():
         return [SINGLE]
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{folder / INDEX} is damaged: it has no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file or ".." in Path(file).parts or Path(file).is_absolute():
+            raise ValueError(f"{folder / INDEX} is damaged: weight_map has no file of the folder for {name}: {file!r}")
     return sorted(set(weight_map.values()))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.loading.families import config_class, family, family_of
@@ -64,7 +65,7 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
     """Reads a checkpoint, every parameter in `dtype` on the default device, or where `layout` says.
 
     Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
-    damaged or of another shape than the config says.
+    damaged, not finite or of another shape than the config says.
     """
     folder = Path(path)
     config, tokenizer = read_marker(folder)
@@ -74,7 +75,17 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
     table = module.parameter_table(config)
     place = layout(table) if layout else None
     wanted = placed_shapes(table, shapes, place or (lambda _: device))
-    return Restored(config, _restore(folder / PARAMS, wanted), tokenizer)
+    params = _restore(folder / PARAMS, wanted)
+    for where, leaf in jax.tree.leaves_with_path(params):
+        if not _is_finite(leaf):
+            name = jax.tree_util.keystr(where, simple=True, separator="/")
+            raise ValueError(f"{folder / PARAMS}: {name} has NaN or infinity in {leaf.dtype}")
+    return Restored(config, params, tokenizer)
+
+
+@jax.jit
+def _is_finite(leaf: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(leaf))
 
 
 def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:

@@ -201,7 +201,7 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{path} is damaged: {error}") from None
     config = read_json(folder / SPECIAL) | read_json(folder / CONFIG)
-    special = {role: _text(config[role]) for role in ROLES if config.get(role)}
+    special = {role: _text(folder, role, config[role]) for role in ROLES if config.get(role)}
     if backend is None:
         special = byte_tokenizer.DEFAULTS | special
         backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
@@ -242,8 +242,12 @@ def _transformers() -> Any:
     return transformers
 
 
-def _text(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
+def _text(folder: Path, role: str, token: Any) -> str:
+    """A special token's text. Raises ValueError for something else."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {role} must be a text, got {token!r}")
+    return text
 
 
 def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]) -> str:
@@ -253,12 +257,17 @@ def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]
         return ""
 
 
-def _templates(folder: Path, inside: str | list[dict[str, str]] | None) -> tuple[str | None, str | None]:
-    """The template, and that of conversations with tools. Files take the place of all that the config has."""
+def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:
+    """The template, and that of conversations with tools. Files take the place of all that the config has.
+
+    Raises ValueError for something else than a text, or a list of texts by name.
+    """
     files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
     found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-    if not found and isinstance(inside, list):  # several, by name
-        found = {entry["name"]: entry["template"] for entry in inside}
-    elif not found and isinstance(inside, str):
-        found = {"default": inside}
+    if not found and inside is not None:
+        listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
+        pairs = [(one.get("name"), one.get("template")) for one in listed if isinstance(one, Mapping)]
+        if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
+        found = dict(pairs)
     return found.get("default"), found.get("tool_use")

@@ -1,15 +1,26 @@
 """What the configs of all decoder-only families share: config.json read and written."""
 
+import functools
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from types import MappingProxyType
-from typing import Any, ClassVar
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from specdec_jax.models.layers import ACTIVATIONS
 from specdec_jax.models.rope import check_scaling, rope_from_hf, rope_to_hf
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers, as Hugging Face's `layer_types` names them. A kind of a family's own begins with one of them."""
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a list",
+    dict: "an object",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class HFConfig:
         if self.hidden_act not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"{self.key('hidden_act')} must be one of {known}, got {self.hidden_act!r}")
+        for token in self.eos_token_ids:
+            if not (is_number(token, numbers.Integral) and 0 <= token < self.vocab_size):
+                raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
 
     def check_positive(self, *names: str) -> None:
         """Raises ValueError naming the first of these that is no positive integer."""
@@ -85,20 +99,28 @@ class HFConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> Any:
         """Reads config.json, as transformers 4 or 5 writes it.
 
-        Raises ValueError on another model_type, a missing number, and whatever the class refuses.
+        Raises ValueError on another model_type, a missing number, a value that is not of its field's type, and
+        whatever the class refuses.
         """
         kind = config.get("model_type", cls.model_type)
         if kind != cls.model_type:
             raise ValueError(f"models/{cls.model_type}.py serves model_type {cls.model_type!r}, got {kind!r}")
         keys = {one.name: cls.key(one.name) for one in fields(cls)}
         given = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
+        for name, value in given.items():
+            hint = _hints(cls)[name]
+            if not _fits(value, hint):
+                raise ValueError(f"{keys[name]} must be {_words(hint)}, got {value!r}")
         eos = config.get("eos_token_id")
         given["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-        given = cls.own_fields(config, given)
-        missing = [cls.key(name) for name in cls.required if given.get(name) is None]
-        if missing:
-            raise ValueError(f"the model's config lacks {', '.join(missing)}")
-        return cls(**given)
+        try:
+            given = cls.own_fields(config, given)
+            missing = [cls.key(name) for name in cls.required if given.get(name) is None]
+            if missing:
+                raise ValueError(f"the model's config lacks {', '.join(missing)}")
+            return cls(**given)
+        except (TypeError, AttributeError, ArithmeticError) as error:  # of an entry that is no field, but read for one
+            raise ValueError(f"an entry of the model's config has the wrong type: {error}") from error
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +137,34 @@ class HFConfig:
             "model_type": self.model_type,
             "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None,
         }
+
+
+def is_number(value: Any, kind: Any = numbers.Real) -> bool:
+    """Whether it is a finite number, of numpy too, and no bool."""
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of config.json is of a field's type; a list is a tuple."""
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, (list, tuple)) and all(_fits(entry, inner[0]) for entry in value)
+    if origin in (int, float):
+        return is_number(value, numbers.Integral if origin is int else numbers.Real)
+    return isinstance(value, Mapping if origin is dict else origin) if origin in WORDS or origin is NoneType else True
+
+
+def _words(hint: Any) -> str:
+    """A type in words; None, which a config may leave out, is not said."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return " or ".join(WORDS[get_origin(one) or one] for one in options if one is not NoneType)
 
 
 class UngroupedHeads:
@@ -152,6 +202,8 @@ class RopeConfig(HFConfig):
         if self.rotated < 2 or self.rotated % 2 or self.rotated > self.head_dim:
             part = f"{self.partial_rotary_factor!r} of heads" if self.rotates_parts else "head_dim"
             raise ValueError(f"rotary positions need an even width of a head, got {part} {self.head_dim}")
+        if not self.rope_theta > 0:
+            raise ValueError(f"rope_theta must be above 0, got {self.rope_theta!r}")
         check_scaling(self.rope_scaling)
 
     @property

@@ -24,6 +24,7 @@ NEEDED = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 """Kinds of scaling, as transformers' `rope_type` names them, and the positive numbers each has to have."""
+NUMBERS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # that yarn may have; 0 is as none
 
 
 def rope_type(scaling: Mapping[str, Any] | None) -> str:
@@ -38,23 +39,38 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
     kind = rope_type(scaling)
     if kind not in NEEDED:
         raise ValueError(f"unknown rope type {kind!r}; there are {', '.join(NEEDED)}")
-    for name in NEEDED[kind]:
-        value = (scaling or {}).get(name)
-        if not isinstance(value, (int, float)) or value <= 0:
+    given = scaling or {}
+    numbers = {name: given[name] for name in NUMBERS if given.get(name)}
+    numbers |= {"attention_factor": given["attention_factor"]} if given.get("attention_factor") is not None else {}
+    for name, value in ({name: given.get(name) for name in NEEDED[kind]} | numbers).items():
+        if not _is_positive(value):
             raise ValueError(f"rope type {kind!r} needs a positive {name!r}, got {value!r}")
-    if kind == "longrope" and not (scaling or {}).get("short_factor"):
-        raise ValueError(f"rope type {kind!r} needs a list 'short_factor', got {(scaling or {}).get('short_factor')!r}")
+    factors = given.get("short_factor")
+    if kind == "longrope" and not (isinstance(factors, (list, tuple)) and factors and all(map(_is_positive, factors))):
+        raise ValueError(f"rope type {kind!r} needs a list 'short_factor' of positive numbers, got {factors!r}")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf and not isinstance(value, bool)
 
 
 def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any], Any]:
     """(rope_theta and rope_scaling, partial_rotary_factor or None), from either generation of config.json.
 
     `theta` is the family's where config.json has none. The context before the scaling and the factor of it may follow
-    from numbers beside the entry, as Phi-3's do.
+    from numbers beside the entry, as Phi-3's do. Raises ValueError naming an entry of the wrong type.
     """
+    for name in ("rope_parameters", "rope_scaling"):
+        if config.get(name) is not None and not isinstance(config[name], Mapping):
+            raise ValueError(f"{name} must be an object, got {config[name]!r}")
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or theta
-    part = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    theta, part = (
+        next((value for value in (rope.pop(name, None), config.get(name)) if value is not None), usual)
+        for name, usual in (("rope_theta", theta), ("partial_rotary_factor", None))
+    )
+    for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
+        if value is not None and not _is_positive(value):
+            raise ValueError(f"{name} must be a number above 0, got {value!r}")
     kind, most = rope_type(rope), config.get("max_position_embeddings")
     rope.pop("type", None)
     if kind in ("longrope", "yarn"):

@@ -18,6 +18,7 @@ import numpy as np
 from specdec_jax.models.int8 import Int8, is_matrix, rounded
 
 SHOWN = 5  # names an error lists of each kind
+CHECKED = 1 << 16  # numbers that are checked at a time, so that they stay in a core's cache
 
 
 class Fused(NamedTuple):
@@ -79,6 +80,7 @@ Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
 Read = Callable[[slice, slice], Any]  # rows and columns of a tensor, as [out, in]
+Part = tuple[str, "Parameter", Read]  # a tensor's name, where it lies in a leaf, and how it is read
 Place = Callable[[Parameter], jax.sharding.Sharding]  # where the leaf lies
 Layout = Callable[[Table], Place | None]  # where each leaf of a whole model lies; None: on the default device
 
@@ -97,11 +99,11 @@ def params_from_named(
     `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is made when the
     last of its tensors has come. Of a tensor that is shared out, the parts that this process's devices have are read
     and no others. `ignored` maps names that may come and are dropped to the shape they must have (None: any). Raises
-    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors; with `int8`, a matrix
-    that is not finite. What is made int8 is read with all of its inputs, which one scale serves.
+    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors, or the first one that is
+    not finite. What is made int8 is read with all of its inputs, which one scale serves.
     """
     waiting = Counter(parameter.path for parameter in table.values())
-    parts: dict[tuple[str, ...], list[tuple[Parameter, Read]]] = defaultdict(list)
+    parts: dict[tuple[str, ...], list[Part]] = defaultdict(list)
     leaves: dict[tuple[str, ...], Any] = {}
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
@@ -113,7 +115,7 @@ def params_from_named(
         if kind or name in ignored:
             continue
         one = table[name]
-        parts[one.path].append((one, functools.partial(_read, one, tensor)))
+        parts[one.path].append((name, one, functools.partial(_read, one, tensor)))
         waiting[one.path] -= 1
         if not waiting[one.path]:
             own = parts.pop(one.path)
@@ -205,9 +207,9 @@ def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[t
         begin += units * own
 
 
-def _leaf(parts: list[tuple[Parameter, Read]], dtype: Any, place: Place | None) -> jax.Array:
+def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
     """The leaf that these tensors make up."""
-    first, _ = parts[0]
+    _, first, _ = parts[0]
     if place is None:
         return jnp.asarray(_block(parts, slice(None), dtype))
     blocks: dict[tuple[Any, ...], np.ndarray] = {}  # replicas are read once
@@ -222,38 +224,55 @@ def _leaf(parts: list[tuple[Parameter, Read]], dtype: Any, place: Place | None) 
     return jax.make_array_from_callback(first.leaf_shape, place(first), read)
 
 
-def _int8(parts: list[tuple[Parameter, Read]], place: Place | None) -> Int8:
+def _int8(parts: list[Part], place: Place | None) -> Int8:
     """The matrix that these tensors make up. Rows are read and rounded once, whoever has which of their inputs."""
-    values: list[tuple[Parameter, Read]] = []
-    scales: list[tuple[Parameter, Read]] = []
-    for parameter, read in parts:
-        made = functools.cache(functools.partial(_rounded, parameter, read))
-        values.append((parameter, lambda own, columns, made=made: made(own.start, own.stop)[0][:, columns]))
-        scales.append((parameter.scale, lambda own, _, made=made: made(own.start, own.stop)[1]))
+    values: list[Part] = []
+    scales: list[Part] = []
+    for name, parameter, read in parts:
+        made = functools.cache(functools.partial(_rounded, name, read))
+        values.append((name, parameter, lambda own, columns, made=made: made(own.start, own.stop)[0][:, columns]))
+        scales.append((name, parameter.scale, lambda own, _, made=made: made(own.start, own.stop)[1]))
     return Int8(_leaf(values, np.int8, place), _leaf(scales, np.float32, place))
 
 
-def _rounded(parameter: Parameter, read: Read, first: int | None, last: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Values and scales of these rows. Raises ValueError naming the leaf."""
+def _rounded(name: str, read: Read, first: int | None, last: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Values and scales of these rows. Raises ValueError naming the tensor."""
     try:
         return rounded(np.asarray(read(slice(first, last), slice(None))))
     except ValueError as error:
-        raise ValueError(f"parameter {'/'.join(parameter.path)}: {error}") from None
+        raise ValueError(f"tensor {name}: {error}") from None
 
 
-def _block(parts: list[tuple[Parameter, Read]], shared: slice, dtype: Any) -> np.ndarray:
+def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
     """The leaf's part that has `shared` of its shared axis."""
-    first, _ = parts[0]
+    _, first, _ = parts[0]
     shape = list(first.leaf_shape)
     if first.split is not None:
         shape[first.split] = len(range(*shared.indices(shape[first.split])))
     block = np.empty(shape, dtype)
     axes = (0, 1) if first.stacked is None else (1, 2)
     rows, columns = (shared if first.split == axis else slice(None) for axis in axes)
-    for parameter, read in parts:
+    for name, parameter, read in parts:
         for view, own in _sections(parameter, parameter.own(block), rows):
-            view[...] = np.asarray(read(own, columns)).astype(dtype).reshape(view.shape)
+            numbers = np.asarray(read(own, columns)).astype(dtype, order="C")
+            _check_finite(name, numbers)
+            view[...] = numbers.reshape(view.shape)
     return block
+
+
+def _check_finite(name: str, numbers: np.ndarray) -> None:
+    """Raises ValueError naming the tensor, of floats, that has NaN or infinity in it.
+
+    By the bits without the sign, which of both are the largest there are: a fraction of what reading a file costs.
+    """
+    if not jnp.issubdtype(numbers.dtype, jnp.floating):
+        return
+    bits = f"u{numbers.dtype.itemsize}"
+    least = int(np.array(np.inf, numbers.dtype).view(bits)) << 1
+    flat = numbers.reshape(-1).view(bits)
+    for first in range(0, flat.size, CHECKED):
+        if (flat[first : first + CHECKED] << 1).max() >= least:
+            raise ValueError(f"tensor {name} has NaN or infinity in {numbers.dtype}")
 
 
 def _read(parameter: Parameter, tensor: Tensor, rows: slice, columns: slice) -> Any:

@@ -12,7 +12,6 @@ every position: the drafts of a round that begins there, along y while accepted 
 """
 
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +69,10 @@ class Trace(NamedTuple):
 
 
 OPTIONAL = ("chains", "run", "candidate")
+KINDS = {"accepted": "b"}
+KINDS |= dict.fromkeys(("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate"), "iu")
+KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}
+"""Of each array: the kinds of its numbers, as numpy's dtype.kind has them."""
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
 
 
@@ -142,15 +145,16 @@ def load_trace(path: str | Path) -> Trace:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
         manifest = json.loads(str(found.pop("manifest")))
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a trace: {error}") from None
-    if manifest.get("format") != FORMAT or tuple(manifest.get("features", ())) != FEATURES:
-        raise ValueError(f"{path} is a trace of format {manifest.get('format')}, this version reads {FORMAT}")
+        form, features, about = manifest.get("format"), list(manifest.get("features", ())), manifest.get("about")
+    except Exception as error:  # numpy, zipfile and zlib raise what they like for a damaged file
+        raise ValueError(f"{path} is not a trace: {type(error).__name__}: {error}") from None
+    if form != FORMAT or features != list(FEATURES):
+        raise ValueError(f"{path} is a trace of format {form}, this version reads {FORMAT}")
     missing = set(Trace._fields) - {"about", *OPTIONAL} - set(found)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
     fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
-    trace = Trace(**fields, about=manifest["about"])
+    trace = Trace(**fields, about=about)  # type: ignore[arg-type]
     problem = check(trace)
     if problem:
         raise ValueError(f"{path} is no consistent trace: {problem}")
@@ -159,24 +163,10 @@ def load_trace(path: str | Path) -> Trace:
 
 def check(trace: Trace) -> str:
     """What is wrong with a trace, or an empty string."""
-    texts, positions = trace.accepted.shape
-    expected: dict[str, tuple[int, ...]] = {
-        "path": (texts, positions, len(FEATURES)),
-        "tail_of": (texts, positions),
-        "tokens": (texts, positions - 1),
-        "overlap": (texts, positions),
-        "length": (texts,),
-        "limit": (texts,),
-        "prompt_length": (texts,),
-        "seed": (texts,),
-        "temperature": (texts,),
-        "raw_target_entropy": (texts, positions),
-    }
-    for name, shape in expected.items():
-        if getattr(trace, name).shape != shape:
-            return f"{name} has shape {getattr(trace, name).shape}, expected {shape}"
-    if trace.tails.ndim != 3 or trace.tails.shape[2] != len(FEATURES):
-        return f"tails has shape {trace.tails.shape}"
+    problem = _check_arrays(trace) or _check_about(trace)
+    if problem:
+        return problem
+    positions = trace.accepted.shape[1]
     if np.any((trace.length < 1) | (trace.length > np.minimum(trace.limit, positions - 1))):
         return "a text is empty or longer than its limit"
     within = np.arange(positions)[None, :] <= trace.length[:, None]
@@ -189,17 +179,51 @@ def check(trace: Trace) -> str:
         return "a statistic of the distributions is not a number"
     if not np.all(np.isfinite(trace.raw_target_entropy[within])):
         return "a raw entropy of the target is not a number"
-    if trace.candidate is not None and (trace.candidate.shape != (texts, positions) or np.any(trace.candidate < 0)):
-        return f"candidate has shape {trace.candidate.shape} or holds what is no candidate"
+    if np.any(trace.tokens < 0) or np.any(trace.prompt_length < 1):
+        return "a token is negative, or a prompt is empty"
+    if not np.all(np.isfinite(trace.temperature) & (trace.temperature >= 0)):
+        return "a temperature is negative or not a number"
+    if trace.candidate is not None and np.any(trace.candidate < 0):
+        return "candidate holds what is no candidate"
     return _check_chains(trace, within)
+
+
+def _check_arrays(trace: Trace) -> str:
+    """What is wrong with the shapes and types of its arrays."""
+    if trace.accepted.ndim != 2 or trace.tails.ndim != 3:
+        return f"accepted has shape {trace.accepted.shape}, tails has shape {trace.tails.shape}"
+    texts, positions = trace.accepted.shape
+    shapes: dict[str, tuple[int, ...]] = {
+        "path": (texts, positions, len(FEATURES)),
+        "tails": (*trace.tails.shape[:2], len(FEATURES)),
+        "tokens": (texts, positions - 1),
+        "chains": (texts, positions, trace.max_draft_length, len(FEATURES)),
+        **dict.fromkeys(("length", "limit", "prompt_length", "seed", "temperature"), (texts,)),
+    }
+    for name, kinds in KINDS.items():
+        array, shape = getattr(trace, name), shapes.get(name, (texts, positions))
+        if array is not None and array.shape != shape:
+            return f"{name} has shape {array.shape}, expected {shape}"
+        if array is not None and array.dtype.kind not in kinds:
+            return f"{name} holds {array.dtype}"
+    return ""
+
+
+def _check_about(trace: Trace) -> str:
+    if not isinstance(trace.about, dict):
+        return f"about must be an object, got {trace.about!r}"
+    for name in ("ids", "tasks"):
+        names = trace.about.get(name)
+        if name in trace.about and not (isinstance(names, list) and len(names) == trace.num_texts):
+            return f"about has {name} {names!r} for {trace.num_texts} texts"
+    if not isinstance(trace.about.get("warp") or {}, dict):
+        return f"about has a warp that is no object: {trace.about['warp']!r}"
+    return ""
 
 
 def _check_chains(trace: Trace, within: np.ndarray) -> str:
     if trace.chains is None or trace.run is None:
         return "" if trace.chains is None and trace.run is None else "it has one of chains and run without the other"
-    shape = (*within.shape, trace.max_draft_length, len(FEATURES))
-    if trace.chains.shape != shape or trace.run.shape != within.shape:
-        return f"chains has shape {trace.chains.shape}, expected {shape}"
     if np.any((trace.run > 0) != trace.accepted):
         return "a chain and its first draft disagree on whether that is accepted"
     if not np.all(np.isfinite(trace.chains[..., :5][within])):

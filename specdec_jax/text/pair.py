@@ -15,8 +15,12 @@ from specdec_jax.costs.choices import DRAFTS, ESTIMATED, costs_asked, longest_dr
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.costs.dtypes import dtype_of, faster_dtype
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
+from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.rounds import ModelParams, Parts
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.sources import fresh_request
+from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
@@ -76,13 +80,13 @@ class Pair(NamedTuple):
         """The same models under another policy, verifier or monitor; only other static options compile anew.
 
         Raises:
-            ValueError: something that is none.
+            ValueError: something that is none, or whose functions fail (`build_pair`).
         """
         policy, verifier = policy or self.policy, verifier or self.verifier
         parts = self.decoder.parts
         monitor = _watching(policy, verifier, monitor or self.monitor)
         decoder = _decoder(parts.target, parts.drafter, policy.bare, verifier.bare, _bare(monitor), parts.widths)
-        return self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor)
+        return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
 
 
 def build_pair(
@@ -125,8 +129,8 @@ def build_pair(
         batch: rows that costs are measured for: a wide pass of many rows is no longer nearly free.
 
     Raises:
-        ValueError: vocabularies without a token in common, a number out of range, or options or parameters that no
-            drafter takes.
+        ValueError: vocabularies without a token in common, a number out of range, options or parameters that no
+            drafter takes, or a function of a user's file that fails (`decoding.answers.check_parts`).
         FileNotFoundError: a file of costs that is not there.
     """
     asked = costs_asked(costs)
@@ -150,7 +154,27 @@ def build_pair(
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     first_drafter = next((own for one, own in pairs if one.model is not None), None)
     models = ModelParams(big.params, params)
-    return Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known and between(known, widths))
+    known = known and between(known, widths)
+    return _checked(Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known))
+
+
+def _checked(pair: Pair) -> Pair:
+    """The same, where no function of a user's file fails for one row: nothing is compiled for one that does."""
+    parts = pair.decoder.parts
+    answered = _answered(parts)
+    if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
+        options = {} if parts.target.spec.source is None else {"sources": [[0]]}
+        state, source = fresh_request(parts, [[0]], max_new_tokens=0, warp=make_warp(1, temperature=0.0), **options)
+        check_parts(parts, pair.params, state, source)
+    answered.add(True)
+    return pair
+
+
+@functools.lru_cache(maxsize=16)
+def _answered(parts: Parts) -> set[bool]:
+    """Empty until these parts have been checked."""
+    del parts
+    return set()
 
 
 def _most_places(longest: int, policy: StoppingPolicy, costs: CostModel | None) -> int:

@@ -13,12 +13,12 @@ import inspect
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.decoding.answers import check_answers
+from specdec_jax.decoding.answers import Sizes, check_policy, check_verifier
+from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, location
 from specdec_jax.monitors.phases import phases
 from specdec_jax.strategy import nearest, renamed
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
@@ -29,7 +29,8 @@ PACKAGES = {
     "drafter": "specdec_jax.drafters",
     "monitor": "specdec_jax.monitors",
 }
-ROWS, VOCABULARY, DRAFTS = 2, 1024, 3  # the shapes that a policy is first tried with; nothing is computed of them
+FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
+"""What policies and verifiers are first tried with, before models are read; nothing is computed of these shapes."""
 TYPES: dict[str, type] = {
     "policy": StoppingPolicy,
     "verifier": Verifier,
@@ -77,13 +78,13 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
 
     Raises:
         ValueError: no call, an unknown name, an option that is neither the factory's nor a hyperparameter, a value of
-            the wrong type or out of range, a factory that returns something else, or a policy whose functions fail or
-            do not answer each row.
+            the wrong type or out of range, a factory that fails or returns something else, or a policy or verifier
+            whose functions fail or do not answer each row. Errors of a user's file have its name and line.
     """
     name, given = parse_call(kind, words)
     made = build(kind, name, given, offered)
-    if kind == "policy":
-        _check_policy(name, made)
+    if kind in ("policy", "verifier"):
+        _check_answers(kind, name, made)
     return made
 
 
@@ -136,10 +137,8 @@ def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, 
         _check_type(f"{kind} {name}: {key}", given[key], parameters[key].default)
     try:
         made = factory(**given)
-    except TypeError as error:
-        raise ValueError(f"{kind} {error}" if str(error).startswith(name) else f"{kind} {name}: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{kind} {error}" if str(error).startswith(f"{name} has no") else str(error)) from None
+    except Exception as error:  # whatever a user's factory raises is one message
+        raise ValueError(_refusal(kind, name, error)) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made
@@ -157,17 +156,29 @@ def _value(kind: str, tree: ast.expr) -> Any:
     return ast.literal_eval(tree)
 
 
-def _check_policy(name: str, policy: StoppingPolicy) -> None:
-    """Whatever a policy's functions raise, on made-up shapes already, is one message."""
-    monitor = phases().init(ROWS) if policy.needs_phases else ()
+def _check_answers(kind: str, name: str, made: Any) -> None:
+    """Whatever the functions of a policy or a verifier raise, on made-up shapes already, is one message."""
     try:
-        state = policy.init(ROWS)
-        check_answers(policy, state, monitor, batch=ROWS, vocab_size=VOCABULARY, max_draft_length=DRAFTS)
-    except ValueError as error:
-        raise ValueError(f"policy {name}: {error}") from None
+        with described(definition(made.init), f"the {kind}'s init"):
+            state = made.init(FIRST.batch)
+        monitor = phases().init(FIRST.batch) if made.needs_phases else ()
+        if kind == "policy":
+            sizes = FIRST._replace(siblings=made.siblings, expanded=made.expanded)
+            check_policy(made, state, monitor, sizes)
+        else:
+            check_verifier(made, state, FIRST, monitor)
     except Exception as error:
-        where = _line(Path(name).expanduser(), error) if name.endswith(".py") else name
-        raise ValueError(f"policy {where}: {type(error).__name__}: {error}") from error
+        raise ValueError(_refusal(kind, name, error)) from error
+
+
+def _refusal(kind: str, name: str, error: Exception) -> str:
+    """One line: the kind of strategy, the line of a user's file or else the name, and the error."""
+    text = describe_error(error)
+    if re.match(r".+?\.py:\d+: ", text) or text.startswith(name):
+        return f"{kind} {text}"
+    if isinstance(error, ValueError) and not isinstance(error, Refused):
+        return text
+    return f"{kind} {name}: {text.removeprefix('TypeError: ')}"
 
 
 def _check_type(what: str, value: Any, default: Any) -> None:
@@ -203,12 +214,6 @@ def _load_file(kind: str, path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file raises is one message with the file's line
-        raise ValueError(f"{kind} file {_line(path, error)}: {type(error).__name__}: {error}") from error
+        where = "" if location(error) else f"{path}: "
+        raise ValueError(f"{kind} file {where}{describe_error(error)}") from error
     return module
-
-
-def _line(path: Path, error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
-    return f"{path}:{line}" if line else str(path)

@@ -114,7 +114,11 @@ def test_rows_are_asked_for_anew_where_the_state_does_not_change_with_them():
     def update(state, draft, result):
         return state
 
+    def threshold(state):
+        return jnp.zeros(1)
+
     answers = {"begin": lambda state, context: (context.alive, state), "check": check, "update": update}
+    answers["threshold"] = threshold
     answers["proceed"] = lambda state, distribution, token, drafted, context: (context.alive, state)
     decoder, params = toy_decoder(static().replace(init=lambda batch: (), **answers), rejection())
     decoder.prefill(params, [[0, 1]], max_new_tokens=4)

@@ -121,6 +121,9 @@ class Session:
         try:
             chunks = Stream(self.pair, request, 1, kept)
             yield from chunks
+        except Exception:  # while it ran: its state was donated and is gone
+            chunks = None
+            raise
         finally:
             if chunks is not None:
                 with interrupts_held():

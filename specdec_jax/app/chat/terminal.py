@@ -25,6 +25,7 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
 from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.streaming import Piece
@@ -103,8 +104,9 @@ class Terminal:
                     self._console.print(shown)
             elif line.strip():
                 self._ask(line, script)
-        except (ValueError, OSError) as error:
-            self._errors.print(Text(" ".join(f"error: {error}".split()), "red" if self._colours else ""))
+        except Exception as error:  # a user's file may fail in any way while it decodes: the conversation goes on
+            message = str(error) if isinstance(error, OSError) else describe_error(error)
+            self._errors.print(Text(" ".join(f"error: {message}".split()), "red" if self._colours else ""))
             return False
         except KeyboardInterrupt:
             if script:

@@ -1,0 +1,110 @@
+"""Errors in a user's file, as one line: `FILE:LINE: what is wrong`.
+
+A user's file is one that belongs neither to this package nor to an installed library.
+"""
+
+import functools
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specdec_jax.strategy import Strategy
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARIES = [PACKAGE, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))]
+TRUTH = "`if`, `while`, `and`, `or` and `not` cannot read an array in a compiled program: use jnp.where, &, | and ~"
+NUMBER = "no Python number can be made of an array in a compiled program: use jnp"
+NUMPY = "NumPy cannot read an array in a compiled program: use jax.numpy"
+HINTS: dict[type, str] = {
+    jax.errors.TracerBoolConversionError: TRUTH,
+    jax.errors.TracerArrayConversionError: NUMPY,
+    jax.errors.TracerIntegerConversionError: NUMBER,
+    jax.errors.ConcretizationTypeError: NUMBER,
+}
+
+
+class Refused(ValueError):
+    """The message is one line, with the place in the user's file."""
+
+
+def describe_error(error: BaseException) -> str:
+    """One line: the file and line of `location`, if there are any, the error's type unless ValueError, its message.
+
+    Where a value is read that is not there while jax traces, the line says what to write in its place.
+    """
+    hint = next((text for kind, text in HINTS.items() if isinstance(error, kind)), None)
+    if isinstance(error, ValueError) and "truth value of an array" in str(error):
+        hint = TRUTH
+    message = hint or (str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+    return " ".join(": ".join(filter(None, (location(error), message))).split())
+
+
+def location(error: BaseException) -> str:
+    """FILE:LINE of the last line of a user's file that an error came through; empty if it came through none."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", error.lineno))
+    return next((f"{_shown(name)}:{line}" for name, line in reversed(frames) if _is_users(name)), "")
+
+
+def definition(function: Any) -> str:
+    """FILE:LINE where a user's function is defined; empty for a function of the package or of a library."""
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}" if code and _is_users(code.co_filename) else ""
+
+
+def first_definition(strategy: Strategy) -> str:
+    """FILE:LINE of the first of a strategy's functions that a user's file defines; empty if none does."""
+    places = (definition(function) for function in vars(strategy).values() if callable(function))
+    return next(filter(None, places), "")
+
+
+def is_users(part: Any) -> bool:
+    """Whether a user's file defines any function of a strategy or a model, or of one inside it."""
+    if isinstance(part, Strategy):
+        return is_users([*vars(part).values(), *part.options.values()])
+    if isinstance(part, Mapping):
+        return is_users(list(part.values()))
+    if isinstance(part, (list, tuple)):
+        return any(map(is_users, part))
+    return callable(part) and bool(definition(part))
+
+
+@contextmanager
+def described(place: str = "", name: str = "") -> Iterator[None]:
+    """Errors that came through a user's file become `Refused`, of one line; others pass as they are.
+
+    Args:
+        place: FILE:LINE of the user's function that is called. Errors that did not come through a user's file, such as
+            those of wrong arguments, are described as being there; empty: they pass.
+        name: what stands before the message of such an error.
+    """
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if location(error):
+            raise Refused(describe_error(error)) from error
+        if not place:
+            raise
+        raise Refused(f"{place}: {name}: {describe_error(error)}") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users(name: str) -> bool:
+    path = Path(name)
+    return path.is_file() and not any(path.resolve().is_relative_to(folder) for folder in LIBRARIES)
+
+
+def _shown(name: str) -> str:
+    """A path as it is shortest: relative to the working folder if it lies there."""
+    path, here = Path(name).resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
