@@ -159,9 +159,7 @@ def seeds_of(seed: Any, batch: int) -> Any:
         return seeds_of(jnp.stack(entries), batch) if entries and _is_key(entries[0]) else np.asarray(seed)
     raw = seed.dtype == jnp.uint32 and seed.shape[-1:] == (2,)
     if raw and seed.shape == (batch,):
-        raise ValueError(
-            "seed is uint32[2] for 2 rows, two seeds or one raw key: give a list, or jax.random.key"
-        )
+        raise ValueError("seed is uint32[2] for 2 rows, two seeds or one raw key: give a list, or jax.random.key")
     if _is_key(seed) or raw:
         words = seed if raw else jax.random.key_data(seed)
         seed = words[..., -2] ^ words[..., -1]
