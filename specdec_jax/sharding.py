@@ -152,7 +152,14 @@ def check_rows(batch: int) -> None:
 
 
 def placed(tree: Any) -> Any:
-    """Host arrays [B, ...] as arrays of devices, rows over `data`; always copies."""
+    """Host arrays [B, ...] as arrays of devices, rows over `data`; always copies.
+
+    Inside a function that JAX traces (`jit`, `vmap`) they are constrained to lie so.
+    """
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:  # JAX refuses to say which mesh is set while it traces
+        return by_rows(jax.tree.map(jax.numpy.array, tree))
     mesh = mesh_here()
     if mesh is None:
         return jax.tree.map(jax.numpy.array, tree)
@@ -223,9 +230,10 @@ def _put(leaf: Any, where: NamedSharding) -> jax.Array:
 
 
 def _spec(mesh: Any, shape: Sequence[int], axes: Sequence[Any]) -> PartitionSpec:
-    """Without names that do not divide their axis, or that have size 1."""
+    """Without names that do not divide their axis, that have size 1, or that a caller's own mesh lacks."""
 
     def fits(size: int, axis: Any) -> Any:
-        return axis if axis is ANY or (axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0) else None
+        parts = mesh.shape.get(axis, 1) if isinstance(axis, str) else 1
+        return axis if axis is ANY or (parts > 1 and size % parts == 0) else None
 
     return PartitionSpec(*(fits(size, axis) for size, axis in zip(shape, axes, strict=False)))

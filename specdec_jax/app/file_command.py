@@ -64,6 +64,10 @@ class _Lines:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    done: int = 0
+    undrafted: int = 0  # of those done, in which no round drafted
+    rounds: int = 0
+    drafts: int = 0  # rounds that drafted
     compiling: float = 0.0  # seconds
 
 
@@ -266,7 +270,10 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     refused = f", {lines.refused} refused" if lines.refused else ""
     shapes = pair.decoder.jitted["run"]._cache_size()
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
-    console.print(f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}; {programs}")
+    off = _turned_off(lines, run.policy.name) if pair.decoder.parts.drafter.max_draft_length else ""
+    console.print(
+        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}{off}; {programs}"
+    )
 
 
 def _shape(pair: Pair, done: Completed) -> str:
@@ -287,7 +294,23 @@ def _count(lines: _Lines, done: Completed) -> None:
     lines.tokens += counts["num_emitted_tokens"]
     lines.drafted += counts["num_draft_tokens"]
     lines.accepted += counts["num_accepted_tokens"]
+    lines.done += 1
+    lines.undrafted += counts["num_drafts"] == 0 and counts["num_emitted_tokens"] > 1  # for one token nobody drafts
+    lines.rounds += counts["num_rounds"]
+    lines.drafts += counts["num_drafts"]
     lines.compiling += done.result.compile_seconds
+
+
+def _turned_off(lines: _Lines, policy: str) -> str:
+    """In how many lines the rule drafted nothing, as part of the closing line; empty where there are none."""
+    if not lines.undrafted:
+        return ""
+    if not lines.drafts:
+        return f"; {policy} turned drafting off in every line"
+    where = (
+        f"in {lines.undrafted} of {lines.done} lines, and drafted in {lines.drafts / lines.rounds:.0%} of all rounds"
+    )
+    return f"; {policy} turned drafting off {where}"
 
 
 def _said(lines: _Lines, seconds: float) -> str:

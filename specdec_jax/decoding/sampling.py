@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, Distribution, RoundContext, Warp
@@ -142,6 +143,31 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, position * 3 + role))
 
     return one(seed, emitted, jnp.broadcast_to(position, seed.shape).astype(jnp.int32))
+
+
+def seeds_of(seed: Any, batch: int) -> Any:
+    """Seeds as numbers, [] or [B], still to be checked; keys of `jax.random` become numbers in [0, 2**32).
+
+    A key's number is the exclusive or of the last two words of its data, so `jax.random.key(7)` is seed 7. Keys may
+    have a type (`key`), or be raw words (`PRNGKey`) [2] or [B, 2].
+
+    Raises:
+        ValueError: a jax array uint32[2] for two rows, which may be one raw key or two seeds.
+    """
+    if not isinstance(seed, jax.Array):
+        entries = list(seed) if isinstance(seed, (list, tuple)) else []
+        return seeds_of(jnp.stack(entries), batch) if entries and _is_key(entries[0]) else np.asarray(seed)
+    raw = seed.dtype == jnp.uint32 and seed.shape[-1:] == (2,)
+    if raw and seed.shape == (batch,):
+        raise ValueError("seed is uint32[2] for 2 rows, two seeds or one raw key: give a list, or jax.random.key")
+    if _is_key(seed) or raw:
+        words = seed if raw else jax.random.key_data(seed)
+        seed = words[..., -2] ^ words[..., -1]
+    return seed if isinstance(seed, Tracer) else np.asarray(seed)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def policy_seeds(seed: Array) -> Array:

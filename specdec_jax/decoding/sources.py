@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.decoding.rounds import Parts
-from specdec_jax.decoding.state import check_tokens, fresh_state, slots_for
-from specdec_jax.types import DecodeState, LanguageModel, ModelSpec
+from specdec_jax.decoding.state import check_tokens, fresh_state, laid, slots_for
+from specdec_jax.types import Array, DecodeState, LanguageModel, ModelSpec
 
-Padded = tuple[np.ndarray, np.ndarray]  # tokens [B, E] int32, how many of them count [B] int32
+Padded = tuple[Array, np.ndarray]  # tokens [B, E] int32, how many of them count [B] int32
 
 
 def fresh_request(
@@ -61,10 +61,7 @@ def padded_sources(
     slots = source_slots_for(sources) if slots is None else slots
     if slots < longest:
         raise ValueError(f"{slots} slots cannot hold a source of {longest} tokens")
-    tokens = np.zeros((rows, slots), np.int32)
-    for row, source in enumerate(sources):
-        tokens[row, : len(source)] = source
-    return tokens, np.array([len(source) for source in sources], np.int32)
+    return laid(sources, slots), np.array([len(source) for source in sources], np.int32)
 
 
 def refuse_encoder(model: LanguageModel, what: str) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from specdec_jax.decoding.rounds import Parts
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.sampling import make_warp, seeds_of
 from specdec_jax.decoding.statistics import no_counts, no_record
 from specdec_jax.decoding.user_code import definition, described
 from specdec_jax.hyperparameters import host
@@ -37,7 +39,7 @@ def fresh_state(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int | Sequence[int] = 64,
-    seed: int | Sequence[int] = 0,
+    seed: Any = 0,
     warp: Warp | None = None,
     policy: StoppingPolicy | None = None,
     verifier: Verifier | None = None,
@@ -51,9 +53,11 @@ def fresh_state(
 ) -> DecodeState:
     """A state on the host, caches still missing: everything a request brings, checked.
 
-    Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
-    max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other
-    hyperparameters; `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
+    Row b's seed is seed[b], or seed + b from one number; keys of `jax.random` stand for numbers (`sampling.seeds_of`).
+    Prompts (arrays too), seeds, warps and hyperparameters may be traced; they are then not checked. `record_rounds` is
+    how many rounds a record can hold (at most max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and
+    `monitor` are the decoder's with other hyperparameters; `policy_hyperparameters` and the rest overrule those, and
+    may be one a row, [B].
 
     Raises:
         ValueError: bad input, named; or a strategy that the decoder was not compiled for.
@@ -68,11 +72,8 @@ def fresh_state(
     warp = make_warp(batch) if warp is None else warp
     if parts.verifier.greedy_only and np.any(np.asarray(warp.temperature) > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
-    tokens = np.zeros((batch, slots), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
     return DecodeState(
-        tokens=host(tokens),
+        tokens=laid(prompts, slots),
         length=host(lengths),
         prompt_length=host(lengths.copy()),
         limit=host(limits),
@@ -108,6 +109,8 @@ def _lengths(
     spec = parts.target.spec
     if not len(prompts):
         raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
+    if isinstance(max_new_tokens, Tracer):
+        raise ValueError("max_new_tokens decides the shape of the caches: it must be static, and is traced")
     check_tokens("prompt", prompts, spec.vocab_size)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # of any size yet, compared before it is int32
@@ -124,18 +127,37 @@ def _lengths(
 
 
 def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError naming the text, a `kind`, that is empty or has a token outside of the vocabulary."""
+    """Raises ValueError naming the text, a `kind`, that is empty or has a token outside of the vocabulary.
+
+    Traced tokens cannot be looked at.
+    """
     for row, text in enumerate(texts):
+        if not np.ndim(text):
+            raise ValueError(f"{kind} {row} must be a sequence of tokens, got {text!r}")
         if not len(text):
             raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
-        if min(text) < 0 or max(text) >= vocab_size:
-            wrong = next(token for token in text if not 0 <= token < vocab_size)
-            raise ValueError(f"{kind} {row} has token {wrong}, outside the vocabulary of {vocab_size}")
+        known = () if isinstance(text, Tracer) else np.asarray(text)
+        wrong = [token for token in known if not 0 <= token < vocab_size]
+        if wrong:
+            raise ValueError(f"{kind} {row} has token {wrong[0]}, outside the vocabulary of {vocab_size}")
+
+
+def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
+    """The texts at the beginning of their rows, [B, slots] int32, the rest 0; traced where one of them is."""
+    if isinstance(texts, Tracer) or any(isinstance(text, Tracer) for text in texts):
+        return jnp.stack([jnp.pad(jnp.asarray(text, jnp.int32), (0, slots - len(text))) for text in texts])
+    tokens = np.zeros((len(texts), slots), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    return host(tokens)
 
 
 def _seeds(seed: Any, batch: int) -> Array:
     """[B] uint32. One number gives row b seed + b; a row's tokens depend on its own seed alone."""
-    numbers = np.asarray(seed)
+    numbers = seeds_of(seed, batch)
+    if isinstance(numbers, Tracer):
+        more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)
+        return numbers.astype(jnp.uint32) + more.astype(jnp.uint32)
     if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
         raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
     if numbers.shape not in ((), (batch,)):

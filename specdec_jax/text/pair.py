@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
-from specdec_jax.text.strategies import choose, name_in, names, parse_call
+from specdec_jax.text.strategies import VOCABULARY, choose, find_factory, name_in, names, parse_call
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
@@ -193,8 +194,12 @@ def without_model(drafter: Any) -> TypeGuard[str]:
     return isinstance(drafter, str) and (name_in(drafter) in _modelless() or name_in(drafter).endswith(".py"))
 
 
-def check_drafter(drafter: Any) -> None:
-    """Refuses words for a drafter without a model that its factory refuses, before any weights are read.
+def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
+    """Refuses words for a drafter without a model that its factory refuses.
+
+    Args:
+        vocab_size: the target's; None: its weights are not read yet. A user's factory that takes `vocab_size` is then
+            not called.
 
     Raises:
         ValueError: as said.
@@ -202,7 +207,10 @@ def check_drafter(drafter: Any) -> None:
     each: Sequence[Any] = [drafter] if drafter is None or _one(drafter) else drafter
     for one in each:
         if without_model(one):
-            choose("drafter", one)
+            file = vocab_size is None and name_in(one).endswith(".py")
+            if file and "vocab_size" in inspect.signature(find_factory("drafter", name_in(one))).parameters:
+                continue
+            choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
         elif isinstance(one, str) and one.endswith(")"):
             name, _ = parse_call("drafter", one)
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
@@ -269,7 +277,7 @@ def _fitting(big: LoadedModel, drafter: Any) -> Any:
 
 def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
     """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
-    check_drafter(drafter)
+    check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter

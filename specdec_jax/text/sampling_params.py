@@ -9,6 +9,8 @@ from typing import Any
 class SamplingParams:
     """One request's sampling. Nothing heavy is imported for it: the command line answers --help from these fields.
 
+    A JAX key as `seed` becomes the integer that it stands for: `jax.random.key(7)` is 7.
+
     Raises:
         ValueError: a value out of range, named.
     """
@@ -36,6 +38,10 @@ class SamplingParams:
         _at_least("top_k", self.top_k, 0)
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _within("min_p", self.min_p, 0.0, 1.0)
+        if hasattr(self.seed, "sharding"):  # a jax array
+            from specdec_jax.decoding.sampling import seeds_of
+
+            object.__setattr__(self, "seed", seeds_of(self.seed, 1).tolist())
         _at_least("seed", self.seed, 0)
         if self.seed >= 2**32:
             raise ValueError(f"seed must be below 2**32, got {self.seed!r}")

@@ -74,14 +74,15 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
     """The strategy that `words` call, such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
 
     Args:
-        offered: options that the factory gets if it has them and the words do not give them.
+        offered: options that the factory, and those of strategies inside it, get if they have them and the words do not
+            give them.
 
     Raises:
         ValueError: no call, an unknown name, an option that is neither the factory's nor a hyperparameter, a value of
             the wrong type or out of range, a factory that fails or returns something else, or a policy or verifier
             whose functions fail or do not answer each row. Errors of a user's file have its name and line.
     """
-    name, given = parse_call(kind, words)
+    name, given = parse_call(kind, words, offered)
     made = build(kind, name, given, offered)
     if kind in ("policy", "verifier"):
         _check_answers(kind, name, made)
@@ -93,8 +94,10 @@ def name_in(words: str) -> str:
     return words.partition("(")[0].strip()
 
 
-def parse_call(kind: str, words: str) -> tuple[str, dict[str, Any]]:
+def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a call; arguments without a name are the factory's parameters in order.
+
+    `offered` is for calls among the arguments, as in `choose`.
 
     Raises:
         ValueError: it cannot be read.
@@ -106,8 +109,8 @@ def parse_call(kind: str, words: str) -> tuple[str, dict[str, Any]]:
         tree = ast.parse(f"_{found['arguments'] or '()'}", mode="eval").body
         if not isinstance(tree, ast.Call) or any(word.arg is None for word in tree.keywords):
             raise ValueError
-        named = {str(word.arg): _value(kind, word.value) for word in tree.keywords}
-        placed = [_value(kind, value) for value in tree.args]
+        named = {str(word.arg): _value(kind, word.value, offered) for word in tree.keywords}
+        placed = [_value(kind, value, offered) for value in tree.args]
     except (SyntaxError, ValueError) as error:
         why = f": {error}" if str(error) and not isinstance(error, SyntaxError) else ""
         raise ValueError(f"a {kind} reads NAME or NAME(key=value, ...), got {words!r}{why}") from None
@@ -130,10 +133,11 @@ def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, 
     """
     factory = find_factory(kind, name)
     parameters = inspect.signature(factory).parameters
-    given = {key: value for key, value in (offered or {}).items() if key in parameters} | dict(given)
+    offered = offered or {}
+    given = {key: value for key, value in offered.items() if key in parameters} | dict(given)
     for key in given.keys() & parameters.keys():
         if isinstance(given[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
-            given[key] = choose(kind, given[key])
+            given[key] = choose(kind, given[key], **offered)
         _check_type(f"{kind} {name}: {key}", given[key], parameters[key].default)
     try:
         made = factory(**given)
@@ -144,15 +148,18 @@ def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, 
     return made
 
 
-def _value(kind: str, tree: ast.expr) -> Any:
+def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
     """An argument: a literal, a bare word (a strategy's name, true, false, or a text), a call, or a list of these."""
     if isinstance(tree, ast.Name):
         return CONSTANTS.get(tree.id.lower(), tree.id)
     if isinstance(tree, ast.Call):
-        return choose(kind, ast.unparse(tree))
+        return choose(kind, ast.unparse(tree), **offered)
     if isinstance(tree, (ast.List, ast.Tuple)):
-        values = [_value(kind, entry) for entry in tree.elts]
-        return [choose(kind, value) if isinstance(value, str) and value in names(kind) else value for value in values]
+        values = [_value(kind, entry, offered) for entry in tree.elts]
+        named = [isinstance(value, str) and value in names(kind) for value in values]
+        return [
+            choose(kind, value, **offered) if is_name else value for is_name, value in zip(named, values, strict=True)
+        ]
     return ast.literal_eval(tree)
 
 

@@ -9,6 +9,8 @@ import pytest
 from chat_sessions import SAMPLED, ask, shown
 
 from specdec_jax.app.chat import commands, terminal
+from specdec_jax.app.chat.reports import fitted
+from specdec_jax.app.chat.settings import Settings
 from specdec_jax.stopping import static
 
 
@@ -19,6 +21,21 @@ def test_phases_are_shown_once_they_are_watched(session):
     second = ask(session, "more")
     assert second.reused == len(first.ids) + len(first.result.tokens) - 1
     assert re.search(r"(routine|reasoning) \d+", shown(commands.run(chat, "/phases")))
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (84, "models/big + models/small | static(draft_length=3) | rejection | greedy | seed 4"),
+        (79, "models/big + models/small | static(draft_length=3) | greedy | seed 4"),
+        (60, "big + small | static(draft_length=3) | greedy | seed 4"),
+        (50, "big | static(draft_length=3) | greedy | seed 4"),
+        (20, "big | static(draft_…"),
+    ],
+)
+def test_the_settings_fit_the_line_below_the_prompt(width, line):
+    settings = Settings("models/big", "models/small", policy="static(draft_length=3)", seed=4)
+    assert fitted(settings, width) == line and len(line) <= width
 
 
 FAILING = [
@@ -99,7 +116,7 @@ def test_commands_change_what_they_name(session):
     assert (changed.max_new_tokens, changed.seed, changed.system, changed.verifier) == (
         8, 4, "Be brief, please.", "block",
     )  # fmt: skip
-    assert not chat.tokens and session.pair.policy == static(draft_length=5)
+    assert chat.tokens == "off" and session.pair.policy == static(draft_length=5)
     commands.run(chat, "/policy adaedl(threshold=0.4, keep_checked_token=true)")
     commands.run(chat, "/lambda 0.2")
     commands.run(chat, "/entropy-factor 0.3")

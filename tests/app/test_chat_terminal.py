@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
+REJECTED = "\x1b[2;9;31m"
 TOKEN = r"\x1b\[1;3[36]m"  # a token of the target's in its colour; green is the spinner too
 PROMPT = r"\x1b\[\?2004h"  # pasting in brackets is switched on: the prompt waits
 CTRL_C, CTRL_D, ALT_ENTER, TAB = "\x03", "\x04", "\x1b\r", "\t"
@@ -117,12 +118,18 @@ def test_a_conversation(chat, tmp_path):
     child.send("hello\r")
     child.expect(TOKEN)
     child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
+    assert REJECTED in child.before
+    child.expect("rejected drafts are hidden from now on")
     child.send("/polcy\r")
     child.expect("unknown command /polcy; did you mean '/policy'")
     child.send("/gamma 2\r")
     child.expect(r"policy static\(draft_length=2\)")
     child.send("more\r")
-    child.expect(r"12 tokens, [^\r]*mean draft [12]")
+    child.expect(TOKEN)
+    child.expect(r"12 tokens, [^\r]*% of drafts accepted, mean draft [12]")
+    assert REJECTED not in child.before and "100%" not in child.after
+    child.send("/tokens all\r")
+    child.expect("tokens all")
     child.send("/stats\r")
     child.expect(r"prompt tokens re-used +3\d")
     child.send("/compare\r")

@@ -1,5 +1,6 @@
 """The command line: what it prints, where, and what it refuses; signals and pipes in processes of their own."""
 
+import contextlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from tiny_pair import write_pair
 from tiny_weights import CONFIG, weights, write_folder
 
 from specdec_jax.app import cli
-from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.interrupts import PATIENCE, interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import print_json, print_stream
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -320,6 +322,17 @@ def test_ctrl_c_while_compiling_ends_at_once(models, tmp_path):
     assert "\x1b[?25h" in text  # the cursor that the status hid
     shown = " ".join((before + text).split())
     assert "Compiling once; kept in" in shown and "for the next run" in shown
+
+
+def test_an_interrupt_that_must_wait_is_answered_and_raised_at_the_end():
+    late, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts_watched(late.set):
+        with contextlib.suppress(KeyboardInterrupt):  # as where Python drops it
+            signal.raise_signal(signal.SIGINT)
+        assert not late.is_set() and late.wait(10 * PATIENCE)
+    with interrupts_watched(lambda: pytest.fail("nobody pressed a key")):
+        pass
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_dropped_interrupt_prints_nothing(capsys):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 
 import pytest
 from filelock import FileLock
@@ -88,6 +89,19 @@ def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tm
         output.write_bytes(whole[:cut])
         run(models, source, output, "--batch", "3")
         assert output.read_bytes() == whole, cut
+
+
+def test_the_last_line_says_where_drafting_was_turned_off(models, tmp_path, capsys):
+    """Nothing is said of a line of one token, for which no rule drafts."""
+    source, last = tmp_path / "in.jsonl", []
+    for costs in ((0.01,), (0.01, 50), (50, 50)):
+        lines = [{"prompt": "hello", "policy": {"drafter_cost": cost}} for cost in costs]
+        source.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "4", "max_new_tokens": 1}])))
+        assert run(models, source, tmp_path / f"{len(last)}.jsonl", "--batch", "2") == 0
+        last.append(capsys.readouterr().err.splitlines()[-1])
+    assert "turned" not in last[0]
+    assert re.search(r"; survival turned drafting off in 1 of 3 lines, and drafted in \d+% of all rounds; ", last[1])
+    assert "; survival turned drafting off in every line; " in last[2]
 
 
 def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):

@@ -17,6 +17,7 @@ from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.drafters.model import ModelDrafterState
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.slow
@@ -274,6 +275,44 @@ def test_a_score_without_a_drafter_leaves_its_part_open():
         decoder.score(ModelParams(toy_pair(5).target), [[1]])
 
 
+# What a caller's own program traces
+
+
+def test_keys_are_seeds():
+    one, four = jax.random.key(7), jax.random.split(jax.random.key(2), 3)
+    raw = np.asarray(jax.random.key_data(four))
+    for seed, numbers in (
+        (one, [7, 8, 9]),
+        (jax.random.PRNGKey(7), [7, 8, 9]),
+        (jax.random.key(7, impl="rbg"), [7, 8, 9]),
+        (jax.random.key(2**32 - 1), [2**32 - 1, 0, 1]),
+        ([jax.random.key(5), one, jax.random.key(1)], [5, 7, 1]),
+        (four, raw[:, 0] ^ raw[:, 1]),
+        (jnp.asarray(raw), raw[:, 0] ^ raw[:, 1]),
+    ):
+        assert begin(decoder_of(), seed=seed).seed.tolist() == list(numbers), seed
+    assert SamplingParams(seed=one).seed == SamplingParams(seed=jax.random.PRNGKey(7)).seed == 7  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        SamplingParams(seed=four)  # type: ignore[arg-type]
+
+
+def test_a_traced_request_is_prefilled_as_one_that_is_not():
+    """Prompts of several lengths, keys and a temperature are arguments of the program."""
+    rows, keys = [jnp.array(prompt) for prompt in PROMPTS], jax.random.split(jax.random.key(2), 3)
+
+    def traced(prompts, seed, temperature):
+        return begin(decoder_of(), prompts, seed=seed, warp=make_warp(3, temperature))
+
+    ours = jax.jit(traced)(rows, keys, jnp.float32(0.7))
+    state = begin(decoder_of(), seed=keys, warp=make_warp(3, 0.7))
+    for leaf, other in zip(jax.tree.leaves(ours), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-4)
+    one = jax.jit(traced)(jnp.array([[1, 2]] * 3), jnp.int32(4), jnp.float32(1))
+    assert one.seed.tolist() == [4, 5, 6] and one.tokens[:, :3].tolist() == [[1, 2, 0]] * 3
+    with pytest.raises(ValueError, match="max_new_tokens decides the shape of the caches"):
+        jax.jit(lambda count: begin(decoder_of(), max_new_tokens=count))(3)
+
+
 # Refusals
 
 
@@ -291,6 +330,9 @@ def test_a_score_without_a_drafter_leaves_its_part_open():
         ([[1]], {"seed": 2**32}, "seed.*4294967296"),
         ([[1]], {"seed": 0.5}, "seed.*0.5"),
         ([[1]], {"seed": [1, 2]}, "seed.*1.*2"),
+        ([[1], [2]], {"seed": jax.random.PRNGKey(3)}, r"two seeds or one raw key"),
+        ([[1]], {"seed": jax.random.split(jax.random.key(3))}, r"seed.*\(2,\)"),
+        ([1, 2], {}, "prompt 0 must be a sequence of tokens, got 1"),
         ([[1]], {"policy_hyperparameters": {"threshold": 2.0}}, "threshold.*2.0"),
     ],
 )

@@ -5,9 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from tiny_pair import write_pair
 
+from specdec_jax.loading import load_model
 from specdec_jax.stopping import adaedl, at_least, bandit, policy_bandit, static, survival, update_every
-from specdec_jax.text.strategies import choose, names
+from specdec_jax.text.pair import build_pair, check_drafter
+from specdec_jax.text.strategies import choose, find_factory, names
 from specdec_jax.types import StoppingPolicy
 
 RULE = """
@@ -139,3 +142,33 @@ def test_a_users_file_that_fails_is_one_message(tmp_path, text, message):
     with pytest.raises(ValueError) as caught:
         choose("policy", str(path))
     assert message in str(caught.value) and "policy" in str(caught.value)
+
+
+SIZED = """
+from specdec_jax.drafters import prompt_lookup
+from specdec_jax.types import Drafter
+
+SIZES = []
+
+def sized(vocab_size, max_draft_length, inner: Drafter = None):
+    SIZES.append(vocab_size)
+    return prompt_lookup(max_draft_length=max_draft_length, vocab_size=vocab_size)
+"""
+
+
+def test_a_users_drafter_always_knows_the_targets_vocabulary(tmp_path):
+    """By itself, inside another's call, among several; checked before weights are read it is not called."""
+    file = tmp_path / "sized.py"
+    file.write_text(SIZED)
+    words = f"{file}(inner='{file}')"
+    check_drafter((words, "ngram"))
+    inner = choose("drafter", f"{file}(inner=ngram(order=3))", vocab_size=5, max_draft_length=2).options["inner"]
+    assert inner.options["vocab_size"] == 5 and inner.options["max_draft_length"] == 2
+    sizes = find_factory("drafter", str(file)).__wrapped__.__globals__["SIZES"]
+    assert set(sizes) == {5}
+    sizes.clear()
+    target = load_model(write_pair(tmp_path)[0], dtype="float32")
+    pair = build_pair(target, words, costs="estimated")
+    build_pair(target, (words, "ngram"), costs="estimated")
+    size = target.model.spec.vocab_size
+    assert pair.decoder.parts.drafter.options["inner"].options["vocab_size"] == size and set(sizes) == {size}

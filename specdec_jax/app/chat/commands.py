@@ -23,8 +23,11 @@ class Chat:
     """A session and what the commands switch around it."""
 
     session: Session
-    tokens: bool = True  # show each token's fate in colours
+    tokens: str | None = None  # of TOKENS; None: "all" for the first answer, then "on"
     ended: bool = False
+
+
+TOKENS = ("all", "on", "off")  # coloured with rejected drafts, coloured without, not coloured
 
 
 LOADING = "Loading"  # what is slow about a command that other models come with
@@ -188,10 +191,10 @@ def _compare(chat: Chat, text: str) -> RenderableType:
 
 
 def _tokens(chat: Chat, text: str) -> RenderableType:
-    if text not in ("", "on", "off"):
-        raise ValueError(f"/tokens is on or off, got {text!r}")
-    chat.tokens = text == "on" if text else chat.tokens
-    return Text(f"tokens {'on' if chat.tokens else 'off'}")
+    if text and text not in TOKENS:
+        raise ValueError(f"/tokens is all, on or off, got {text!r}")
+    chat.tokens = text or chat.tokens
+    return Text(f"tokens {chat.tokens or TOKENS[0]}")
 
 
 def _reset(chat: Chat, text: str) -> RenderableType:
@@ -259,7 +262,9 @@ _LIST = [
     Command("/system TEXT", "the system prompt; none: the template's own", _system),
     Command("/compare [N]", "the last prompt with plain, static N and the current policy", _compare, "Comparing"),
     Command("/stats", "the settings and the statistics of the last answer", _stats),
-    Command("/tokens on|off", "colour tokens: accepted, rejected, sibling, recovered, bonus", _tokens),
+    Command(
+        "/tokens all|on|off", "colour tokens: accepted, sibling, recovered, bonus; all: rejected drafts too", _tokens
+    ),
     Command("/phases [on|off]", "watch routine and reasoning phases; alone it shows the last answer's", _phases),
     Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
     Command("/reset", "begin a new conversation", _reset),

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from rich.text import Text
 
 from specdec_jax.app.chat.commands import LOADING, Chat, find
 from specdec_jax.app.chat.completion import complete
-from specdec_jax.app.chat.reports import describe
+from specdec_jax.app.chat.reports import describe, fitted
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.chat.settings import Settings, download_models
 from specdec_jax.app.chat.suggest import suggest
-from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
 from specdec_jax.compilation_cache import enable, kept
@@ -32,6 +32,8 @@ from specdec_jax.text.streaming import Piece
 
 BAD_INPUT = 2
 AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
+STOPPING = "Interrupted; stops at the end of this step (compilation cannot be cut)"
+HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 
 
 def talk(settings: Settings) -> int:
@@ -66,7 +68,8 @@ class Terminal:
     def by_hand(self) -> int:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
         self._greet()
-        prompts, pressed = prompt_session(lambda: describe(self._chat.session.settings)), False
+        prompts = prompt_session(lambda: fitted(self._chat.session.settings, self._console.width))
+        pressed = False
         while not self._chat.ended:
             try:
                 line = prompts.prompt("> ")
@@ -98,7 +101,7 @@ class Terminal:
                 command, rest = find(line)
                 if command.slow == LOADING:
                     download(*(name for word in rest.split() for name in split_drafters(word)))
-                with status(command.slow) if command.slow else contextlib.nullcontext():
+                with self._waiting(command.slow) if command.slow else contextlib.nullcontext():
                     shown = command.run(self._chat, rest)
                 if shown is not None:
                     self._console.print(shown)
@@ -119,10 +122,13 @@ class Terminal:
         wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
-                with status(f"Thinking; what compiles is {self._kept}"):
-                    first = next(chunks, None)
-                if first is not None:
-                    self._print(first.pieces, first.text, wrapping)
+                first = None
+                try:
+                    with self._waiting(f"Thinking; what compiles is {self._kept}"):
+                        first = next(chunks, None)
+                finally:
+                    if first is not None:
+                        self._print(first.pieces, first.text, wrapping)
                 for chunk in chunks:
                     self._print(chunk.pieces, chunk.text, wrapping)
         finally:
@@ -130,12 +136,23 @@ class Terminal:
                 print(flush=True)
                 self._conclude(script)
 
+    @contextlib.contextmanager
+    def _waiting(self, message: str) -> Iterator[None]:
+        """A spinner, which answers a Ctrl-C that has to wait."""
+        with status(message) as spinner:
+            answer = self._note if spinner is None else spinner.update
+            with interrupts_watched(lambda: answer(STOPPING)):
+                yield
+
     def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
+        tokens = self._chat.tokens or "all"
+        shown = self._colours and tokens != "off"
+        if tokens != "all":
+            pieces = [piece for piece in pieces if piece.kind != "rejected"]
         if wrapping is not None:
-            shown = self._colours and self._chat.tokens
             text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
         elif self._colours:
-            text = ansi(pieces) if self._chat.tokens else visible(Piece(text, "accepted"))
+            text = ansi(pieces) if shown else visible(Piece(text, "accepted"))
         print(text, end="", flush=True)
 
     def _conclude(self, script: bool) -> None:
@@ -144,6 +161,9 @@ class Terminal:
         assert session.last is not None
         result, console = session.last.result, self._errors if script else self._console
         console.print(Text(summary(result), "dim"), soft_wrap=script)
+        if self._chat.tokens is None and self._colours:
+            console.print(Text(HIDDEN, "dim"), soft_wrap=script)
+        self._chat.tokens = self._chat.tokens or "on"
         advice = suggest(session.settings, session.longest, result.statistics)
         if advice is not None:
             rate = result.statistics["draft_acceptance_rate"]

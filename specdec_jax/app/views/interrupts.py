@@ -17,29 +17,42 @@ PATIENCE = 0.5  # seconds for KeyboardInterrupt to do it
 def interrupts_end_here() -> Iterator[None]:
     """Inside, Ctrl-C raises KeyboardInterrupt; if that has not left the block after PATIENCE, the process ends (130).
 
-    The kernel's signal reaches a thread through the wake-up descriptor at once, while the main thread may sit in a long
-    call, or be where Python drops exceptions (jax has a callback of the garbage collector). The thread then restores
-    the cursor, which a rich status hides, and leaves. Only for work that has nothing to save; off the main thread it
-    does nothing.
+    The cursor, which a rich status hides, is restored. Only for work that has nothing to save.
+    """
+    with interrupts_watched(_leave):
+        yield
+
+
+@contextlib.contextmanager
+def interrupts_watched(late: Callable[[], None]) -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt; `late` is called if that has not left the block after PATIENCE.
+
+    The kernel's signal reaches a thread, which calls `late`, through the wake-up descriptor at once, while the main
+    thread may sit in a long call, or be where Python drops exceptions (jax has a callback of the garbage collector).
+    One that was dropped is raised at the end of the block. Off the main thread nothing is watched.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    left = threading.Event()
+    left, pressed = threading.Event(), threading.Event()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
     def watch() -> None:
         with reader:
             while woken := reader.recv(1):
-                if woken[0] == signal.SIGINT and not left.wait(PATIENCE):
-                    _leave()
+                if woken[0] == signal.SIGINT:
+                    pressed.set()
+                    if not left.wait(PATIENCE):
+                        late()
 
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     hook, sys.unraisablehook = sys.unraisablehook, _quiet(sys.unraisablehook)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
+        if pressed.is_set():
+            raise KeyboardInterrupt
     finally:
         left.set()
         sys.unraisablehook = hook
