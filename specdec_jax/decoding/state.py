@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.decoding.rounds import Parts
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.sampling import make_warp, prompt_hashes
 from specdec_jax.decoding.statistics import no_counts, no_record
 from specdec_jax.hyperparameters import host
 from specdec_jax.sharding import on_host
@@ -35,6 +35,7 @@ def fresh_state(
     parts: Parts,
     prompts: Sequence[Sequence[int]],
     *,
+    sources: Sequence[Sequence[int]] | None = None,
     max_new_tokens: int | Sequence[int] = 64,
     seed: int | Sequence[int] = 0,
     warp: Warp | None = None,
@@ -50,9 +51,10 @@ def fresh_state(
 ) -> DecodeState:
     """A state on the host, caches still missing: everything a request brings, checked.
 
-    Row b's seed is seed[b], or seed + b from one number. `record_rounds` is how many rounds a record can hold (at most
-    max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other
-    hyperparameters; `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
+    Row b's seed is seed[b], or seed + b from one number; `sources` are what an encoder reads, for the rows' keys.
+    `record_rounds` is how many rounds a record can hold (at most max_new_tokens are ever played); 0 keeps none.
+    `policy`, `verifier` and `monitor` are the decoder's with other hyperparameters; `policy_hyperparameters` and the
+    rest overrule those, and may be one a row, [B].
 
     Raises:
         ValueError: bad input, named; or a strategy that the decoder was not compiled for.
@@ -76,7 +78,7 @@ def fresh_state(
         prompt_length=host(lengths.copy()),
         limit=host(limits),
         done=host(limits <= lengths),
-        seed=_seeds(seed, batch),
+        key=_keys(prompts, sources, seed),
         stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids, batch),
         warp=warp,
         target_cache=(),
@@ -131,8 +133,14 @@ def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> 
             raise ValueError(f"{kind} {row} has token {wrong}, outside the vocabulary of {vocab_size}")
 
 
-def _seeds(seed: Any, batch: int) -> Array:
-    """[B] uint32. One number gives row b seed + b; a row's tokens depend on its own seed alone."""
+def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, seed: Any) -> Array:
+    """[B, 2] uint32, of what each row reads and its seed; a row's tokens depend on these alone."""
+    hashes = prompt_hashes(*[prompts] if sources is None else [prompts, sources])
+    return host(np.stack([hashes, _seeds(seed, len(prompts))], axis=1))
+
+
+def _seeds(seed: Any, batch: int) -> np.ndarray:
+    """[B] uint32. One number gives row b seed + b."""
     numbers = np.asarray(seed)
     if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
         raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
@@ -140,7 +148,7 @@ def _seeds(seed: Any, batch: int) -> Array:
         raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
     if numbers.shape == ():
         numbers = (int(numbers) + np.arange(batch)) % 2**32
-    return host(numbers.astype(np.uint32))
+    return numbers.astype(np.uint32)
 
 
 def _padded(stop_ids: Sequence[int], batch: int) -> Array:

@@ -53,6 +53,9 @@ class Trace(NamedTuple):
     candidate: np.ndarray | None = None
     # [N, T+1] int8, which of the drafter's candidates is the text's token where its first is rejected (with chains: the
     # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (candidates.py)
+    truncation: np.ndarray | None = None  # [N, 3] float32, top-k, top-p and min-p; None: not recorded
+    prompt_hash: np.ndarray | None = None
+    # [N] uint32, the other half of each request's key (`sampling.prompt_hashes`); None: not recorded, 0 is replayed
 
     @property
     def num_texts(self) -> int:
@@ -69,7 +72,8 @@ class Trace(NamedTuple):
         return int(self.length.sum())
 
 
-OPTIONAL = ("chains", "run", "candidate")
+OPTIONAL = ("chains", "run", "candidate", "truncation", "prompt_hash")
+TRUNCATIONS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # as `truncation` lists them, and how each is off
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
 
 
@@ -150,11 +154,20 @@ def load_trace(path: str | Path) -> Trace:
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
     fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
-    trace = Trace(**fields, about=manifest["about"])
+    trace = _completed(Trace(**fields, about=manifest["about"]))
     problem = check(trace)
     if problem:
         raise ValueError(f"{path} is no consistent trace: {problem}")
     return trace
+
+
+def _completed(trace: Trace) -> Trace:
+    """A trace from before there were truncations and hashes in it, with what `about` tells of the one, and none."""
+    texts, warp = len(trace.length), trace.about.get("warp")
+    if trace.truncation is None and isinstance(warp, dict):
+        numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()]
+        trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
+    return trace if trace.prompt_hash is not None else trace._replace(prompt_hash=np.zeros(texts, np.uint32))
 
 
 def check(trace: Trace) -> str:
@@ -171,9 +184,11 @@ def check(trace: Trace) -> str:
         "seed": (texts,),
         "temperature": (texts,),
         "raw_target_entropy": (texts, positions),
+        "truncation": (texts, 3),
+        "prompt_hash": (texts,),
     }
     for name, shape in expected.items():
-        if getattr(trace, name).shape != shape:
+        if getattr(trace, name) is not None and getattr(trace, name).shape != shape:
             return f"{name} has shape {getattr(trace, name).shape}, expected {shape}"
     if trace.tails.ndim != 3 or trace.tails.shape[2] != len(FEATURES):
         return f"tails has shape {trace.tails.shape}"

@@ -53,6 +53,9 @@ def test_rules_are_told_what_they_take_and_were_not_given():
         assert found["verification_cost"] == pytest.approx(0.2 / 7)
     assert told(adaedl(), STEPS, 7) == told(static(), STEPS, 7) == {}
     assert "drafter_cost" not in told(survival(), cost_model(0.0, {2: 1.0, 8: 1.2}), 7), "what drafts is no model"
+    batch = STEPS._replace(batch=4)  # rows wait for the longest draft, but not where the rule decides for all of them
+    assert told(survival(), batch, 7)["drafter_cost"] == pytest.approx(1.5 * 0.13)
+    assert told(survival(together=True), batch, 7) == told(survival(), STEPS, 7)
     assert weighs_costs(survival()) and weighs_costs(goodput()) and not weighs_costs(adaedl())
 
 
