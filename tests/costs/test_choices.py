@@ -68,13 +68,8 @@ def test_rules_are_told_what_they_take_and_were_not_given():
 
 def test_rules_that_decide_for_all_rows_are_told_of_no_waiting_whatever_is_wrapped_around_them():
     batch, joined = STEPS._replace(batch=4), survival(together=True)
-    wrapped = (
-        joined,
-        at_least(1, joined),
-        phase_length(joined),
-        update_every(policy=joined),
-        policy_bandit([joined, survival()]),
-    )
+    several = policy_bandit([joined, survival()])
+    wrapped = joined, at_least(1, joined), phase_length(joined), update_every(policy=joined), several
     for rule in wrapped:
         assert rule.joins_rows and told(rule, batch, 7) == told(rule, STEPS, 7) != {}
     for rule in (survival(), at_least(1, survival()), policy_bandit()):
