@@ -64,6 +64,7 @@ def made_up_trace(
         raw_target_entropy=unknown(entropy),
         about={"ids": [f"{task}-{index}" for index, task in enumerate(tasks)], "tasks": tasks, "target": "made up"},
         candidate=candidate.astype(np.int8),
+        truncation=np.tile(np.float32([0.0, 1.0, 0.0]), (texts, 1)),
     )
 
 

@@ -66,8 +66,8 @@ class Models:
 @dataclass(frozen=True)
 class Rules:
     policy: str = "survival"
-    """When to stop drafting: survival weighs measured costs, adaedl is the paper's rule; doctor compares them on a pair.
-    Any file of specdec_jax/stopping or a path to your own .py, with options and hyperparameters:
+    """When to stop drafting: survival weighs measured costs, adaedl is the paper's rule (doctor compares them). Any
+    file of specdec_jax/stopping or a path to your own .py, with options and hyperparameters:
     "adaedl(threshold=0.6, keep_checked_token=True)", "at_least(minimum=2, policy=survival)"."""
     verifier: str = "rejection"
     """How drafts are verified: rejection, block, greedy (temperature 0 only), or a path to your own .py. Lossy:

@@ -98,7 +98,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
             state.drafter,
             state.tokens,
             context,
-            drafting_uniforms(state.seed, context),
+            drafting_uniforms(state.key, context),
             parts.policy,
             state.policy,
             parts.verifier.needs_log_q,
@@ -107,7 +107,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     with jax.named_scope("verify"):
         choice = _narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
-        chance = _chance(state.seed, context, parts)
+        chance = _chance(state.key, context, parts)
         verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         threshold = parts.policy.threshold(policy)
@@ -149,7 +149,7 @@ def _context(parts: Parts, state: DecodeState) -> RoundContext:
         emitted=state.length - state.prompt_length,
         budget=jnp.where(alive, jnp.maximum(room, 0), 0),
         alive=alive,
-        policy_seed=policy_seeds(state.seed),
+        policy_seed=policy_seeds(state.key),
         warp=state.warp,
         monitor=state.monitor,
     )
@@ -292,20 +292,20 @@ def _padded(tree: Any, size: int) -> Any:
     return jax.tree.map(one, tree)
 
 
-def drafting_uniforms(seed: Array, context: RoundContext) -> Callable[[Array], Array]:
+def drafting_uniforms(key: Array, context: RoundContext) -> Callable[[Array], Array]:
     """What a drafter draws with: (step []) -> [B] float32, the uniform of draft `step` of this round."""
 
     def uniform(step: Array) -> Array:
-        return uniforms(seed, context.emitted, step, DRAFT)
+        return uniforms(key, context.emitted, step, DRAFT)
 
     return uniform
 
 
-def _chance(seed: Array, context: RoundContext, parts: Parts) -> _Chance:
+def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
     """What acceptance and the recovered or bonus token are drawn with; of the latter's, one entry is read."""
-    each = jax.vmap(lambda accepted: uniforms(seed, context.emitted, accepted, NEXT), out_axes=1)
+    each = jax.vmap(lambda accepted: uniforms(key, context.emitted, accepted, NEXT), out_axes=1)
     ends = jnp.arange(parts.drafter.max_draft_length + 1, dtype=jnp.int32)
-    one = lambda index: uniforms(seed, context.emitted, jnp.int32(index), ACCEPT)  # noqa: E731
+    one = lambda index: uniforms(key, context.emitted, jnp.int32(index), ACCEPT)  # noqa: E731
     steps = (parts.policy.beside is not None) + bool(parts.policy.expanded)
     beside = [one(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
     none = jnp.zeros((context.length.shape[0], 0))

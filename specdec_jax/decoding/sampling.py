@@ -5,7 +5,7 @@ top-p thresholds are found by bisection over the ordered bit patterns of the log
 (a full sort of 49,152 entries costs 8.5 ms on a CPU core, a count about 0.01). It is exact; ties at a threshold stay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -135,14 +135,51 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
     """One float32 uniform in [0, 1) a row: a function of (seed, tokens emitted when the round began, position, role).
 
     Keying on the position in the text alone would be biased: a rejected round has already looked at those uniforms.
+
+    Args:
+        seed: [B, 2] uint32, a request's key (`DecodeState.key`), or [B], which stands for the key (0, seed).
     """
 
     @jax.vmap
     def one(seed: Array, emitted: Array, position: Array) -> Array:
-        key = jax.random.fold_in(jax.random.key(seed), emitted)
+        key = jax.random.fold_in(_key(seed), emitted)
         return jax.random.uniform(jax.random.fold_in(key, position * 3 + role))
 
-    return one(seed, emitted, jnp.broadcast_to(position, seed.shape).astype(jnp.int32))
+    return one(seed, emitted, jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32))
+
+
+def prompt_hashes(*texts: Sequence[Any]) -> Array:
+    """[B] uint32, a hash of everything that B requests read, row by row: prompts, and the sources of encoders.
+
+    They are the high halves of the requests' keys. Rules do not see a prompt, so no table of seeds inverts what a
+    request draws; and the turns of a chat, whose seed is the same, draw different numbers. Traced where a text is.
+    """
+
+    def row(*parts: Any) -> Array:
+        joined = np.zeros(1, np.uint32)
+        for part in parts:
+            xp: Any = jnp if isinstance(part, Tracer) else np
+            tokens = xp.asarray(part).astype(np.uint32)
+            mixed = _mixed(tokens + _mixed(np.arange(len(part), dtype=np.uint32)))
+            total = mixed.sum(keepdims=True, dtype=np.uint32) + np.full(1, len(part), np.uint32)
+            joined = _mixed(total + joined * np.uint32(5))
+        return joined
+
+    rows = [row(*parts) for parts in zip(*texts, strict=True)]
+    return (jnp if any(isinstance(one, Tracer) for one in rows) else np).concatenate(rows)
+
+
+def _mixed(words: Array) -> Array:
+    """A bijection of uint32 in which every bit depends on every other (the finalizer of MurmurHash3, of words + 1)."""
+    words = (words + np.uint32(1)) * np.uint32(0x9E3779B1)
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> np.uint32(16))
+
+
+def _key(seed: Array) -> Array:
+    """The key of [2] or [] uint32."""
+    return jax.random.key(seed) if seed.ndim == 0 else jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
 def seeds_of(seed: Any, batch: int) -> Any:
@@ -171,11 +208,14 @@ def _is_key(value: Any) -> bool:
 
 
 def policy_seeds(seed: Array) -> Array:
-    """Seeds [B] uint32 for the chance of policies: from the request's, of which they tell nothing."""
+    """Seeds [B] uint32 for the chance of policies, of a request's key [B, 2]; [B] seeds as in `uniforms`.
+
+    They tell nothing of the key: half of it is a hash of the prompt, so there is no table of keys to look them up in.
+    """
 
     @jax.vmap
     def one(seed: Array) -> Array:
-        return jax.random.bits(jax.random.fold_in(jax.random.key(seed), np.uint32(POLICY)), dtype=jnp.uint32)
+        return jax.random.bits(jax.random.fold_in(_key(seed), np.uint32(POLICY)), dtype=jnp.uint32)
 
     return one(seed)
 

@@ -25,7 +25,7 @@ def fresh_request(
     Raises ValueError as that does and as `padded_sources`.
     """
     padded = padded_sources(parts.target.spec, sources, len(prompts), source_slots)
-    return fresh_state(parts, prompts, **options), padded
+    return fresh_state(parts, prompts, sources=sources, **options), padded
 
 
 def source_slots_for(sources: Sequence[Sequence[int]]) -> int:

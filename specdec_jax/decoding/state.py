@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 
 from specdec_jax.decoding.rounds import Parts
-from specdec_jax.decoding.sampling import make_warp, seeds_of
+from specdec_jax.decoding.sampling import make_warp, prompt_hashes, seeds_of
 from specdec_jax.decoding.statistics import no_counts, no_record
 from specdec_jax.decoding.user_code import definition, described
 from specdec_jax.hyperparameters import host
@@ -38,6 +38,7 @@ def fresh_state(
     parts: Parts,
     prompts: Sequence[Sequence[int]],
     *,
+    sources: Sequence[Sequence[int]] | None = None,
     max_new_tokens: int | Sequence[int] = 64,
     seed: Any = 0,
     warp: Warp | None = None,
@@ -54,10 +55,10 @@ def fresh_state(
     """A state on the host, caches still missing: everything a request brings, checked.
 
     Row b's seed is seed[b], or seed + b from one number; keys of `jax.random` stand for numbers (`sampling.seeds_of`).
-    Prompts (arrays too), seeds, warps and hyperparameters may be traced; they are then not checked. `record_rounds` is
-    how many rounds a record can hold (at most max_new_tokens are ever played); 0 keeps none. `policy`, `verifier` and
-    `monitor` are the decoder's with other hyperparameters; `policy_hyperparameters` and the rest overrule those, and
-    may be one a row, [B].
+    Prompts (arrays too), seeds, warps and hyperparameters may be traced; they are then not checked. `sources` are what
+    an encoder reads, for the rows' keys. `record_rounds` is how many rounds a record can hold (at most max_new_tokens
+    are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other hyperparameters;
+    `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
 
     Raises:
         ValueError: bad input, named; or a strategy that the decoder was not compiled for.
@@ -78,7 +79,7 @@ def fresh_state(
         prompt_length=host(lengths.copy()),
         limit=host(limits),
         done=host(limits <= lengths),
-        seed=_seeds(seed, batch),
+        key=_keys(prompts, sources, seed),
         stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids, batch),
         warp=warp,
         target_cache=(),
@@ -152,8 +153,17 @@ def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
     return host(tokens)
 
 
+def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, seed: Any) -> Array:
+    """[B, 2] uint32, of what each row reads and its seed; a row's tokens depend on these alone."""
+    hashes = prompt_hashes(*[prompts] if sources is None else [prompts, sources])
+    seeds = _seeds(seed, len(prompts))
+    if isinstance(hashes, Tracer) or isinstance(seeds, Tracer):
+        return jnp.stack([hashes, seeds], axis=1)
+    return host(np.stack([hashes, seeds], axis=1))
+
+
 def _seeds(seed: Any, batch: int) -> Array:
-    """[B] uint32. One number gives row b seed + b; a row's tokens depend on its own seed alone."""
+    """[B] uint32. One number gives row b seed + b."""
     numbers = seeds_of(seed, batch)
     if isinstance(numbers, Tracer):
         more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)
@@ -164,7 +174,7 @@ def _seeds(seed: Any, batch: int) -> Array:
         raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
     if numbers.shape == ():
         numbers = (int(numbers) + np.arange(batch)) % 2**32
-    return host(numbers.astype(np.uint32))
+    return numbers.astype(np.uint32)
 
 
 def _padded(stop_ids: Sequence[int], batch: int) -> Array:

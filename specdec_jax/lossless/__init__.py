@@ -1,8 +1,10 @@
 """Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
 
+from specdec_jax.lossless.comb_rounds import CombRoundsReport, prove_comb_rounds
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
 from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
+from specdec_jax.lossless.long_texts import LongTextsReport, prove_long_texts
 from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, test_by_sampling, toy_decoder
 
 __all__ = [
@@ -11,13 +13,17 @@ __all__ = [
     "TOYS",
     "WARPS",
     "Case",
+    "CombRoundsReport",
     "Coverage",
+    "LongTextsReport",
     "LosslessReport",
     "RoundsCase",
     "RoundsReport",
     "SampledReport",
+    "prove_comb_rounds",
     "prove_exactly",
     "prove_long_drafts",
+    "prove_long_texts",
     "test_by_sampling",
     "toy_decoder",
 ]

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specdec_jax.lossless.comb_rounds import CombRoundsReport
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import LosslessReport
 from specdec_jax.lossless.long_drafts import RoundsReport
+from specdec_jax.lossless.long_texts import LongTextsReport
 from specdec_jax.lossless.sampled import SampledReport
 
 LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
@@ -20,6 +22,8 @@ class Proof(NamedTuple):
     sampled: SampledReport
     sampled_to_the_end: SampledReport
     pair: SampledReport | None = None  # on the user's own models
+    texts: LongTextsReport | None = None
+    combs: CombRoundsReport | None = None  # of verifiers that decide about siblings, and of policies that have some
 
     @property
     def passed(self) -> bool:
@@ -29,7 +33,8 @@ class Proof(NamedTuple):
     @property
     def gaps(self) -> tuple[str, ...]:
         """What was not put to the test, a clause each."""
-        return (*_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair))
+        gaps = *_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair)
+        return (*gaps, *_comb_gaps(self.combs))
 
     @property
     def shown(self) -> int:
@@ -78,6 +83,11 @@ def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> 
             found.setdefault(gap, []).append(warp_text(case.warp))
     everywhere = len(report.cases)
     return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in found.items()]
+
+
+def _comb_gaps(report: CombRoundsReport | None) -> list[str]:
+    missing = () if report is None else report.never_accepted
+    return [f"no sibling of {_drafts(missing)} was accepted"] if missing else []
 
 
 def _pair_gaps(report: SampledReport | None) -> list[str]:

@@ -30,6 +30,7 @@ from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPol
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
 JOINT_TOKENS = 4  # of the joint test unless told: every one more multiplies cells
 RANKS = (1, 4, 32)  # bins of the test by position there: the first token, to the fourth, to the thirty-second, the rest
+SPREAD = 2_654_435_761  # an odd number: seeds lie all over the 32 bits, and no two are the same
 LISTED = 16  # vocabularies up to here are binned by token, and by the token before
 
 
@@ -104,7 +105,7 @@ def test_by_sampling(
         params: in float32 for real models, with `jax_default_matmul_precision="highest"`.
         warp: arguments of `make_warp`; temperature 1 unless given.
         batch: sequences decoded at a time; None: what keeps the distributions of a round under 256 MB.
-        seed: sequence i has seed `seed + i`.
+        seed: sequence i has seed `(seed + i) * SPREAD`, of 32 bits.
         against: [V] * tokens, a joint distribution to test against in the place of the target's, as a lossy verifier's.
         source: of every sequence, for a target with an encoder.
         progress: called with the sequences decoded and the seconds since the first batch was compiled, after each
@@ -122,7 +123,7 @@ def test_by_sampling(
     else:
         cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
     observed = dict.fromkeys(cells, 0)
-    positions = None if against is not None else _Positions(target, params.target, len(prompt), tokens, numbers)
+    positions = None if against is not None else Positions(target, params.target, len(prompt), tokens, numbers)
     drafted, done, begun = np.zeros(most, np.int64), 0, time.perf_counter()
     while done < sequences:
         count = min(batch, sequences - done)
@@ -130,7 +131,7 @@ def test_by_sampling(
             params,
             [list(prompt)] * batch,
             max_new_tokens=[tokens + most] * count + [0] * (batch - count),
-            seed=(seed + done) % 2**32,
+            seed=(np.arange(batch, dtype=np.uint64) + (seed + done)) * SPREAD % 2**32,
             warp=make_warp(batch, **numbers),
             **strategies,
             sources=None if source is None else [list(source)] * batch,
@@ -151,7 +152,7 @@ def test_by_sampling(
             break
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
     report = _chi_square(counts, expected, done, tokens)
-    by_position = () if positions is None else positions.p_values()
+    by_position = () if positions is None else positions.by_stretch(1)
     report = report._replace(by_position=by_position, drafted=tuple(drafted.tolist()))
     return report._replace(lossless=report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM)
 
@@ -223,7 +224,7 @@ def _chi_square(observed: np.ndarray, expected: np.ndarray, sequences: int, toke
     return SampledReport(statistic, degrees, p_value, sequences, tokens, len(expected), p_value >= FALSE_ALARM)
 
 
-class _Positions:
+class Positions:
     """Sums of what was observed minus what the target expects, by position, group and bin, and their covariance.
 
     Given the text before it a lossless decoder's token has the target's conditional distribution, so the differences
@@ -257,15 +258,16 @@ class _Positions:
                 self.covariance[:, group_index] -= np.einsum("ntc,ntd->tcd", p, p)
                 self.covariance[:, group_index] += np.eye(p.shape[-1]) * p.sum(axis=0)[:, :, None]
 
-    def p_values(self) -> tuple[float, ...]:
-        """One a position; bins expected fewer than five times count as one with the next likelier."""
-        return tuple(self._p_value(position) for position in range(self.tokens))
+    def by_stretch(self, size: int) -> tuple[float, ...]:
+        """The p-value of every `size` positions together; bins expected fewer than five times count as one."""
+        return tuple(self._p_value(slice(first, first + size)) for first in range(0, self.tokens, size))
 
-    def _p_value(self, position: int) -> float:
+    def _p_value(self, stretch: slice) -> float:
         if self.impossible:
             return 0.0
         statistic, degrees = 0.0, 0
-        for excess, covariance in zip(self.excess[position], self.covariance[position], strict=True):
+        sums = self.excess[stretch].sum(axis=0), self.covariance[stretch].sum(axis=0)
+        for excess, covariance in zip(*sums, strict=True):
             kept = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the likeliest follows from the others
             if len(kept) == 0:
                 continue

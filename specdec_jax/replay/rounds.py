@@ -12,7 +12,7 @@ from specdec_jax.decoding.sampling import policy_seeds
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.replay.candidates import CANDIDATES
 from specdec_jax.replay.siblings import candidates
-from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.replay.unrecorded import Unrecorded
 from specdec_jax.types import (
     Array,
@@ -60,8 +60,9 @@ class Texts(NamedTuple):
     length: Array
     limit: Array
     prompt_length: Array
-    seed: Array
+    key: Array  # [N, 2] uint32
     temperature: Array
+    truncation: Array | None
     chains: Array | None
     run: Array | None
     candidate: Array | None
@@ -105,7 +106,9 @@ def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarra
 
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
-    given = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text")}
+    given = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text", "key")}
+    hashes = np.zeros_like(trace.seed) if trace.prompt_hash is None else trace.prompt_hash
+    given["key"] = np.stack([hashes, trace.seed], axis=1)
     fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in given.items()}
     known = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
     return Texts(**fields, phase=jnp.asarray(known), text=jnp.asarray(text, jnp.int32))
@@ -148,17 +151,24 @@ def _unrecorded_token() -> draft_loop.Drawn:
 
 def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
     room = jnp.minimum(texts.limit[texts.text] - rows.at - 1, most)
-    size = rows.at.shape[0]
-    one = jnp.ones((size,), jnp.float32)
     return RoundContext(
         length=texts.prompt_length[texts.text] + rows.at,
         emitted=rows.at,
         budget=jnp.where(rows.done, 0, jnp.maximum(room, 0)),
         alive=~rows.done,
-        policy_seed=policy_seeds(texts.seed[texts.text]),
-        warp=Warp(texts.temperature[texts.text], jnp.zeros((size,), jnp.int32), one, jnp.zeros_like(one)),
+        policy_seed=policy_seeds(texts.key[texts.text]),
+        warp=_warp(texts),
         monitor=_watched(texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]),
     )
+
+
+def _warp(texts: Texts) -> Warp:
+    """The recorded one."""
+    temperature = texts.temperature[texts.text]
+    if texts.truncation is None:
+        return Warp(temperature, *(unrecorded(f"the warp's {name}") for name in TRUNCATIONS))
+    top_k, top_p, min_p = jnp.unstack(texts.truncation[texts.text], axis=1)
+    return Warp(temperature, top_k.astype(jnp.int32), top_p, min_p)
 
 
 def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:

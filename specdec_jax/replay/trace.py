@@ -52,6 +52,9 @@ class Trace(NamedTuple):
     candidate: np.ndarray | None = None
     # [N, T+1] int8, which of the drafter's candidates is the text's token where its first is rejected (with chains: the
     # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (candidates.py)
+    truncation: np.ndarray | None = None  # [N, 3] float32, top-k, top-p and min-p; None: not recorded
+    prompt_hash: np.ndarray | None = None
+    # [N] uint32, the other half of each request's key (`sampling.prompt_hashes`); None: not recorded, 0 is replayed
 
     @property
     def num_texts(self) -> int:
@@ -68,9 +71,10 @@ class Trace(NamedTuple):
         return int(self.length.sum())
 
 
-OPTIONAL = ("chains", "run", "candidate")
-KINDS = {"accepted": "b"}
-KINDS |= dict.fromkeys(("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate"), "iu")
+OPTIONAL = ("chains", "run", "candidate", "truncation", "prompt_hash")
+TRUNCATIONS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # as `truncation` lists them, and how each is off
+WHOLE = ("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate", "prompt_hash")
+KINDS = {"accepted": "b", **dict.fromkeys(WHOLE, "iu")}
 KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}
 """Of each array: the kinds of its numbers, as numpy's dtype.kind has them."""
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
@@ -154,11 +158,21 @@ def load_trace(path: str | Path) -> Trace:
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
     fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
-    trace = Trace(**fields, about=about)  # type: ignore[arg-type]
+    trace = _completed(Trace(**fields, about=about))  # type: ignore[arg-type]
     problem = check(trace)
     if problem:
         raise ValueError(f"{path} is no consistent trace: {problem}")
     return trace
+
+
+def _completed(trace: Trace) -> Trace:
+    """A trace from before there were truncations and hashes in it, with what `about` tells of the one, and none."""
+    texts = len(np.atleast_1d(trace.length))
+    warp = trace.about.get("warp") if isinstance(trace.about, dict) else None
+    if trace.truncation is None and isinstance(warp, dict):
+        numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()]
+        trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
+    return trace if trace.prompt_hash is not None else trace._replace(prompt_hash=np.zeros(texts, np.uint32))
 
 
 def check(trace: Trace) -> str:
@@ -198,7 +212,8 @@ def _check_arrays(trace: Trace) -> str:
         "tails": (*trace.tails.shape[:2], len(FEATURES)),
         "tokens": (texts, positions - 1),
         "chains": (texts, positions, trace.max_draft_length, len(FEATURES)),
-        **dict.fromkeys(("length", "limit", "prompt_length", "seed", "temperature"), (texts,)),
+        "truncation": (texts, len(TRUNCATIONS)),
+        **dict.fromkeys(("length", "limit", "prompt_length", "seed", "temperature", "prompt_hash"), (texts,)),
     }
     for name, kinds in KINDS.items():
         array, shape = getattr(trace, name), shapes.get(name, (texts, positions))

@@ -20,6 +20,7 @@ from specdec_jax.decoding.sampling import (
     distributions,
     draw,
     make_warp,
+    prompt_hashes,
     raw_entropy,
     uniforms,
 )
@@ -31,7 +32,7 @@ from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.replay.candidates import Rejected, right_candidate
 from specdec_jax.replay.chains import Along, Chains, chains
-from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 
@@ -131,6 +132,8 @@ def trace_texts(
         chains=None if found is None else np.where(beyond[..., None, None], 0.0, found.features).astype(np.float32),
         run=None if found is None else found.run,
         candidate=(candidate if found is None else found.candidate).astype(np.int8),
+        truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
+        prompt_hash=prompt_hashes([prompt for prompt, _ in texts]),
     )
 
 

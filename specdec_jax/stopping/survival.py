@@ -56,8 +56,9 @@ from specdec_jax.stopping._survival_state import (
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult, Wanted
 
-# `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1; but
-# next_bias, 0.33 and -0.05 there, is chosen by replays of that pair and of Qwen2.5-Coder 1.5B with 0.5B (docs/survival.md).
+# `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1. But
+# next_bias, which was 0.33 and -0.05, is chosen by replays of that pair and of Qwen2.5-Coder 1.5B with 0.5B
+# (docs/survival.md).
 GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, 1.0, 0.3)
 

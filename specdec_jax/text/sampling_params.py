@@ -26,7 +26,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens of at least this share of the largest probability; 0 is off."""
     seed: int = 0
-    """The same seed gives the same tokens. Row b of a batch has seed + b."""
+    """The same seed and prompt give the same tokens. Row b of a batch has seed + b."""
     stop: str | Sequence[str] = ()
     """Strings that end the text and are not printed."""
     stop_ids: Sequence[int] | None = None

@@ -193,7 +193,7 @@ class DecodeState(NamedTuple):
     prompt_length: Array  # [B] int32
     limit: Array  # [B] int32, the length at which a row is done
     done: Array  # [B] bool
-    seed: Array  # [B] uint32
+    key: Array  # [B, 2] uint32, of its uniforms: a hash of what was read (`sampling.prompt_hashes`), and the seed
     stop_ids: Array  # [B, E] int32, tokens that end a row; -1 pads
     warp: Warp
     target_cache: Cache  # holds every token of a row but the last

@@ -15,7 +15,15 @@ from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.views import live, proof, terminal
 from specdec_jax.app.views.printing import plain, summary
-from specdec_jax.lossless import Case, Coverage, LosslessReport, RoundsCase, RoundsReport, SampledReport
+from specdec_jax.lossless import (
+    Case,
+    Coverage,
+    LongTextsReport,
+    LosslessReport,
+    RoundsCase,
+    RoundsReport,
+    SampledReport,
+)
 from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import Generation, generate
@@ -156,13 +164,15 @@ def test_a_proof_that_succeeds(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_rule_that_never_says_no_is_not_shown(capsys):
+def test_a_rule_that_never_says_no_is_not_shown(capsys, monkeypatch):
+    monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
     code, out = verify(capsys, "--policy", "static(draft_length=3)", "--max-draft-length", "3")
     assert code == 3 and "Not shown beyond draft 0: the rule never said no to drafts 1, 2, 3." in " ".join(out.split())
 
 
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SAMPLED)
+    monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
     (tmp_path / "generous.py").write_text(BIASED)
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)
@@ -172,6 +182,7 @@ def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypa
     assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
 
 
+TEXTS = LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
 SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20, 3))
 WHOLE = Coverage(*map(np.array, ([9, 8, 7], [1, 0, 1], [1, 1, 1, 6], [2, 2, 2, 3])))
 COLD = {"temperature": 0.0}

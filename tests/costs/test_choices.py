@@ -5,7 +5,17 @@ import pytest
 
 from specdec_jax.costs.choices import VARIABLE, costs_asked, longest_draft, told, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
-from specdec_jax.stopping import adaedl, at_least, bandit, goodput, phase_length, policy_bandit, static, survival
+from specdec_jax.stopping import (
+    adaedl,
+    at_least,
+    bandit,
+    goodput,
+    phase_length,
+    policy_bandit,
+    static,
+    survival,
+    update_every,
+)
 
 STEPS = cost_model(0.13, {2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5})
 FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
@@ -54,6 +64,16 @@ def test_rules_are_told_what_they_take_and_were_not_given():
     assert told(adaedl(), STEPS, 7) == told(static(), STEPS, 7) == {}
     assert "drafter_cost" not in told(survival(), cost_model(0.0, {2: 1.0, 8: 1.2}), 7), "what drafts is no model"
     assert weighs_costs(survival()) and weighs_costs(goodput()) and not weighs_costs(adaedl())
+
+
+def test_rules_that_decide_for_all_rows_are_told_of_no_waiting_whatever_is_wrapped_around_them():
+    batch, joined = STEPS._replace(batch=4), survival(together=True)
+    several = policy_bandit([joined, survival()])
+    wrapped = joined, at_least(1, joined), phase_length(joined), update_every(policy=joined), several
+    for rule in wrapped:
+        assert rule.joins_rows and told(rule, batch, 7) == told(rule, STEPS, 7) != {}
+    for rule in (survival(), at_least(1, survival()), policy_bandit()):
+        assert told(rule, batch, 7)["drafter_cost"] == pytest.approx(1.5 * 0.13)
 
 
 def test_costs_are_asked_for_in_words_by_file_or_by_the_environment(monkeypatch, tmp_path):

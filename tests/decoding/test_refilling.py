@@ -76,16 +76,21 @@ def tokens_of(state, row):
     return state.tokens[row, : state.length[row]].tolist()
 
 
+def rest_of(state, row):
+    """A row's counts, and what policy and monitor think of its text."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[row], (state.statistics, state.policy, state.monitor))
+
+
 @functools.cache
 def alone(name, number):
     decoder, params, vocab = case(name)
     state = decoder.prefill(params, [prompts_of(vocab)[number]], slots=SLOTS, **options_of([number]))
     state = jax.tree.map(np.asarray, decoder.run(params, state))
-    return tokens_of(state, 0), jax.tree.map(lambda leaf: leaf[0], state.statistics)
+    return tokens_of(state, 0), rest_of(state, 0)
 
 
 def decoded(name, together):
-    """{number of a prompt: (tokens, counts)}, refilled whenever `together` rows are done."""
+    """{number of a prompt: (tokens, `rest_of`)}, refilled whenever `together` rows are done."""
     decoder, params, vocab = case(name)
     prompts, waiting, found = prompts_of(vocab), list(range(len(NEW))), {}
     state = decoder.idle(params, ROWS, SLOTS, stop_ids=())
@@ -100,20 +105,20 @@ def decoded(name, together):
         state = decoder.run(params, state, leave=idle + together)
         for row in np.flatnonzero(np.asarray(state.done)):
             if holds[row] is not None:
-                counts = jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], state.statistics)
-                found[holds[row]], holds[row] = (tokens_of(state, row), counts), None
+                found[holds[row]], holds[row] = (tokens_of(state, row), rest_of(state, row)), None
     return found
 
 
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_every_row_decodes_as_it_does_alone(name, together):
-    """Tokens and every count: nothing is left of who had the row before, and nothing of the neighbours."""
+    """Tokens, every count, and the states of policy and monitor: nothing is left of who had the row before, and nothing
+    of the neighbours."""
     found = decoded(name, together)
     for number in range(len(NEW)):
-        tokens, counts = alone(name, number)
+        tokens, rest = alone(name, number)
         assert found[number][0] == tokens
-        jax.tree.map(np.testing.assert_array_equal, found[number][1], counts)
+        jax.tree.map(np.testing.assert_array_equal, found[number][1], rest)
     assert len({len(tokens) for tokens, _ in found.values()}) > 3, "rows end at different times"
 
 

@@ -83,7 +83,7 @@ def proposed(target, drafter, params, policy, hyperparameters, prompt):
     options = {"policy_hyperparameters": hyperparameters, "stop_ids": (), "max_new_tokens": 20}
     state = decoder.prefill(params, [prompt], warp=warp, seed=[3], **options)
     context = rounds._context(decoder.parts, state)
-    uniform = rounds.drafting_uniforms(state.seed, context)
+    uniform = rounds.drafting_uniforms(state.key, context)
     asked = params.drafter, state.drafter, state.tokens, context, uniform, policy, state.policy, True
     return drafter.propose(*asked)[0]
 

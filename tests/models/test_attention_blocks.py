@@ -1,12 +1,14 @@
 """Attention by blocks of keys is attention: whatever is masked, and however blocks and slots divide."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax.models import llama
-from specdec_jax.models.attention import LONG, attend, attend_by_blocks, causal_mask
+from specdec_jax.models.attention import LONG, Scoring, alibi, alibi_slopes, attend, attend_by_blocks, causal_mask
 
 
 def inputs(batch, width, heads, kv_heads, slots, head_dim=8, seed=0):
@@ -25,6 +27,22 @@ def test_blocks_are_the_whole(slots, block):
     poisoned = [buffer.at[:, :, 8:].set(jnp.nan) if block == 8 else buffer for buffer in (keys, values)]
     found = attend_by_blocks(query, *poisoned, mask, start, block=block)  # no key from slot 8 on is read
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "scoring",
+    [Scoring(bias=functools.partial(alibi, alibi_slopes(6))), Scoring(scale=0.5, cap=0.8)],
+    ids=["bias", "cap"],
+)
+def test_scores_of_every_block_are_biased_and_capped(scoring):
+    """Keys of later blocks lie farther from the first slot than those of the first: a bias goes by the distance."""
+    query, keys, values = inputs(2, 5, 6, 2, 27)
+    start = jnp.array([9, 20], jnp.int32)
+    mask = causal_mask(start, 5, 27, None)
+    expected = attend(query, keys, values, mask, start, scoring)
+    found = attend_by_blocks(query, keys, values, mask, start, scoring, block=8)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert np.abs(expected - attend(query, keys, values, mask, start)).max() > 0.01
 
 
 def test_a_mask_of_ones_own_is_kept():

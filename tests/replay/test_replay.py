@@ -67,6 +67,7 @@ def trace_of(prompts, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
 
 PROMPTS = [[a, b] for a in range(4) for b in range(5)]
 STOPS = (5,)
+TRUNCATED = {"top_k": 7, "top_p": 0.9, "min_p": 0.01}  # at temperature 0 they change nothing but what rules read
 RULES = {name: (find_factory("policy", name)(), {}) for name in names("policy")} | {
     "adaedl fast": (adaedl(), FAST),
     "adaedl keep fast": (adaedl(keep_checked_token=True), FAST),
@@ -77,7 +78,7 @@ WATCH = {"enter": 0.8, "leave": 0.75, "minimum_length": 2, "decay": 0.5}  # of t
 
 @pytest.fixture(scope="module")
 def greedy_trace():
-    return trace_of(PROMPTS, stop_ids=STOPS)
+    return trace_of(PROMPTS, stop_ids=STOPS, **TRUNCATED)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -117,6 +118,21 @@ def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trac
         replay(greedy_trace, policy, phases=phases_there[:-1])
     with pytest.raises(ValueError, match="knows no phases"):
         long_replay(greedy_trace, policy)
+
+
+def by_top_p(state, distribution, token, drafted, context):
+    return drafted < jnp.where(context.warp.top_p < 1, 4, 1), state
+
+
+def test_rules_read_the_recorded_warp(greedy_trace):
+    np.testing.assert_allclose(greedy_trace.truncation, [list(TRUNCATED.values())] * len(PROMPTS))
+    rule = static().replace(proceed=by_top_p)
+    found = replay(greedy_trace, rule)
+    assert found.drafted.sum() > 2 * found.rounds.sum()
+    off = replay(greedy_trace._replace(truncation=greedy_trace.truncation * 0 + np.float32([0, 1, 0])), rule)
+    assert 0 < off.drafted.sum() <= off.rounds.sum()
+    with pytest.raises(ValueError, match="the warp's top_p, which a trace does not hold"):
+        replay(greedy_trace._replace(truncation=None), rule)
 
 
 def test_a_rule_that_joins_rows_is_not_replayed(greedy_trace):

@@ -39,6 +39,7 @@ def some_trace(seed=0):
         target_entropy=rng.random(shape, np.float32),
         raw_target_entropy=rng.random(shape, np.float32),
         about={"target": "a", "ids": ["x", "y", "z"], "tasks": ["m", "n", "m"]},
+        prompt_hash=np.zeros(TEXTS, np.uint32),
     )
 
 
@@ -54,6 +55,15 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
     same(trace, load_trace(tmp_path / "t.npz"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.npz"]
     assert trace.num_positions == 9 and trace.max_draft_length == MOST
+
+
+def test_a_trace_without_truncations_has_those_of_its_warp(tmp_path):
+    trace = some_trace()
+    save_trace(tmp_path / "t.npz", trace._replace(about=trace.about | {"warp": {"temperature": 0.7, "top_p": 0.8}}))
+    np.testing.assert_allclose(load_trace(tmp_path / "t.npz").truncation, [[0.0, 0.8, 0.0]] * TEXTS)
+    save_trace(tmp_path / "t.npz", trace)
+    loaded = load_trace(tmp_path / "t.npz")
+    assert loaded.truncation is None and loaded.prompt_hash.tolist() == [0] * TEXTS
 
 
 def test_joining_what_was_selected_gives_the_whole():

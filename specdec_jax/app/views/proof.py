@@ -25,8 +25,10 @@ from specdec_jax.lossless import (
     Case,
     RoundsReport,
     SampledReport,
+    prove_comb_rounds,
     prove_exactly,
     prove_long_drafts,
+    prove_long_texts,
     test_by_sampling,
     toy_decoder,
 )
@@ -91,7 +93,13 @@ def _on_toys(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: i
     with status(f"Decoding {sequences} sequences on a toy, twice"):
         sampled = _sampled_on_toy(*strategies, most, sequences)
         sampled_to_the_end = _sampled_on_toy(*to_the_end, most, sequences)
-    return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end)
+    with status("Decoding long texts on a toy, one by one and beside others"):
+        texts = prove_long_texts(*strategies, max_draft_length=most)
+    combs = None
+    if verifier.outcomes is not None or policy.siblings:
+        with status("Enumerating rounds with siblings"):
+            combs = prove_comb_rounds(verifier)
+    return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end, texts=texts, combs=combs)
 
 
 def _sampled_on_toy(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: int) -> SampledReport:
@@ -177,10 +185,20 @@ def show(proof: Proof, console: Console, title: str) -> None:
         f"{sum(case.rounds for case in rounds.cases)} rounds is {rounds.error:.1e}, drafting to the end "
         f"{proof.rounds_to_the_end.error:.1e} (must be under {TOLERANCE:.0e})."
     )
-    if not (rounds.alone and proof.rounds_to_the_end.alone):
+    if proof.combs is not None:
+        console.print(
+            f"Exact, rounds of {proof.combs.drafts} drafts with up to {proof.combs.siblings} siblings: the largest "
+            f"relative error is {proof.combs.error:.1e} (must be under {TOLERANCE:.0e}); other rounds are of chains."
+        )
+    if not (rounds.alone and proof.rounds_to_the_end.alone and (proof.texts is None or proof.texts.alone is not False)):
         console.print("A row's results depend on its neighbours or on its place in the batch.", style="bold red")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
     console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
+    if proof.texts is not None:
+        console.print(
+            f"Long texts, {proof.texts.rows} of {proof.texts.tokens} tokens, at keys that a rule can guess: by stretch "
+            f"p = {proof.texts.least:.2g} (must be over {FALSE_ALARM:g})."
+        )
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
     if proof.conclusion == NOT_SHOWN:
@@ -223,7 +241,10 @@ def as_json(proof: Proof, policy: str, verifier: str) -> str:
         "rounds_to_the_end": _rounds_fields(proof.rounds_to_the_end),
         "sampled": proof.sampled._asdict(),
         "sampled_to_the_end": proof.sampled_to_the_end._asdict(),
-        "pair": None if proof.pair is None else proof.pair._asdict(),
+        **{
+            name: None if report is None else report._asdict()
+            for name, report in (("pair", proof.pair), ("texts", proof.texts), ("combs", proof.combs))
+        },
     }
     return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)
 

@@ -1,0 +1,122 @@
+"""Rounds of long drafts with siblings: the exact distribution of what a round emits, continued by the target.
+
+Which tokens siblings are no rule is told, so what can be wrong is what becomes of them: a verifier's `outcomes`, or its
+next distribution, on which they are tried. The proof takes a verifier's rounds with SIBLINGS siblings at one draft, at
+each in turn, and with one sibling at every draft. The toy has more tokens than a draft and its siblings, so that
+something is left where all are rejected. Rounds begin with the verifier's first state.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.lossless import enumeration
+from specdec_jax.lossless.comb_outcomes import comb_leaves, verified_combs, with_siblings
+from specdec_jax.lossless.coverage import Tally
+from specdec_jax.lossless.enumeration import distribution_table, drafter_table
+from specdec_jax.lossless.exact import TOLERANCE, monitor_for, warps_for
+from specdec_jax.lossless.leaves import Leaf
+from specdec_jax.lossless.long_drafts import RAREST
+from specdec_jax.lossless.nodes import Branches, Nodes, Setting
+from specdec_jax.lossless.toys import narrow_pair
+from specdec_jax.stopping.comb import comb
+from specdec_jax.types import StoppingPolicy, Verifier
+
+SIBLINGS = 3
+DRAFTS = 4  # the third and fourth are what the sum over all rounds leaves out
+TOY = narrow_pair(SIBLINGS + 3, seed=1)
+WARPS: tuple[Mapping[str, Any], ...] = ({"temperature": 0.7}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.0})
+PROMPTS = np.array([[0, 1], [2, 3], [4, 5], [5, 0]], np.int32)
+BATCH = 32
+
+
+class CombRoundsReport(NamedTuple):
+    """The worst of all shapes and warps."""
+
+    error: float  # largest relative error of a sequence's probability, given the beginning of its round
+    drafts: int
+    siblings: int
+    shapes: int  # of drafts with siblings
+    accepted: tuple[float, ...]  # chance that a sibling of the first, second ... draft is accepted; the largest of all
+    lossless: bool  # error < TOLERANCE
+
+    @property
+    def never_accepted(self) -> tuple[int, ...]:
+        """Drafts of which no sibling was accepted."""
+        return tuple(draft for draft, chance in enumerate(self.accepted, 1) if chance == 0)
+
+
+def prove_comb_rounds(
+    verifier: Verifier, *, drafts: int = DRAFTS, warps: Sequence[Mapping[str, Any]] = WARPS
+) -> CombRoundsReport:
+    """Rounds of `drafts` tokens with siblings under each warp, from some prompts of the toy, at temperature 0 all."""
+    shapes = [np.eye(drafts, dtype=np.int32)[draft] * SIBLINGS for draft in range(drafts)] + [np.ones(drafts, np.int32)]
+    worst, accepted = 0.0, np.zeros(drafts)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        for warp in warps_for(verifier, warps):
+            prompts = PROMPTS if warp["temperature"] else np.indices((SIBLINGS + 3,) * 2).reshape(2, -1).T
+            for shape in shapes:
+                policy = comb(links=drafts, siblings=tuple(shape.tolist()), most=SIBLINGS)
+                error, taken = _round(_setting(policy, verifier, warp, drafts), prompts.astype(np.int32))
+                worst, accepted = max(worst, error), np.maximum(accepted, taken)
+    return CombRoundsReport(worst, drafts, SIBLINGS, len(shapes), tuple(accepted.tolist()), worst < TOLERANCE)
+
+
+def _setting(policy: StoppingPolicy, verifier: Verifier, warp: Mapping[str, Any], drafts: int) -> Setting:
+    return Setting(
+        policy,
+        verifier,
+        monitor_for(policy, verifier),
+        drafter_table([TOY], drafts, warp),
+        distribution_table([TOY.target], warp),
+        warp,
+        most=drafts,
+        tokens=drafts + 2,
+        limit=drafts + 2,
+        batch=BATCH,
+        chosen=False,
+        tally=Tally(drafts),
+    )
+
+
+def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest relative error, and the chance [K] that a sibling of each draft is accepted."""
+    nodes = enumeration.first_nodes(setting, prompts)
+    branches, draft = with_siblings(setting, nodes, enumeration.draft_tree(setting, nodes))
+    chosen, leaf = comb_leaves(setting, nodes, branches, verified_combs(setting, nodes, branches, draft))
+    taken = np.bincount(chosen[1], weights=leaf.chance * (leaf.sibling >= 0), minlength=setting.most + 1)
+    return _error(setting, nodes, branches, chosen, leaf), taken[: setting.most] / len(prompts)
+
+
+def _error(setting: Setting, nodes: Nodes, branches: Branches, chosen: tuple[np.ndarray, ...], leaf: Leaf) -> float:
+    """As of `long_drafts.round_error`; tables hold every sequence, [N, V, V, ...] by the last two tokens before it."""
+    branch, accepted, token = chosen
+    target = np.exp(setting.target_distributions.log_prob)
+    vocab, prompts, longest = target.shape[-1], nodes.tokens[:, :2], setting.most + 1
+    target = target.reshape(vocab, vocab, vocab)
+    beside, index = leaf.sibling >= 0, np.arange(longest)[None, :]
+    text = np.pad(branches.text[branch, 2:], ((0, 0), (0, 1))).astype(np.int64)
+    text = np.where(beside[:, None] & (index == accepted[:, None]), leaf.sibling[:, None], text)
+    length = accepted + beside + 1
+    text = np.where(index == length[:, None] - 1, token[:, None], text)
+    distribution, goal = np.zeros(len(prompts)), np.ones(len(prompts))
+    for size in range(1, longest + 1):
+        shape = (len(prompts), *(vocab,) * size)
+        following = _following(target, prompts, size)
+        distribution, goal = (np.broadcast_to(one[..., None] * following, shape).copy() for one in (distribution, goal))
+        here = length == size
+        place = (branches.node[branch[here]], *text[here, :size].T)
+        np.add.at(distribution, place, leaf.chance[here])
+    error = np.max(np.abs(distribution - goal) / np.maximum(goal, RAREST))
+    return float(error) if np.isfinite(error) else np.inf
+
+
+def _following(target: np.ndarray, prompts: np.ndarray, size: int) -> np.ndarray:
+    """The target's conditionals of a sequence's last token, [N, V, ...] of so many tokens or what broadcasts to it."""
+    if size == 1:
+        return target[prompts[:, 0], prompts[:, 1]]
+    if size == 2:
+        return target[prompts[:, 1]]
+    return target
