@@ -1,9 +1,12 @@
 """Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
 
+from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
 from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
+from specdec_jax.lossless.real_size import RealSizeReport, prove_real_size
 from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, test_by_sampling, toy_decoder
+from specdec_jax.lossless.together import drawn_warps, prove_together, prove_verifier
 
 __all__ = [
     "FALSE_ALARM",
@@ -11,13 +14,19 @@ __all__ = [
     "TOYS",
     "WARPS",
     "Case",
+    "Counterexample",
     "Coverage",
     "LosslessReport",
+    "RealSizeReport",
     "RoundsCase",
     "RoundsReport",
     "SampledReport",
+    "drawn_warps",
     "prove_exactly",
     "prove_long_drafts",
+    "prove_real_size",
+    "prove_together",
+    "prove_verifier",
     "test_by_sampling",
     "toy_decoder",
 ]
