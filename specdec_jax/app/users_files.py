@@ -28,7 +28,8 @@ def errors_in(words: Mapping[str, str | None]) -> Iterator[None]:
         where = where or " or ".join(f"{kind} {file}" for kind, file in files.items())
         if where in str(error):
             raise
-        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+        message = str(error).split("\nThe error occurred while tracing")[0]  # jax goes on for a page
+        raise ValueError(f"{where}: {type(error).__name__}: {message}") from error
 
 
 def _line_in(files: Mapping[str, str], error: Exception) -> str | None:

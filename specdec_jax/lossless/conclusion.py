@@ -69,7 +69,8 @@ class Proof(NamedTuple):
         clauses = [] if self.sampled.stopped else ["in the sampled test the rule never stopped"]
         longest, most = _occurred(self.sampled), len(self.sampled.drafted)
         if longest < most:
-            clauses.append(f"in the sampled test it never drafted more than {longest} tokens")
+            missing = listed(range(longest + 1, most + 1))
+            clauses.append(f"in the sampled test drafts of {missing} tokens never occurred")
         if self.several is not None and not any(self.several.drafted):
             clauses.append("with several drafters it never drafted")
         return tuple(clauses)
