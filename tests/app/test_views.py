@@ -153,7 +153,7 @@ def test_a_proof_that_succeeds(capsys):
     code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
     assert code == 0 and " ".join(out.split()).endswith(
         "Lossless for drafts of up to 5 tokens, chains, batches of mixed warps, model, lookup and mixed drafters, at "
-        "these hyperparameters."
+        "these hyperparameters; in the sampled test the rule never stopped."
     )
     assert out.count("e-1") >= 24 and "2048 sequences of 6 tokens" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from specdec_jax.app.views import proof
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless import SampledReport, together
 from specdec_jax.lossless.counterexample import Counterexample, first_wrong, shortest
+from specdec_jax.lossless.sampled import _stops_and_widths
 from specdec_jax.stopping import static
 from specdec_jax.verification import block, rejection
 
@@ -203,11 +205,21 @@ def together_numbers(setting, table):
 
 
 def test_passes_of_all_widths_occur_when_lengths_go_in_turn():
-    decoder, params = lossless.toy_decoder(together.in_turn(3), block(), 3, distance=0.5, widths=(1, 2, 3, 4))
-    report = lossless.test_by_sampling(decoder, params, tokens=8, sequences=512, batch=256)
-    assert report.widths == (1, 2, 3, 4) and report.stopped > 0 and report.lossless
-    decoder, params = lossless.toy_decoder(static(draft_length=3), block(), 3, distance=0.5)
-    assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=512, batch=256).stopped == 0
+    decoder, params = lossless.toy_decoder(together.in_turn(2), block(), 2, distance=0.5, widths=(1, 2, 3))
+    report = lossless.test_by_sampling(decoder, params, tokens=6, sequences=512, batch=256)
+    assert report.widths == (1, 2, 3) and report.stopped > 0 and report.lossless
+
+
+def test_stops_are_rounds_with_fewer_drafts_than_there_was_room_for():
+    class Record(NamedTuple):
+        drafted: np.ndarray
+        emitted: np.ndarray
+        width: np.ndarray
+
+    whole = Record(np.array([[2, 2, 1, 0], [2, 2, 0, 0]]), np.array([[1, 3, 1, 1], [3, 3, 0, 0]]), np.full((2, 4), 3))
+    assert _stops_and_widths(whole, 6, 2, 2) == (0, {3})  # budgets shrink at the end, and finished rows draft nothing
+    assert _stops_and_widths(whole._replace(drafted=whole.drafted * [1, 0, 1, 1]), 6, 2, 2) == (2, {3})
+    assert _stops_and_widths(whole._replace(drafted=whole.drafted * [1, 0, 1, 1]), 6, 2, 1) == (1, {3})
 
 
 def test_the_shortest_counterexample_is_shown():

@@ -119,8 +119,10 @@ def _on_toys(
         alone = prove_verifier(verifier, **warps)
         real_size = prove_real_size(verifier, monitor=monitor)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        sampled = _sampled_on_toy(*strategies, monitor, most, most + 1, sequences)
-        sampled_in_turn = _sampled_on_toy(in_turn(most), verifier, monitor, most, 2 * most + 2, sequences)
+        some = (1, *default_widths(most * (1 + policy.siblings)))
+        sampled = _sampled_on_toy(*strategies, monitor, some, most, most + 1, sequences)
+        every = range(1, most + 2)
+        sampled_in_turn = _sampled_on_toy(in_turn(most), verifier, monitor, every, most, 2 * most + 2, sequences)
     several = None
     if not policy.expanded:  # which only a drafter with one model can
         with status("Decoding with several drafters"):
@@ -132,10 +134,15 @@ def _on_toys(
 
 
 def _sampled_on_toy(
-    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, tokens: int, sequences: int
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    monitor: Monitor | None,
+    widths: Sequence[int],
+    most: int,
+    tokens: int,
+    sequences: int,
 ) -> SampledReport:
-    """With target passes of every width."""
-    widths = sorted({*range(1, most + 2), *default_widths(most * (1 + policy.siblings))})
+    """With target passes of these widths."""
     decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE, monitor=monitor, widths=widths)
     return test_by_sampling(decoder, params, warp=_warp(verifier), tokens=tokens, sequences=sequences)
 
