@@ -195,11 +195,14 @@ def run_doctor(command: Doctor) -> int:
 
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
+    from specdec_jax.app.users_files import errors_in
     from specdec_jax.app.views.proof import verify
     from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
     options = {name: value for name, value in vars(command).items() if name not in ("rules", "mesh")}
-    conclusion = verify(**asdict(command.rules), **options)
+    words = {**asdict(command.rules), "monitor": command.monitor, "drafter": command.drafter}
+    with errors_in(words):
+        conclusion = verify(**asdict(command.rules), **options)
     return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
 
 

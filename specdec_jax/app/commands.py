@@ -157,14 +157,18 @@ class VerifyLossless:
     """Prove that a policy and a verifier leave the target's distribution unchanged.
 
     Exact enumeration on toy models, all rounds of short drafts and every round of long ones, then chi-square tests of
-    samples from the whole decoder, on a toy and, with a target and a drafter, on that pair. Exit code 1: not lossless;
-    3: not shown, because the rule was never seen to stop at some draft, or some draft never occurred.
+    samples from the whole decoder, on a toy and, with a target and a drafter, on that pair. The last line says what
+    was put to the test. Exit code 1: not lossless; 2: an error in a file of yours or an option; 3: not shown, because
+    the rule was never seen to stop at some draft, or some draft never occurred.
 
       python -m specdec_jax verify-lossless --policy "adaedl(keep_checked_token=True)" --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
     """
 
     rules: Rules = field(default_factory=Rules)
+    monitor: Annotated[str | None, Maybe] = None
+    """What watches the text for rules that read it: phases, or a path to your own .py. By default phases, where a rule
+    needs them."""
     max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """The longest draft tested, at most 10; by default 5 on toys and 7 on a pair."""
     sequences: int = 40960
@@ -172,7 +176,7 @@ class VerifyLossless:
     target: Annotated[str | None, Maybe] = None
     """A real target for the sampled test."""
     drafter: Annotated[str | None, Maybe] = None
-    """A real drafter for the sampled test."""
+    """A real drafter for the sampled test; without --target a drafter that needs no model, such as your own .py."""
     mesh: Annotated[str | None, Maybe] = None
     """Test on several devices, as generate does."""
     prompt: str = "Once upon a time"
@@ -182,5 +186,7 @@ class VerifyLossless:
     pair_sequences: int = 512
     """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
     results so far."""
+    seed: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Draws the temperatures of the rows side by side; by default others every time, and the report says which."""
     json: Switch = False
     """Print the report as one line of JSON."""

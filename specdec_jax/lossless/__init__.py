@@ -1,11 +1,14 @@
 """Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
 
 from specdec_jax.lossless.comb_rounds import CombRoundsReport, prove_comb_rounds
+from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
 from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
 from specdec_jax.lossless.long_texts import LongTextsReport, prove_long_texts
+from specdec_jax.lossless.real_size import RealSizeReport, prove_real_size
 from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, test_by_sampling, toy_decoder
+from specdec_jax.lossless.together import drawn_warps, prove_together, prove_verifier
 
 __all__ = [
     "FALSE_ALARM",
@@ -14,16 +17,22 @@ __all__ = [
     "WARPS",
     "Case",
     "CombRoundsReport",
+    "Counterexample",
     "Coverage",
     "LongTextsReport",
     "LosslessReport",
+    "RealSizeReport",
     "RoundsCase",
     "RoundsReport",
     "SampledReport",
+    "drawn_warps",
     "prove_comb_rounds",
     "prove_exactly",
     "prove_long_drafts",
     "prove_long_texts",
+    "prove_real_size",
+    "prove_together",
+    "prove_verifier",
     "test_by_sampling",
     "toy_decoder",
 ]

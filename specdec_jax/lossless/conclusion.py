@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax.lossless.comb_rounds import CombRoundsReport
+from specdec_jax.lossless.counterexample import Counterexample, shortest
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import LosslessReport
 from specdec_jax.lossless.long_drafts import RoundsReport
 from specdec_jax.lossless.long_texts import LongTextsReport
+from specdec_jax.lossless.real_size import RealSizeReport
 from specdec_jax.lossless.sampled import SampledReport
+from specdec_jax.types import StoppingPolicy, Verifier
 
 LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
 
@@ -20,10 +23,15 @@ class Proof(NamedTuple):
     rounds: RoundsReport
     rounds_to_the_end: RoundsReport
     sampled: SampledReport
-    sampled_to_the_end: SampledReport
+    sampled_in_turn: SampledReport  # drafts of all lengths in turn, whatever the policy
     pair: SampledReport | None = None  # on the user's own models
     texts: LongTextsReport | None = None
     combs: CombRoundsReport | None = None  # of verifiers that decide about siblings, and of policies that have some
+    together: RoundsReport | None = None  # rows of several warps in one batch, drafts drawn and chosen
+    verifier: RoundsReport | None = None  # the same without the policy, a case for each longest draft
+    real_size: RealSizeReport | None = None
+    several: SampledReport | None = None  # with prompt lookup and a model as drafters
+    drafter: SampledReport | None = None  # with the user's drafter
 
     @property
     def passed(self) -> bool:
@@ -34,7 +42,8 @@ class Proof(NamedTuple):
     def gaps(self) -> tuple[str, ...]:
         """What was not put to the test, a clause each."""
         gaps = *_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair)
-        return (*gaps, *_comb_gaps(self.combs))
+        nothing = self.drafter is not None and not any(self.drafter.drafted)
+        return (*gaps, *_comb_gaps(self.combs), *(["the drafter drafted nothing"] if nothing else []))
 
     @property
     def shown(self) -> int:
@@ -43,6 +52,48 @@ class Proof(NamedTuple):
         accepted = [case.coverage.never_accepted for case in self.rounds_to_the_end.cases]
         least = min([least, *(missing[0] - 1 for missing in accepted if missing)])
         return max(0, least if self.pair is None else min(least, _occurred(self.pair)))
+
+    @property
+    def enumerated(self) -> tuple[RoundsReport, ...]:
+        """The proofs round by round."""
+        every = self.rounds, self.rounds_to_the_end, self.together, self.verifier
+        return tuple(report for report in every if report is not None)
+
+    @property
+    def alone(self) -> bool:
+        """No row's results depended on its neighbours."""
+        return all(report.alone is not False for report in (*self.enumerated, *filter(None, [self.texts])))
+
+    @property
+    def counterexample(self) -> Counterexample | None:
+        """The smallest of all proofs."""
+        cases = [*self.exact.cases, *(case for report in self.enumerated for case in report.cases)]
+        found = [case.counterexample for case in cases]
+        others = self.real_size, self.sampled, self.sampled_in_turn, self.pair, self.several, self.drafter
+        return shortest([*found, *(report.counterexample for report in others if report is not None)])
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """What the rule under test did not do in the sampled tests, a clause each; other proofs saw it do so."""
+        clauses = [] if self.sampled.stopped else ["in the sampled test the rule never stopped"]
+        longest, most = _occurred(self.sampled), len(self.sampled.drafted)
+        if longest < most:
+            missing = listed(range(longest + 1, most + 1))
+            clauses.append(f"in the sampled test drafts of {missing} tokens never occurred")
+        if self.several is not None and not any(self.several.drafted):
+            clauses.append("with several drafters it never drafted")
+        return tuple(clauses)
+
+    def scope(self, policy: StoppingPolicy, verifier: Verifier) -> str:
+        """What was put to the test, such as "drafts of up to 5 tokens, chains, batches of mixed warps, ..."."""
+        most = len(self.rounds.cases[0].coverage.asked)
+        tokens = "1 token" if most == 1 else f"{most} tokens"
+        siblings = f"chains and up to {policy.siblings} siblings of a draft" if policy.siblings else "chains"
+        warps = "temperature 0" if verifier.greedy_only else "batches of mixed warps" if self.together else "one warp"
+        drafters = "model, lookup and mixed drafters" if self.several else "model drafters"
+        drafters += " and this one" if self.drafter else ""
+        pair = ", this pair of models" if self.pair else ""
+        return f"drafts of up to {tokens}, {siblings}, {warps}, {drafters}{pair}, at these hyperparameters"
 
     @property
     def conclusion(self) -> str:

@@ -18,7 +18,18 @@ from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.comb_outcomes import CombOutcomes, comb_leaves, verified_combs, with_siblings
 from specdec_jax.lossless.leaves import Leaf, to_expand_of
-from specdec_jax.lossless.nodes import Branches, Nodes, Setting, asked, context_of, draft_of, drawn_distribution, pair
+from specdec_jax.lossless.nodes import (
+    Branches,
+    Nodes,
+    Setting,
+    asked,
+    chosen_at,
+    context_of,
+    count_of,
+    draft_of,
+    drawn_distribution,
+    pair,
+)
 from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import (
     Distribution,
@@ -34,9 +45,13 @@ PROMPT = np.array([[0, 1]], np.int32)
 
 
 def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Distribution:
-    """Distributions by toy and the last two tokens, of [V, V, V] logits each."""
+    """Distributions by warp, toy and the last two tokens, of [V, V, V] logits each."""
     flat = jnp.asarray(np.concatenate([table.reshape(-1, table.shape[-1]) for table in tables]), jnp.float64)
-    return jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **warp)))
+    parts = []
+    for index in range(count_of(warp)):
+        numbers = {name: value[index] if np.ndim(value) else value for name, value in warp.items()}
+        parts.append(jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **numbers))))
+    return joined(parts)
 
 
 def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Distribution:
@@ -51,7 +66,10 @@ def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Di
 
 
 def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
-    """One row a prompt [N, 2] of its toy [N], each with the probability 1, with room for `setting.tokens` more."""
+    """One row a prompt [N, 2], each with the probability 1, with room for `setting.tokens` more.
+
+    `toy` [N] is the row's toy, counted on from warp to warp.
+    """
     count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
     return Nodes(
@@ -152,8 +170,8 @@ def _each_token(
 ) -> tuple[Branches, Distribution, np.ndarray]:
     """One branch a token that can be drawn, with the distribution it was drawn from and the token itself."""
     prob = np.exp(distributions.log_prob)  # [M, V]
-    if setting.chosen:
-        prob = np.eye(prob.shape[-1])[distributions.top_token]
+    chose = chosen_at(setting, branches.text)[:, step]
+    prob = np.where(chose[:, None], np.eye(prob.shape[-1])[distributions.top_token], prob)
     parent, token = np.nonzero(prob > 0)
     branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
     branches.text[:, 2 + step] = token

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding import no_monitor
+from specdec_jax.lossless.counterexample import Counterexample, first_wrong
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.enumeration import (
     distribution_table,
@@ -48,6 +49,7 @@ class Case(NamedTuple):
     total_variation: float
     draft_lengths: tuple[int, ...]  # that occurred
     distribution: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
+    counterexample: Counterexample | None = None
 
 
 class LosslessReport(NamedTuple):
@@ -107,11 +109,13 @@ def prove_exactly(
                         chosen=one_hot,
                         tally=Tally(max_draft_length),
                     )
-                    joint = enumerate_distribution(setting, first_nodes(setting))
-                    distance = float(0.5 * np.abs(joint - target_joint(setting)).sum())
+                    joint, goal = enumerate_distribution(setting, first_nodes(setting)), target_joint(setting)
+                    distance = float(0.5 * np.abs(joint - goal).sum())
                     distance = distance if np.isfinite(distance) else np.inf
-                    lengths = setting.tally.coverage.draft_lengths
-                    cases.append(Case(index, warp, batch, one_hot, distance, lengths, joint))
+                    lengths, wrong = setting.tally.coverage.draft_lengths, None
+                    if (found := first_wrong(joint, goal, TOLERANCE)) is not None:
+                        wrong = Counterexample("all rounds", (0, 1), warp, found[0], len(found[0]), *found[1:])
+                    cases.append(Case(index, warp, batch, one_hot, distance, lengths, joint, wrong))
     worst = max(case.total_variation for case in cases)
     lengths = tuple(sorted({length for case in cases for length in case.draft_lengths}))
     return LosslessReport(worst, worst < TOLERANCE, lengths, tuple(cases))

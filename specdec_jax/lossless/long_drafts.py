@@ -8,7 +8,7 @@ largest relative error of a sequence's probability given the round's beginning, 
 drafts only is seen as clearly as one that cheats in all.
 
 The rounds are played on from many prompts, half of them towards long acceptance, half by chance, with the states of
-policy, verifier and monitor carried along.
+policy, verifier and monitor carried along. Rows of several warps side by side: together.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,12 @@ import numpy as np
 
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage, Tally
 from specdec_jax.lossless.enumeration import Outcomes, distribution_table, drafter_table
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
-from specdec_jax.lossless.nodes import Branches, Nodes, Setting
-from specdec_jax.lossless.toys import narrow_pair, with_reading
+from specdec_jax.lossless.nodes import Branches, Nodes, Setting, numbers_at
+from specdec_jax.lossless.toys import Toy, narrow_pair, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 LONGEST = 10
@@ -34,6 +35,7 @@ TOYS = (*(narrow_pair(seed=seed) for seed in range(3)), with_reading(narrow_pair
 RAREST = 1e-8  # probabilities under it are zero but for rounding
 # Of two tokens (top-k 2) entropy is at most 0.69 nats, which says no to nothing under many a threshold.
 LONG_WARPS = tuple(warp if "top_k" not in warp else {**warp, "top_k": 6} for warp in WARPS)
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 DRAWN = 5_500  # about as many drafts a round are listed, of drafters that draw
 
 
@@ -44,6 +46,16 @@ class RoundsCase(NamedTuple):
     error: float  # largest relative error of a sequence's probability, given the beginning of its round
     rounds: int  # that were summed
     coverage: Coverage
+    counterexample: Counterexample | None = None
+
+
+class Played(NamedTuple):
+    """What came of some rounds."""
+
+    error: float  # the largest relative error of a sequence's probability
+    rounds: int  # that were summed
+    alone: bool  # rows are answered alike whatever stands beside them
+    counterexample: Counterexample | None
 
 
 class RoundsReport(NamedTuple):
@@ -85,26 +97,50 @@ def prove_long_drafts(
     monitor, cases, alone = monitor or monitor_for(policy, verifier), [], True
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for warp in warps_for(verifier, warps):
-            setting = Setting(
-                policy,
-                verifier,
-                monitor,
-                drafter_table(TOYS, max_draft_length, warp),
-                distribution_table([toy.target for toy in TOYS], warp),
-                warp,
-                most=max_draft_length,
-                tokens=rounds * (max_draft_length + 1),
-                limit=rounds * (max_draft_length + 1) + max_draft_length + 1,
-                batch=BATCH,
-                chosen=False,
-                tally=Tally(max_draft_length),
-            )
-            error, played = 0.0, 0
+            setting, played = setting_of(policy, verifier, monitor, max_draft_length, rounds, warp, TOYS), []
             for one_hot in (False, True):
                 setting = setting._replace(chosen=one_hot)
-                worst, count, agrees = _play(setting, rounds)
-                error, played, alone = max(error, worst), played + count, alone and agrees
-            cases.append(RoundsCase(warp, error, played, setting.tally.coverage))
+                played.append(play(setting, rounds, *_prompts(setting)))
+            alone = alone and all(part.alone for part in played)
+            cases.append(case_of(warp, setting, played))
+    return report_of(cases, alone)
+
+
+def setting_of(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    monitor: Monitor,
+    most: int,
+    rounds: int,
+    warp: Mapping[str, Any],
+    toys: Sequence[Toy],
+) -> Setting:
+    """Of so many rounds of drafts of up to `most` tokens."""
+    return Setting(
+        policy,
+        verifier,
+        monitor,
+        drafter_table(toys, most, warp),
+        distribution_table([toy.target for toy in toys], warp),
+        warp,
+        most=most,
+        tokens=rounds * (most + 1),
+        limit=rounds * (most + 1) + most + 1,
+        batch=BATCH,
+        chosen=False,
+        tally=Tally(most),
+    )
+
+
+def case_of(warp: Mapping[str, Any], setting: Setting, played: Sequence[Played]) -> RoundsCase:
+    """What was played in one setting."""
+    wrong = next((part.counterexample for part in played if part.counterexample is not None), None)
+    error, rounds = max(part.error for part in played), sum(part.rounds for part in played)
+    return RoundsCase(warp, error, rounds, setting.tally.coverage, wrong)
+
+
+def report_of(cases: Sequence[RoundsCase], alone: bool) -> RoundsReport:
+    """The worst of all cases."""
     worst = max(case.error for case in cases)
     return RoundsReport(worst, worst < TOLERANCE and alone, tuple(cases), alone)
 
@@ -119,15 +155,15 @@ def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([first, second], axis=1)[some], toy[some]
 
 
-def _play(setting: Setting, rounds: int) -> tuple[float, int, bool]:
-    """(largest relative error, rounds summed, whether rows stand alone) of so many rounds from each prompt."""
-    rng, worst, alone = np.random.default_rng(0), 0.0, True
-    prompts, toy = _prompts(setting)
+def play(setting: Setting, rounds: int, prompts: np.ndarray, toy: np.ndarray) -> Played:
+    """So many rounds from each prompt [N, 2] of its toy [N]."""
+    rng, worst, alone, wrong = np.random.default_rng(0), 0.0, True, None
     nodes = enumeration.first_nodes(setting, prompts, toy)
     for index in range(rounds):
         branches = enumeration.draft_tree(setting, nodes)
         outcomes = enumeration.verified(setting, nodes, branches)
-        worst = max(worst, round_error(setting, nodes, branches, outcomes))
+        error, found = round_error(setting, nodes, branches, outcomes)
+        worst, wrong = max(worst, error), wrong or found
         chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
         following = enumeration.after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
         if index in COMPARED and not setting.policy.joins_rows:
@@ -135,7 +171,7 @@ def _play(setting: Setting, rounds: int) -> tuple[float, int, bool]:
         nodes = following._replace(chance=np.ones(len(following.emitted)))
         if len(nodes.emitted) == 0:
             break
-    return worst, rounds * len(prompts), alone
+    return Played(worst, rounds * len(prompts), alone, wrong)
 
 
 def _stands_alone(
@@ -185,8 +221,12 @@ def _alike(first: Any, second: Any) -> bool:
     return all(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True) for one, other in pairs)
 
 
-def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes) -> float:
+def round_error(
+    setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes
+) -> tuple[float, Counterexample | None]:
     """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
+
+    And the shortest beginning of a sequence with one above TOLERANCE.
 
     Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending;
     `distribution` is that of rounds that emitted at most j tokens, the target going on from shorter ones.
@@ -203,7 +243,8 @@ def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Ou
         place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
         known = key[place] == branch_key
         if np.any(emitted[~known] > 0):
-            return np.inf
+            branch = np.flatnonzero(~known)[np.argmax(emitted[~known].sum(axis=1))]
+            return np.inf, _impossible(setting, branches, outcomes, last, int(branch))
         np.add.at(distribution, place[known], emitted[known])
         occurs = (distribution > 0) | (goal > 0) | np.isnan(distribution)
         key = (key[:, None] * vocab + digits)[occurs]
@@ -212,8 +253,82 @@ def round_error(setting: Setting, nodes: Nodes, branches: Branches, outcomes: Ou
         distribution, goal = distribution[occurs], goal[occurs]
         if accepted < setting.most:
             branch_key = branch_key * vocab + branches.text[:, 2 + accepted]
-    error = np.max(np.abs(distribution - goal) / np.maximum(goal, RAREST))
-    return float(error) if np.isfinite(error) else np.inf
+    error = np.max(_relative(distribution, goal))
+    if error < TOLERANCE:
+        return float(error), None
+    wrong = _shortest(setting, branches, outcomes, last, key, distribution, goal)
+    return (float(error) if np.isfinite(error) else np.inf), wrong
+
+
+def _relative(distribution: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    return np.abs(distribution - goal) / np.maximum(goal, RAREST)
+
+
+def _shortest(
+    setting: Setting,
+    branches: Branches,
+    outcomes: Outcomes,
+    last: np.ndarray,
+    key: np.ndarray,
+    distribution: np.ndarray,
+    goal: np.ndarray,
+) -> Counterexample:
+    """Of sequences of K + 1 tokens, as `round_error` has them: the shortest beginning that is wrong."""
+    vocab, begin, before = outcomes.chance.shape[-1], key, (key, goal)
+    for count in range(1, setting.most + 2):
+        begin, group = np.unique(key // vocab ** (setting.most + 1 - count), return_inverse=True)
+        found, wanted = (np.bincount(group, weights) for weights in (distribution, goal))
+        off = ~(_relative(found, wanted) < TOLERANCE)
+        if np.any(off):
+            break
+        before = begin, wanted
+    else:
+        raise AssertionError("sequences that are wrong as a whole are wrong at their last token")
+    wrong = np.argmax(np.where(off, np.nan_to_num(np.abs(found - wanted), nan=np.inf), -1.0))
+    node, tokens = int(begin[wrong]) // vocab**count, int(begin[wrong]) % vocab**count
+    parent = 1.0 if count == 1 else before[1][np.searchsorted(before[0], begin[wrong] // vocab)]
+    numbers = float(found[wrong] / parent), float(wanted[wrong] / parent)
+    digits = tuple(tokens // vocab**place % vocab for place in reversed(range(count)))
+    return _counterexample(setting, branches, outcomes, last, node, digits, numbers)
+
+
+def _impossible(
+    setting: Setting, branches: Branches, outcomes: Outcomes, last: np.ndarray, branch: int
+) -> Counterexample:
+    """A draft of which a token is accepted that the target never says."""
+    vocab, node, text = outcomes.chance.shape[-1], int(branches.node[branch]), branches.text[branch].astype(np.int64)
+    rows = branches.table[branch] + text[:-2] * vocab + text[1:-1]
+    accepted = int(np.argmax(np.exp(setting.target_distributions.log_prob)[rows, text[2:]] == 0))
+    same = (branches.node == node) & np.all(branches.text[:, 2 : 3 + accepted] == text[2 : 3 + accepted], axis=1)
+    probability = outcomes.chance[same][:, accepted + 1 :].sum() / branches.chance[branches.node == node].sum()
+    tokens = tuple(map(int, text[2 : 3 + accepted]))
+    return _counterexample(setting, branches, outcomes, last, node, tokens, (float(probability), 0.0))
+
+
+def _counterexample(
+    setting: Setting,
+    branches: Branches,
+    outcomes: Outcomes,
+    last: np.ndarray,
+    node: int,
+    tokens: tuple[int, ...],
+    numbers: tuple[float, float],
+) -> Counterexample:
+    """With the draft that brings most of the last token's probability."""
+    accepted, drafts = len(tokens) - 1, branches.text[:, 2:]
+    same = (branches.node == node) & np.all(drafts[:, :accepted] == np.array(tokens[:-1], np.int32), axis=1)
+    some, draft = np.flatnonzero(same), None
+    if len(some):
+        brings = outcomes.chance[some, accepted, tokens[-1]]
+        if accepted < setting.most:
+            longer = outcomes.chance[some, accepted + 1 :].sum(axis=(1, 2))
+            brings = brings + np.where(drafts[some, accepted] == tokens[-1], longer, 0.0)
+        best = some[np.argmax(np.nan_to_num(brings))]
+        draft = tuple(map(int, drafts[best, : branches.drafted[best]]))
+    numbers_of_row = numbers_at(setting, branches.table[branches.node == node][:1])
+    warp = {name: np.asarray(number).item() for name, number in numbers_of_row.items() if number != OFF.get(name)}
+    prompt = tuple(map(int, last[node]))
+    return Counterexample("round by round", prompt, warp, tokens, len(tokens), *numbers, draft=draft)
 
 
 def _one_each(rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int) -> tuple[np.ndarray, ...]:

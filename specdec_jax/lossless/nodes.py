@@ -20,15 +20,15 @@ class Setting(NamedTuple):
     verifier: Verifier
     monitor: Monitor
     drafter_distributions: Distribution
-    # every leaf [toys * K * V * V * V, ...], by toy, number of the draft, token whose hidden state was read when the
-    # round began, and the last two tokens
-    target_distributions: Distribution  # every leaf [toys * V * V, ...], by toy and the last two tokens
-    warp: Mapping[str, Any]
+    # every leaf [W * toys * K * V * V * V, ...], by warp, toy, number of the draft, token whose hidden state was read
+    # when the round began, and the last two tokens
+    target_distributions: Distribution  # every leaf [W * toys * V * V, ...], by warp, toy and the last two tokens
+    warp: Mapping[str, Any]  # arguments of `make_warp`, each a number or [W], for rows of W warps in one batch
     most: int  # K
     tokens: int  # emitted tokens whose joint distribution is compared
     limit: int  # max_new_tokens
     batch: int  # rows that policy and verifier see at a time
-    chosen: bool
+    chosen: bool | None  # the drafter chose all tokens, or none; None: some rows', and some of a draft (`chosen_at`)
     tally: Tally  # what was asked and answered, counted as it happens
 
 
@@ -36,7 +36,7 @@ class Nodes(NamedTuple):
     """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
 
     tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
-    table: np.ndarray  # [N] int64, where its toy begins in the tables of distributions
+    table: np.ndarray  # [N] int64, where its warp and toy begin in the tables of distributions
     emitted: np.ndarray  # [N] int32
     chance: np.ndarray  # [N] float64
     policy: Any
@@ -48,7 +48,7 @@ class Branches(NamedTuple):
     """Drafts of one round. Leaves are [M, ...]."""
 
     node: np.ndarray  # [M] where it began
-    table: np.ndarray  # [M] int64, of its toy
+    table: np.ndarray  # [M] int64, of its warp and toy
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
@@ -74,7 +74,7 @@ def drawn_distribution(weights: np.ndarray) -> np.ndarray:
 def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     """What the decoder would tell policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
-    warp = jax.tree.map(np.asarray, make_warp(count, **setting.warp))
+    warp = jax.tree.map(np.asarray, make_warp(count, **numbers_at(setting, nodes.table)))
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
     emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
@@ -94,13 +94,36 @@ def asked(
 
 def draft_of(setting: Setting, branches: Branches) -> Draft:
     """Branches as the decoder hands drafts about."""
-    drafts = np.ascontiguousarray(branches.text[:, 2:])
-    return Draft(
-        tokens=host(drafts),
-        log_q=host(branches.log_q) if setting.verifier.needs_log_q and not setting.chosen else None,
-        one_hot=host(np.full(drafts.shape, setting.chosen)),
-        length=host(branches.drafted),
-    )
+    drafts, one_hot, log_q = np.ascontiguousarray(branches.text[:, 2:]), chosen_at(setting, branches.text), None
+    if setting.verifier.needs_log_q and not setting.chosen:
+        chose_all = one_hot.all(axis=1, keepdims=True)[:, :, None]  # `multi_drafter` leaves such rows without any
+        log_q = host(np.where(chose_all & (setting.chosen is None), -np.inf, branches.log_q))
+    return Draft(tokens=host(drafts), log_q=log_q, one_hot=host(one_hot), length=host(branches.drafted))
+
+
+def chosen_at(setting: Setting, text: np.ndarray) -> np.ndarray:
+    """Which drafts of texts [M, 2 + K] the drafter chose, [M, K] bool.
+
+    Mixed, that goes by the two tokens before the round: all, none, or every other one.
+    """
+    shape = len(text), setting.most
+    if setting.chosen is not None:
+        return np.full(shape, setting.chosen)
+    kind, step = text[:, :2].sum(axis=1, keepdims=True) % 4, np.arange(setting.most)[None, :]
+    return (kind == 1) | ((kind > 1) & (step % 2 == kind % 2))
+
+
+def numbers_at(setting: Setting, table: np.ndarray) -> dict[str, Any]:
+    """The arguments of `make_warp` of rows with tables [N]."""
+    vocab, warps = setting.target_distributions.log_prob.shape[-1], count_of(setting.warp)
+    toys = len(setting.target_distributions.log_prob) // vocab**2 // warps
+    index = table // vocab**2 // toys
+    return {name: np.asarray(value)[index] if np.ndim(value) else value for name, value in setting.warp.items()}
+
+
+def count_of(warp: Mapping[str, Any]) -> int:
+    """W, how many warps the arguments of `make_warp` are."""
+    return max(np.size(value) for value in warp.values())
 
 
 def pair(last_two: np.ndarray, vocab: int) -> np.ndarray:

@@ -21,11 +21,14 @@ from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.drafters.model import model
+from specdec_jax.drafters.multi_drafter import multi_drafter
+from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.exact import PHASES
 from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
 from specdec_jax.models.adapters import with_source
-from specdec_jax.types import Array, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
 JOINT_TOKENS = 4  # of the joint test unless told: every one more multiplies cells
@@ -46,6 +49,9 @@ class SampledReport(NamedTuple):
     lossless: bool  # neither test fails
     by_position: tuple[float, ...] = ()  # p-value of each position's token given the text before it
     drafted: tuple[int, ...] = ()  # drafts that were at least 1, 2, ... K tokens long
+    stopped: int = 0  # rounds with fewer drafts than there was room for
+    widths: tuple[int, ...] = ()  # target passes' widths that occurred
+    counterexample: Counterexample | None = None
 
     @property
     def least(self) -> float:
@@ -62,19 +68,29 @@ def toy_decoder(
     monitor: Monitor | None = None,
     distance: float = 1.0,
     reads: bool = False,
+    widths: Sequence[int] | None = None,
+    drafter: Drafter | None = None,
+    several: bool = False,
 ) -> tuple[Decoder, ModelParams]:
     """A whole decoder over a toy pair (`toys.toy_pair`) and its parameters, ready for `test_by_sampling`.
 
-    `reads`: its drafter reads its target.
+    Args:
+        reads: its drafter reads its target.
+        widths: verification widths; None: `default_widths`.
+        drafter: one without a model, in the place of the toy's.
+        several: prompt lookup drafts too (`multi_drafter`).
     """
     tables, small = toy_pair(vocab_size, toy, distance), table_model(vocab_size)
-    drafter, drafter_params = model(small, max_draft_length, catch_up=4), tables.drafter
+    drafter, drafter_params = drafter or model(small, max_draft_length, catch_up=4), None if drafter else tables.drafter
     if reads:
         drafter = reading(reading_table_model(vocab_size), max_draft_length, catch_up=4)
         drafter_params = ReadingTable(tables.drafter, with_reading(tables, toy).read)
+    if several:
+        drafter = multi_drafter((prompt_lookup(max_draft_length, vocab_size=vocab_size), drafter))
+        drafter_params, monitor = (None, drafter_params), monitor or PHASES
     monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
-    decoder = build_decoder(small, drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
-    return decoder, ModelParams(tables.target, drafter_params)
+    options: dict[str, Any] = {"monitor": monitor, "verification_widths": widths, "prefill_chunk": 4}
+    return build_decoder(small, drafter, policy, verifier, **options), ModelParams(tables.target, drafter_params)
 
 
 def test_by_sampling(
@@ -124,7 +140,7 @@ def test_by_sampling(
         cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
     observed = dict.fromkeys(cells, 0)
     positions = None if against is not None else Positions(target, params.target, len(prompt), tokens, numbers)
-    drafted, done, begun = np.zeros(most, np.int64), 0, time.perf_counter()
+    drafted, done, begun, stopped, widths = np.zeros(most, np.int64), 0, time.perf_counter(), 0, set()
     while done < sequences:
         count = min(batch, sequences - done)
         state = decoder.prefill(
@@ -136,10 +152,13 @@ def test_by_sampling(
             **strategies,
             sources=None if source is None else [list(source)] * batch,
             stop_ids=(),
+            record_rounds=tokens + most,
         )
         state = decoder.run(params, state)
         texts = np.asarray(state.tokens)[:count, : len(prompt) + tokens]
         drafted += np.asarray(state.statistics.drafted_at).sum(axis=0)
+        stops, wide = _stops_and_widths(state.record, tokens + most, most, count)
+        stopped, widths = stopped + stops, widths | wide
         for text, times in zip(
             *np.unique(texts[:, len(prompt) : len(prompt) + joint], axis=0, return_counts=True), strict=True
         ):
@@ -153,8 +172,12 @@ def test_by_sampling(
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
     report = _chi_square(counts, expected, done, tokens)
     by_position = () if positions is None else positions.by_stretch(1)
-    report = report._replace(by_position=by_position, drafted=tuple(drafted.tolist()))
-    return report._replace(lossless=report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM)
+    report = report._replace(
+        by_position=by_position, drafted=tuple(drafted.tolist()), stopped=stopped, widths=tuple(sorted(widths))
+    )
+    lossless = report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM
+    wrong = None if lossless else _wrong_cell(cells, observed, tuple(prompt), numbers)
+    return report._replace(lossless=lossless, counterexample=wrong)
 
 
 test_by_sampling.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for its own
@@ -204,6 +227,37 @@ def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
     while (prefix, False) not in cells and (prefix, True) not in cells:
         prefix = prefix[:-1]
     return prefix, (prefix, True) in cells
+
+
+def _stops_and_widths(record: Any, limit: int, most: int, count: int) -> tuple[int, set[int]]:
+    """(rounds of the first `count` rows with fewer drafts than there was room for, widths of passes)."""
+    drafted, emitted, width = (np.asarray(leaf)[:count] for leaf in (record.drafted, record.emitted, record.width))
+    room = np.minimum(most, limit - (np.cumsum(emitted, axis=1) - emitted) - 1)
+    played = emitted > 0
+    return int(np.sum(played & (drafted < room))), set(np.unique(width[played]).tolist())
+
+
+def _wrong_cell(
+    cells: Mapping[Cell, float], observed: Mapping[Cell, int], prompt: tuple[int, ...], warp: Mapping[str, Any]
+) -> Counterexample | None:
+    """The shortest text that came much too often or too seldom, by four standard deviations; None: there is none."""
+    longest = max(len(prefix) for prefix, _ in cells)
+    for length in range(1, longest + 1):
+        chance: dict[tuple[int, ...], float] = {}
+        times: dict[tuple[int, ...], int] = {}
+        for (prefix, others), share in cells.items():
+            for kept in {prefix[:length], prefix[: length - 1]} if len(prefix) >= length else {prefix}:
+                chance[kept] = chance.get(kept, 0.0) + share
+                times[kept] = times.get(kept, 0) + observed[prefix, others]
+        found, worst = None, 4.0
+        for text in (text for text in chance if len(text) == length and times.get(text[:-1], 0)):
+            expected, tried = chance[text] / chance[text[:-1]], times[text[:-1]]
+            off = abs(times[text] - tried * expected) / max(np.sqrt(tried * expected * (1 - expected)), 1e-9)
+            if off > worst:
+                found, worst = (text, length, times[text] / tried, expected), off
+        if found is not None:
+            return Counterexample("samples", prompt, warp, *found, sampled=True)
+    return None
 
 
 def _chi_square(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: int) -> SampledReport:

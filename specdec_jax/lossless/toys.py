@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.phase import REASONING, ROUTINE
-from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import TokenCache, from_function
+from specdec_jax.monitors.phases import phases
 from specdec_jax.types import (
     Array,
     LanguageModel,
     ModelSpec,
     Monitor,
     Params,
+    Phases,
     Reading,
     RoundContext,
     Tap,
@@ -146,19 +147,16 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
     return plain._replace(apply=alone, tap=None, reading=reading)
 
 
-class ToyPhases(NamedTuple):
-    phase: Array  # [B] int32
-
-
 def toy_phases() -> Monitor:
-    """Phases for toys: reasoning after an odd token, routine after an even one and at the beginning."""
+    """Phases for toys: reasoning after an odd token, routine after an even one and at the beginning.
 
-    def init(batch: int) -> ToyPhases:
-        return ToyPhases(per_row(batch, ROUTINE, "phase", dtype=jnp.int32))
+    All else is as `monitors.phases` has it.
+    """
+    real = phases()
 
-    def observe(state: ToyPhases, logits: Array, result: VerificationResult, context: RoundContext) -> ToyPhases:
-        del logits, context
+    def observe(state: Phases, logits: Array, result: VerificationResult, context: RoundContext) -> Phases:
         last = jnp.take_along_axis(result.tokens, result.length[:, None] - 1, axis=1)[:, 0]
-        return ToyPhases(jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype))
+        phase = jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype)
+        return real.observe(state, logits, result, context)._replace(phase=phase)
 
-    return Monitor(init, observe)
+    return Monitor(lambda batch: real.init(batch), observe)

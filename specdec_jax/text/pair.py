@@ -33,7 +33,7 @@ from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
-from specdec_jax.text.strategies import VOCABULARY, choose, find_factory, name_in, names, parse_call
+from specdec_jax.text.strategies import FIRST, choose, find_factory, name_in, names, parse_call
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
@@ -210,7 +210,7 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
             file = vocab_size is None and name_in(one).endswith(".py")
             if file and "vocab_size" in inspect.signature(find_factory("drafter", name_in(one))).parameters:
                 continue
-            choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
+            choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
         elif isinstance(one, str) and one.endswith(")"):
             name, _ = parse_call("drafter", one)
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")

@@ -159,7 +159,10 @@ def verify(capsys, *arguments):
 
 def test_a_proof_that_succeeds(capsys):
     code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
-    assert code == 0 and out.endswith("Lossless.\n")
+    assert code == 0 and " ".join(out.split()).endswith(
+        "Lossless for drafts of up to 5 tokens, chains, batches of mixed warps, model, lookup and mixed drafters, at "
+        "these hyperparameters; in the sampled test the rule never stopped."
+    )
     assert out.count("e-1") >= 24 and "2048 sequences of 6 tokens" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
@@ -177,13 +180,14 @@ def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypa
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)
     assert code == 1 and report["lossless"] is False and report["conclusion"] == "not lossless"
+    assert report["counterexample"]["position"] == 1 and report["counterexample"]["probability"] > 0
     assert report["exact"]["total_variation"] > 0.01 and len(report["exact"]["cases"]) == 60
     assert report["rounds"]["error"] > 0.01
     assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
 
 
 TEXTS = LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
-SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20, 3))
+SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20, 3), stopped=7)
 WHOLE = Coverage(*map(np.array, ([9, 8, 7], [1, 0, 1], [1, 1, 1, 6], [2, 2, 2, 3])))
 COLD = {"temperature": 0.0}
 
@@ -193,20 +197,22 @@ def rounds_of(coverage=WHOLE, error=0.0, alone=True, elsewhere=WHOLE):
     return RoundsReport(error, error < 1e-6 and alone, cases, alone)
 
 
-def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None):
+def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None, **changes):
     """What the table says of such findings: the conclusion's line, all text, and the conclusion."""
     case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, (0, 2))
-    sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4)
+    sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4, **changes)
     exact = LosslessReport(distance, distance < 1e-6, (0, 2), (case,))
     found = Proof(exact, rounds or rounds_of(), to_the_end or rounds_of(), sampled, sampled, pair and sampled)
     console = Console(file=io.StringIO(), width=300)
-    proof.show(found, console, "mine")
+    proof.show(found, console, "mine", "drafts of up to 3 tokens", 5)
     text = console.file.getvalue()
     return text.splitlines()[-1], text, found.conclusion
 
 
 def test_the_conclusion_needs_every_proof():
-    assert conclusion()[0] == "Lossless." and conclusion(pair=True)[2] == LOSSLESS
+    assert conclusion()[0] == "Lossless for drafts of up to 3 tokens." and conclusion(pair=True)[2] == LOSSLESS
+    assert conclusion(stopped=0)[0].endswith("3 tokens; in the sampled test the rule never stopped.")
+    assert conclusion(drafted=(9, 0, 0))[0].endswith("in the sampled test drafts of 2, 3 tokens never occurred.")
     assert conclusion(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in conclusion(distance=1e-3)[1]
     assert conclusion(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in conclusion(p_value=1e-9)[1]
     assert conclusion(p_value=1e-9, pair=True)[1].count("1e-09") == 3

@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,29 +18,41 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
+from specdec_jax.decoding.decoder import default_widths
 from specdec_jax.loading import download
 from specdec_jax.lossless import (
     FALSE_ALARM,
     TOLERANCE,
     TOYS,
     Case,
+    Counterexample,
     RoundsReport,
     SampledReport,
+    drawn_warps,
     prove_comb_rounds,
     prove_exactly,
     prove_long_drafts,
     prove_long_texts,
+    prove_real_size,
+    prove_together,
+    prove_verifier,
     test_by_sampling,
     toy_decoder,
 )
 from specdec_jax.lossless.conclusion import LOSSLESS, NOT_SHOWN, Proof, listed, warp_text
+from specdec_jax.lossless.real_size import ROUNDING
+from specdec_jax.lossless.together import LENGTHS, in_turn
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import build_pair, encode
+from specdec_jax.text.pair import without_model
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
+SEVERAL = 16_384  # sequences of the sampled tests of other drafters, at most
+QUOTES = (0, 1, 2, 0, 1, 2, 0, 1)  # a prompt in which lookups find something
+DRAFTER_VOCABULARY = 6  # of the toy that a user's drafter drafts for
 CLOSE = 0.5  # how far the drafter of the sampled toy is from its target: long drafts are accepted
 
 
@@ -47,6 +60,7 @@ def verify(
     *,
     policy: str = "survival",
     verifier: str = "rejection",
+    monitor: str | None = None,
     max_draft_length: int | None = None,
     sequences: int = 40_960,
     target: str | None = None,
@@ -54,63 +68,114 @@ def verify(
     prompt: str = "Once upon a time",
     temperature: float = 1.0,
     pair_sequences: int = 512,
+    seed: int | None = None,
     json: bool = False,
 ) -> str:
     """Runs the proofs, prints them (as one line of JSON if asked), and returns the conclusion.
 
-    Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter
-    alone."""
+    `seed` draws the temperatures; None: another one every time.
+
+    Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter alone,
+    but for a drafter without a model."""
     rules = choose("policy", policy), choose("verifier", verifier)
-    if (target is None) != (drafter is None):
+    watches = None if monitor is None else choose("monitor", monitor)
+    if (target is None) != (drafter is None) and not (target is None and without_model(drafter)):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
     if min(sequences, pair_sequences) < 1:
         raise ValueError(f"sequences must be at least 1, got {min(sequences, pair_sequences)}")
     if target is not None and rules[1].greedy_only and temperature > 0:
         raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {temperature:g}")
+    if seed is not None and seed < 0:
+        raise ValueError(f"a seed must be 0 or more, got {seed}")
+    most, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
         with interrupts_end_here():
-            proof = _on_toys(*rules, max_draft_length or TOY_DRAFTS, sequences)
+            proof = _on_toys(*rules, watches, most, sequences, seed)
+            if drafter is not None and target is None:
+                proof = proof._replace(drafter=_sampled_with(drafter, *rules, watches, most, min(sequences, SEVERAL)))
         if target is not None and drafter is not None:
             most = max_draft_length or PAIR_DRAFTS
-            pair = _sampled_on_pair(*rules, target, drafter, prompt, temperature, most, pair_sequences)
-            proof = proof._replace(pair=pair)
+            models = target, drafter, prompt, temperature
+            proof = proof._replace(pair=_sampled_on_pair(*rules, watches, *models, most, pair_sequences))
+    scope = proof.scope(*rules)
     if json:
-        print(as_json(proof, policy, verifier))
+        print(as_json(proof, policy, verifier, scope, seed))
     else:
-        show(proof, Console(highlight=False), f"{policy} with {verifier} verification")
+        show(proof, Console(highlight=False), f"{policy} with {verifier} verification", scope, seed)
     return proof.conclusion
 
 
-def _on_toys(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: int) -> Proof:
+def _on_toys(
+    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, sequences: int, seed: int
+) -> Proof:
     """All but the pair."""
     strategies, to_the_end = (policy, verifier), (static(draft_length=most), verifier)
+    warps: dict[str, Any] = {"warps": drawn_warps(seed), "monitor": monitor}
     with status("Enumerating all rounds of short drafts"):
-        exact = prove_exactly(*strategies)
+        exact = prove_exactly(*strategies, monitor=monitor)
     with status(f"Enumerating rounds of up to {most} drafts"):
-        rounds = prove_long_drafts(*strategies, max_draft_length=most)
-        rounds_to_the_end = prove_long_drafts(*to_the_end, max_draft_length=most, rounds=2)
+        rounds = prove_long_drafts(*strategies, monitor=monitor, max_draft_length=most)
+        rounds_to_the_end = prove_long_drafts(*to_the_end, monitor=monitor, max_draft_length=most, rounds=2)
+        together = prove_together(*strategies, **warps, max_draft_length=most)
+        alone = prove_verifier(verifier, **warps)
+        real_size = prove_real_size(verifier, monitor=monitor)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        sampled = _sampled_on_toy(*strategies, most, sequences)
-        sampled_to_the_end = _sampled_on_toy(*to_the_end, most, sequences)
-    with status("Decoding long texts on a toy, one by one and beside others"):
+        some = (1, *default_widths(most * (1 + policy.siblings)))
+        sampled = _sampled_on_toy(*strategies, monitor, some, most, most + 1, sequences)
+        every = range(1, most + 2)
+        sampled_in_turn = _sampled_on_toy(in_turn(most), verifier, monitor, every, most, 2 * most + 2, sequences)
+    several = None
+    if not policy.expanded:  # which only a drafter with one model can
+        with status("Decoding with several drafters"):
+            decoder, params = toy_decoder(*strategies, most, monitor=monitor, distance=CLOSE, several=True)
+            sizes: dict[str, Any] = {"tokens": most + 1, "sequences": min(sequences, SEVERAL)}
+            several = test_by_sampling(decoder, params, QUOTES, warp=_warp(verifier), **sizes)
+    with status("Decoding long texts on a toy, one by one and in batches"):
         texts = prove_long_texts(*strategies, max_draft_length=most)
     combs = None
     if verifier.outcomes is not None or policy.siblings:
         with status("Enumerating rounds with siblings"):
             combs = prove_comb_rounds(verifier)
-    return Proof(exact, rounds, rounds_to_the_end, sampled, sampled_to_the_end, texts=texts, combs=combs)
+    proof = Proof(exact, rounds, rounds_to_the_end, sampled, sampled_in_turn, texts=texts, combs=combs)
+    return proof._replace(together=together, verifier=alone, real_size=real_size, several=several)
 
 
-def _sampled_on_toy(policy: StoppingPolicy, verifier: Verifier, most: int, sequences: int) -> SampledReport:
-    decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE)
-    warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, warp=warp, tokens=most + 1, sequences=sequences)
+def _sampled_on_toy(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    monitor: Monitor | None,
+    widths: Sequence[int],
+    most: int,
+    tokens: int,
+    sequences: int,
+) -> SampledReport:
+    """With target passes of these widths."""
+    decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE, monitor=monitor, widths=widths)
+    return test_by_sampling(decoder, params, warp=_warp(verifier), tokens=tokens, sequences=sequences)
+
+
+def _sampled_with(
+    words: str, policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, sequences: int
+) -> SampledReport:
+    """With a user's drafter, for a toy."""
+    drafter = choose("drafter", words, max_draft_length=most, vocab_size=DRAFTER_VOCABULARY)
+    size: dict[str, Any] = {"vocab_size": DRAFTER_VOCABULARY, "distance": CLOSE}
+    longest = drafter.max_draft_length
+    with status(f"Decoding {sequences} sequences with {drafter.name}"):
+        decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, drafter=drafter, **size)
+        warp = _warp(verifier)
+        return test_by_sampling(decoder, params, QUOTES, warp=warp, tokens=longest + 1, sequences=sequences)
+
+
+def _warp(verifier: Verifier) -> Mapping[str, Any]:
+    return {"temperature": 0.0 if verifier.greedy_only else 1.0}
 
 
 def _sampled_on_pair(
     policy: StoppingPolicy,
     verifier: Verifier,
+    monitor: Monitor | None,
     target: str,
     drafter: str,
     prompt: str,
@@ -123,7 +188,7 @@ def _sampled_on_pair(
     with interrupts_end_here():
         download(target, drafter)
         with status(f"Loading {target} and {drafter}"):
-            pair = build_pair(target, drafter, policy=policy, verifier=verifier, **more)
+            pair = build_pair(target, drafter, policy=policy, verifier=verifier, monitor=monitor, **more)
     ids, reads = encode(pair.target, prompt, chat=False), pair.target.model.spec.source
     with stoppable(sequences) as progress:
         return test_by_sampling(
@@ -170,8 +235,8 @@ def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(proof: Proof, console: Console, title: str) -> None:
-    """The table of exact distances, that of what was asked, and a line for every other finding."""
+def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> None:
+    """The table of exact distances, that of what was asked, a line for every other finding, and the verdict."""
     exact, rounds = proof.exact, proof.rounds
     console.print(_table(exact.cases, title))
     console.print(
@@ -190,10 +255,14 @@ def show(proof: Proof, console: Console, title: str) -> None:
             f"Exact, rounds of {proof.combs.drafts} drafts with up to {proof.combs.siblings} siblings: the largest "
             f"relative error is {proof.combs.error:.1e} (must be under {TOLERANCE:.0e}); other rounds are of chains."
         )
-    if not (rounds.alone and proof.rounds_to_the_end.alone and (proof.texts is None or proof.texts.alone is not False)):
+    _show_together(proof, console, seed)
+    if not proof.alone:
         console.print("A row's results depend on its neighbours or on its place in the batch.", style="bold red")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
-    console.print(f"The same, drafting to the end: {_sentence(proof.sampled_to_the_end)}.")
+    console.print(f"The same, drafting every length in turn: {_sentence(proof.sampled_in_turn)}.")
+    for report, where in ((proof.several, "prompt lookup and a model"), (proof.drafter, "this drafter")):
+        if report is not None:
+            console.print(f"The same with {where} as drafter: {_sentence(report)}.")
     if proof.texts is not None:
         console.print(
             f"Long texts, {proof.texts.rows} of {proof.texts.tokens} tokens, at keys that a rule can guess: by stretch "
@@ -201,12 +270,49 @@ def show(proof: Proof, console: Console, title: str) -> None:
         )
     if proof.pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
+    if proof.counterexample is not None and not proof.passed:
+        console.print(f"Smallest counterexample: {counterexample_text(proof.counterexample)}.")
     if proof.conclusion == NOT_SHOWN:
         console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
         console.print("--max-draft-length sets the longest draft tested.")
-        return
-    style = "bold green" if proof.conclusion == LOSSLESS else "bold red"
-    console.print("Lossless." if proof.conclusion == LOSSLESS else "NOT lossless.", style=style)
+    elif proof.conclusion == LOSSLESS:
+        console.print(f"Lossless for {'; '.join((scope, *proof.never))}.", style="bold green")
+    else:
+        console.print("NOT lossless.", style="bold red")
+
+
+def _show_together(proof: Proof, console: Console, seed: int) -> None:
+    """Rows of several warps, the verifier alone, and float32."""
+    if proof.together is not None and proof.verifier is not None:
+        temperatures = proof.together.cases[0].warp["temperature"]
+        console.print(
+            f"The same of rows of several warps in one batch, drafts drawn and chosen: {proof.together.error:.1e}; the "
+            f"verifier alone with drafts of up to {listed(LENGTHS)} tokens: {proof.verifier.error:.1e}. Temperatures: "
+            f"{', '.join(f'{number:g}' for number in temperatures)} (--seed {seed} draws them again)."
+        )
+    if proof.real_size is not None:
+        report = proof.real_size
+        console.print(
+            f"Exact, in float32 with {report.vocab_size:,} tokens: total variation {report.total_variation:.1e} (must "
+            f"be under {ROUNDING:.0e}); largest probability of a truncated token: {report.truncated:.1g} (must be 0)."
+        )
+
+
+def counterexample_text(found: Counterexample) -> str:
+    """One sentence without its full stop."""
+    prompt = f"after the text {_tokens(found.prompt)}, " if found.prompt else ""
+    *first, token = found.tokens
+    before = f" after {_tokens(first)}" if first else ""
+    draft = "" if found.draft is None else f", for example with the draft {_tokens(found.draft)}"
+    share = "came in a share of" if found.sampled else "has probability"
+    return (
+        f"{prompt}at {warp_text(found.warp)}{draft}: token {token} at position {found.position}{before} "
+        f"{share} {found.probability:.6g}, should be {found.expected:.6g} ({found.proof})"
+    )
+
+
+def _tokens(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens)) or "of no tokens"
 
 
 def _asked_table(report: RoundsReport) -> Table:
@@ -224,11 +330,12 @@ def _asked_table(report: RoundsReport) -> Table:
     return table
 
 
-def as_json(proof: Proof, policy: str, verifier: str) -> str:
+def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> str:
     """The same as one line of JSON."""
     cases = [
-        {key: value for key, value in case._asdict().items() if key != "distribution"} for case in proof.exact.cases
+        {key: value for key, value in _fields(case).items() if key != "distribution"} for case in proof.exact.cases
     ]
+    found = proof.counterexample
     fields = {
         "policy": policy,
         "verifier": verifier,
@@ -236,22 +343,36 @@ def as_json(proof: Proof, policy: str, verifier: str) -> str:
         "lossless": proof.conclusion == LOSSLESS,
         "shown": proof.shown,
         "gaps": list(proof.gaps),
+        "scope": scope,
+        "never": list(proof.never),
+        "seed": seed,
+        "counterexample": None if found is None or proof.passed else found._asdict(),
         "exact": {**proof.exact._asdict(), "cases": cases},
         "rounds": _rounds_fields(proof.rounds),
         "rounds_to_the_end": _rounds_fields(proof.rounds_to_the_end),
-        "sampled": proof.sampled._asdict(),
-        "sampled_to_the_end": proof.sampled_to_the_end._asdict(),
+        "together": _rounds_fields(proof.together),
+        "verifier_rounds": _rounds_fields(proof.verifier),
         **{
-            name: None if report is None else report._asdict()
-            for name, report in (("pair", proof.pair), ("texts", proof.texts), ("combs", proof.combs))
+            name: _fields(getattr(proof, name))
+            for name in ("real_size", "sampled", "sampled_in_turn", "several", "drafter", "pair", "texts", "combs")
         },
     }
     return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)
 
 
-def _rounds_fields(report: RoundsReport) -> dict[str, Any]:
-    counts = [{**case._asdict(), "coverage": case.coverage._asdict()} for case in report.cases]
+def _rounds_fields(report: RoundsReport | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    counts = [{**_fields(case), "coverage": case.coverage._asdict()} for case in report.cases]
     return {**report._asdict(), "cases": counts}
+
+
+def _fields(report: Any) -> Any:
+    """A report's fields, its counterexample's by name."""
+    if report is None:
+        return None
+    found = report.counterexample
+    return {**report._asdict(), "counterexample": None if found is None else found._asdict()}
 
 
 def _table(cases: Sequence[Case], title: str) -> Table:
