@@ -148,14 +148,14 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
     return one(seed, emitted, jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32))
 
 
-def prompt_hashes(*texts: Sequence[Any]) -> Array:
+def prompt_hashes(*texts: Sequence[Any]) -> Any:
     """[B] uint32, a hash of everything that B requests read, row by row: prompts, and the sources of encoders.
 
     They are the high halves of the requests' keys. Rules do not see a prompt, so no table of seeds inverts what a
     request draws; and the turns of a chat, whose seed is the same, draw different numbers. Traced where a text is.
     """
 
-    def row(*parts: Any) -> Array:
+    def row(*parts: Any) -> Any:
         joined = np.zeros(1, np.uint32)
         for part in parts:
             xp: Any = jnp if isinstance(part, Tracer) else np
@@ -169,7 +169,7 @@ def prompt_hashes(*texts: Sequence[Any]) -> Array:
     return (jnp if any(isinstance(one, Tracer) for one in rows) else np).concatenate(rows)
 
 
-def _mixed(words: Array) -> Array:
+def _mixed(words: Any) -> Any:
     """A bijection of uint32 in which every bit depends on every other (the finalizer of MurmurHash3, of words + 1)."""
     words = (words + np.uint32(1)) * np.uint32(0x9E3779B1)
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)

@@ -162,7 +162,7 @@ def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | N
     return host(np.stack([hashes, seeds], axis=1))
 
 
-def _seeds(seed: Any, batch: int) -> Array:
+def _seeds(seed: Any, batch: int) -> Any:
     """[B] uint32. One number gives row b seed + b."""
     numbers = seeds_of(seed, batch)
     if isinstance(numbers, Tracer):

@@ -64,10 +64,11 @@ def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any
         if config.get(name) is not None and not isinstance(config[name], Mapping):
             raise ValueError(f"{name} must be an object, got {config[name]!r}")
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta, part = (
+    found: Any = (
         next((value for value in (rope.pop(name, None), config.get(name)) if value is not None), usual)
         for name, usual in (("rope_theta", theta), ("partial_rotary_factor", None))
     )
+    theta, part = found
     for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
         if value is not None and not _is_positive(value):
             raise ValueError(f"{name} must be a number above 0, got {value!r}")
