@@ -25,11 +25,18 @@ pytestmark = pytest.mark.slow
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 COVERED = Coverage(*map(np.array, ([9, 8], [1, 1], [1, 1, 6], [2, 2, 3])))
+ROUNDS = RoundsReport(0.0, True, (RoundsCase({"temperature": 1.0}, 0.0, 7, COVERED),))
+TEXTS = LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
+SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20), 7, (1, 2, 3))
+EXACT = LosslessReport(0.0, True, (0, 2), ())
 HONEST = {  # stands in for what `verify-lossless` proves besides
-    "prove_exactly": LosslessReport(0.0, True, (0, 2), ()),
-    "prove_long_drafts": RoundsReport(0.0, True, (RoundsCase({"temperature": 1.0}, 0.0, 7, COVERED),)),
-    "prove_long_texts": LongTextsReport((0.5, 0.5), 256, 64, 20, True, True),
-    "_sampled_on_toy": SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20)),
+    "prove_exactly": EXACT,
+    "prove_long_drafts": ROUNDS,
+    **dict.fromkeys(("prove_together", "prove_verifier", "prove_real_size")),
+    "prove_long_texts": TEXTS,
+    "_sampled_on_toy": SAMPLED,
+    "test_by_sampling": SAMPLED,
+    "toy_decoder": (None, None),
 }
 REFUSED = {  # (what fails, of the report's lines)
     "seed_by_table": ("policy", "by stretch p ="),
@@ -85,6 +92,5 @@ def test_siblings_that_are_never_accepted_are_named():
     combs = lossless.prove_comb_rounds(traversal(), drafts=2, warps=({"temperature": 0.7},))
     assert combs.lossless and not combs.never_accepted
     never = combs._replace(accepted=(0.5, 0.0))
-    exact, rounds, texts, sampled = HONEST.values()
-    found = proof.Proof(exact, rounds, rounds, sampled, sampled, texts=texts, combs=never)
+    found = proof.Proof(EXACT, ROUNDS, ROUNDS, SAMPLED, SAMPLED, texts=TEXTS, combs=never)
     assert found.conclusion == proof.NOT_SHOWN and found.gaps == ("no sibling of draft 2 was accepted",)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 CHEATS = Path(__file__).parents[1] / "cheats"
 WARPS = ({"temperature": 1.0}, {"temperature": 0.0})
 PASSED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20), 7, (1, 2, 3))
+TEXTS = lossless.LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
 
 ENUMERATED = lossless.LosslessReport(0.0, True, (0, 2), ())
 COVERED = lossless.Coverage(*(np.ones(size, int) for size in (2, 2, 3, 3)))
@@ -41,6 +42,7 @@ def small(monkeypatch):
     for name, options in sizes.items():
         monkeypatch.setattr(proof, name, functools.partial(getattr(proof, name), **options))
     monkeypatch.setattr(proof, "_sampled_on_toy", lambda *arguments: PASSED)
+    monkeypatch.setattr(proof, "prove_long_texts", lambda *arguments, **options: TEXTS)
     monkeypatch.setattr(proof, "toy_decoder", lambda *arguments, **options: (None, None))
     monkeypatch.setattr(proof, "test_by_sampling", lambda *arguments, **options: PASSED)
 

@@ -132,7 +132,7 @@ def _on_toys(
             sizes: dict[str, Any] = {"tokens": most + 1, "sequences": min(sequences, SEVERAL)}
             several = test_by_sampling(decoder, params, QUOTES, warp=_warp(verifier), **sizes)
     with status("Decoding long texts on a toy, one by one and in batches"):
-        texts = prove_long_texts(*strategies, max_draft_length=most)
+        texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=most)
     combs = None
     if verifier.outcomes is not None or policy.siblings:
         with status("Enumerating rounds with siblings"):
