@@ -12,7 +12,6 @@ import json
 import re
 import runpy
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,11 @@ import tyro
 
 from specdec_jax.app.options import OPTIONAL
 from specdec_jax.costs.choices import costs_asked
+from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.pair import check_drafter
+from specdec_jax.text.sampling_params import check_sampling
 from specdec_jax.text.strategies import search_beside
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
@@ -119,6 +120,8 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
+        if not isinstance(self.methods, (tuple, list)) or not all(isinstance(one, Method) for one in self.methods):
+            raise ValueError(f"methods must be a tuple of Method(...), got {self.methods!r}")
         names = [method.name for method in self.methods]
         if len(set(names)) < len(names):
             raise ValueError(f"method names must differ, got {', '.join(names)}")
@@ -135,16 +138,11 @@ class CompareConfig:
 
 
 def _check_ranges(config: CompareConfig) -> None:
-    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("max_draft_length", 1), ("limit", 1), ("top_k", 0)):
+    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("max_draft_length", 1), ("limit", 1)):
         value = getattr(config, name)
         if value is not None and value < least:
             raise ValueError(f"{name} must be {least} or more, got {value}")
-    if not config.temperatures or any(not 0 <= value < float("inf") for value in config.temperatures):
-        raise ValueError(f"temperatures must be one or more numbers of 0 or more, got {config.temperatures}")
-    if not 0 < config.top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {config.top_p}")
-    if not 0 <= config.min_p <= 1:
-        raise ValueError(f"min_p must lie in [0, 1], got {config.min_p}")
+    check_sampling(config)
     if config.dtype != "auto":
         precision(config.dtype)
     costs_asked(config.costs)
@@ -169,7 +167,7 @@ def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | 
     try:
         config = runpy.run_path(str(path)).get("config")
     except Exception as error:  # whatever a user's file raises is one message with the file's line
-        raise ValueError(f"{_line_of(path, error)}: {_explain(error)}") from error
+        raise ValueError(f"{location(error, path) or path}: {_explain(error)}") from error
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ValueError(f"{path} must set `config` to a dataclass such as CompareConfig(...), got {config!r}")
     return override(config, arguments, program and f"{program} {path}") if arguments else config
@@ -295,9 +293,3 @@ def _explain(error: Exception) -> str:
     if found is None or made is None:
         return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
     return f"{found[1]} has no {found[2]!r}{nearest(found[2], [f.name for f in dataclasses.fields(made)])}"
-
-
-def _line_of(path: Path, error: Exception) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
-    return f"{path}:{line}" if line else str(path)

@@ -34,6 +34,7 @@ from experiments.lib.chip_jobs import COMMAND, Job, environment
 from experiments.lib.chips import CHIPS, TARGETS, Chip
 from experiments.lib.commands import exit_codes, terminal, told
 from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.options import check_least
 from experiments.lib.plots import COLOURS, plain_axes
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
@@ -84,6 +85,7 @@ class Accelerators:
         for name in self.chips:
             if name not in CHIPS:
                 raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
+        check_least(self, 1, "batches", "slots", "max_draft_length")
         mesh_sizes(self.mesh)
 
 

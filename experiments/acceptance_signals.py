@@ -38,6 +38,7 @@ from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.intervals import Interval, mean_interval
+from specdec_jax.text.sampling_params import check_sampling
 
 OWN = ("entropy", "max_prob", "margin")  # what rules see of the drafter's distribution
 ROW = 512  # positions of a conversation in one pass; longer ones are cut
@@ -85,6 +86,7 @@ def acceptance_signals(config: AcceptanceSignals, console: Console) -> None:
     """Measures and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
     check_least(config, 1, "positions", "hidden_units", "steps")
     check_least(config, 2, "folds")
+    check_sampling(config)
     layers, shards = _shards(config.data)
     _, drafter = config.load(console)
     folder = RunFolder.create("acceptance_signals", config, config.out)

@@ -38,7 +38,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.loading import LoadedModel, download, load_pair
 from specdec_jax.text.generation import Pair, Request, build_pair, prepare, start
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.types import DecodeState, StoppingPolicy
 
 PLAIN = "plain"
@@ -81,10 +81,11 @@ class Batches(Output, Models):
 
 def batches(config: Batches, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
-    check_least(config, 1, "max_new_tokens", "repeats")
+    check_least(config, 1, "max_new_tokens", "repeats", "batches")
+    check_sampling(config)
     unknown = set(config.only) - set(METHODS)
-    if unknown or min(config.batches, default=0) < 1:
-        raise ValueError(f"no method {min(unknown)!r}" if unknown else f"batches must be 1 or more: {config.batches}")
+    if unknown:
+        raise ValueError(f"no method {min(unknown)!r}")
     prompts = [prompt.turns[0] for prompt in load_prompts(config.prompts)]
     enable()
     folder = RunFolder.create("batches", config, config.out)

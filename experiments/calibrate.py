@@ -42,6 +42,7 @@ from specdec_jax.lossless.deviation import deviations
 from specdec_jax.replay.trace import Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode
+from specdec_jax.text.sampling_params import check_sampling
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
 LENIENCES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -71,6 +72,7 @@ class Calibrate(Output, Served):
     """Of the answers."""
 
     def __post_init__(self) -> None:
+        check_sampling(self)
         if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
             raise ValueError(f"temperatures must be 0 and one above 0, got {self.temperatures}")
         if not 0 < self.max_deviation < 1:

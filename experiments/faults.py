@@ -77,6 +77,7 @@ class Faults(Output, Models):
 def faults(config: Faults, console: Console) -> None:
     """Tries all and writes the run folder. Raises ValueError: bad input, or a run that could not be made."""
     check_least(config, 1, "kills")
+    check_least(config, 0, "seed")
     unknown = set(config.killed) - set(KILLED)
     if unknown:
         raise ValueError(f"nothing is known of kills of {min(unknown)!r}")

@@ -45,6 +45,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace, save_trace
 from specdec_jax.replay.tracing import trace_texts
+from specdec_jax.text.sampling_params import check_sampling
 
 KEYS = ("pair", "temperature")
 EDGES = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)  # nats
@@ -81,8 +82,7 @@ def study(config: GPT2Pairs, console: Console) -> None:
     config = replace(config, **FEW) if config.smoke else config
     for least, *names in ((1, "steps", "texts"), (300, "vocab_size"), (20_000, "characters")):
         check_least(config, least, *names)
-    if min(config.temperatures) < 0:
-        raise ValueError(f"temperatures must be 0 or more, got {config.temperatures}")
+    check_sampling(config)
     others = load_traces(config.traces) if config.traces else {}
     traces = {(str(trace.about.get("drafter", "given")), temperature): trace for temperature, trace in others.items()}
     folder = RunFolder.create("gpt2_pairs", config, config.out)

@@ -66,7 +66,7 @@ class Suite(Output, Smoke, Served):
     """Timed runs of each."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "repeats")
+        check_least(self, 1, "max_new_tokens", "repeats", "batches")
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")

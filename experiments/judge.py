@@ -19,6 +19,7 @@ from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.metrics.acceptance import MACRO
+from specdec_jax.text.sampling_params import check_sampling
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
     if config.span is not None:
         check_least(config, 1, "span")
+    check_sampling(config)
     sources = {source: load_prompts(source) for source in config.prompts}
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)

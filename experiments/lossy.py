@@ -42,7 +42,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import Verifier
 
@@ -94,6 +94,7 @@ def study(config: Lossy, console: Console) -> None:
     chosen = {name: choose("verifier", name) for name in dict.fromkeys((REJECTION, *config.variants))}
     prompts, costs = prompts_of(config), costs_or_default(config.costs)
     check_least(config, 1, "each", "repeats", "max_new_tokens")
+    check_sampling(config)
     enable()
     target, drafter = tiny_pair() if config.smoke else config.load(console)
     variants = [Variant(PLAIN, None, build_pair(target, None))]

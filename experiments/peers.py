@@ -37,6 +37,7 @@ from specdec_jax.app.views.live import progress
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_gguf, save_hf_folder
 from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import check_sampling
 
 OWN, FAILED = "specdec_jax", "failed.json"
 WIDEST = 32  # tokens that a verification may need beyond the text
@@ -110,6 +111,7 @@ class Peers(Output, Models):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_new_tokens", "threads")
+        check_sampling(self)
         if self.dtype != "bfloat16" and "llama.cpp" in (self.only or PEERS):
             raise ValueError(f"llama.cpp is compared in bfloat16, got dtype {self.dtype!r}; leave it out with --only")
         for name in self.only:

@@ -32,6 +32,7 @@ from specdec_jax.locks import claimed
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import check_sampling
 
 PARTS = "parts"
 
@@ -72,8 +73,7 @@ class Record(Output, Served):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_new_tokens", "max_draft_length", "batch", "seeds")
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures must be 0 or more, got {self.temperatures!r}")
+        check_sampling(self)
 
 
 class Asked(NamedTuple):

@@ -68,7 +68,8 @@ class Served(Models):
 
 
 def check_least(config: object, least: int, *names: str) -> None:
-    """Raises ValueError that names the first of these options that is below `least`."""
+    """Raises ValueError that names the first of these options, numbers or lists of them, that is below `least`."""
     for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{name} must be {least} or more, got {getattr(config, name)!r}")
+        value = getattr(config, name)
+        if not value >= least if not isinstance(value, tuple) else not value or min(value) < least:
+            raise ValueError(f"{name} must be {least} or more, got {value!r}")

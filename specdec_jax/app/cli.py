@@ -199,6 +199,8 @@ def run_verify(command: VerifyLossless) -> int:
     from specdec_jax.app.views.proof import verify
     from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
+    if command.max_draft_length is not None and command.max_draft_length < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
     options = {name: value for name, value in vars(command).items() if name not in ("rules", "mesh")}
     words = {**asdict(command.rules), "monitor": command.monitor, "drafter": command.drafter}
     with errors_in(words):

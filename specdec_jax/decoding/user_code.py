@@ -44,12 +44,13 @@ def describe_error(error: BaseException) -> str:
     return " ".join(": ".join(filter(None, (location(error), message))).split())
 
 
-def location(error: BaseException) -> str:
-    """FILE:LINE of the last line of a user's file that an error came through; empty if it came through none."""
+def location(error: BaseException, file: Path | None = None) -> str:
+    """FILE:LINE of the last line of a user's file, or of `file`, that an error came through; empty if there is none."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
-    return next((f"{_shown(name)}:{line}" for name, line in reversed(frames) if _is_users(name)), "")
+    wanted = [(name, line) for name, line in frames if file is None or Path(name).resolve() == file.resolve()]
+    return next((f"{_shown(name)}:{line}" for name, line in reversed(wanted) if _is_users(name)), "")
 
 
 def definition(function: Any) -> str:

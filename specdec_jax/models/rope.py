@@ -50,6 +50,11 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
         raise ValueError(f"rope type {kind!r} needs a list 'short_factor' of positive numbers, got {factors!r}")
 
 
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
 def _is_positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and 0 < value < math.inf and not isinstance(value, bool)
 
@@ -64,11 +69,8 @@ def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any
         if config.get(name) is not None and not isinstance(config[name], Mapping):
             raise ValueError(f"{name} must be an object, got {config[name]!r}")
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found: Any = (
-        next((value for value in (rope.pop(name, None), config.get(name)) if value is not None), usual)
-        for name, usual in (("rope_theta", theta), ("partial_rotary_factor", None))
-    )
-    theta, part = found
+    theta = _first(rope.pop("rope_theta", None), config.get("rope_theta"), theta)
+    part = _first(rope.pop("partial_rotary_factor", None), config.get("partial_rotary_factor"))
     for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
         if value is not None and not _is_positive(value):
             raise ValueError(f"{name} must be a number above 0, got {value!r}")

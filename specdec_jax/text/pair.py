@@ -164,8 +164,8 @@ def _checked(pair: Pair) -> Pair:
     parts = pair.decoder.parts
     answered = _answered(parts)
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
-        options: dict[str, Any] = {} if parts.target.spec.source is None else {"sources": [[0]]}
-        state, source = fresh_request(parts, [[0]], max_new_tokens=0, warp=make_warp(1, temperature=0.0), **options)
+        sources, greedy = None if parts.target.spec.source is None else [[0]], make_warp(1, temperature=0.0)
+        state, source = fresh_request(parts, [[0]], sources=sources, max_new_tokens=0, warp=greedy)
         check_parts(parts, pair.params, state, source)
     answered.add(True)
     return pair

@@ -70,3 +70,15 @@ def _within(name: str, value: Any, low: float, high: float, open_low: bool = Fal
     if not inside:
         left, right = "(" if open_low else "[", ")" if high == float("inf") else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
+
+
+def check_sampling(config: Any) -> None:
+    """Raises ValueError naming one of several `temperatures`, or top-k, top-p, min-p or a seed, that is out of range.
+
+    Of those fields that `config` has.
+    """
+    temperatures = getattr(config, "temperatures", (0.0,))
+    if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):
+        raise ValueError(f"temperatures must be one or more numbers of 0 or more, got {temperatures!r}")
+    names = ("top_k", "top_p", "min_p", "seed")
+    SamplingParams(**{name: getattr(config, name) for name in names if hasattr(config, name)})

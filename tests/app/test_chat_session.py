@@ -8,7 +8,9 @@ import pytest
 from chat_models import change_json, write_chat_pair
 from chat_sessions import SAMPLED, ask, fresh, settings
 
+from specdec_jax.app.chat.commands import Chat
 from specdec_jax.app.chat.session import Session
+from specdec_jax.app.chat.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -147,3 +149,38 @@ def test_without_a_template_text_goes_on(chat_pair, tmp_path):
     change_json(tmp_path / "target" / "tokenizer_config.json", chat_template=None)
     with pytest.raises(ValueError, match="has no chat template.*--no-chat"):
         Session(settings(bare))
+
+
+def test_a_verifier_or_a_drafter_that_fails_loses_no_conversation(session, tmp_path):
+    turn, pair = ask(session, "hello"), session.pair
+    text = (
+        "from specdec_jax.{module} import {name}\ndef mine():\n    return {name}().replace({function}=lambda *_: 1 / 0)"
+    )
+    for kind, module, name, function in (
+        ("verifier", "verification", "rejection", "verify"),
+        ("drafter", "drafters.prompt_lookup", "prompt_lookup", "propose"),
+        ("drafter", "drafters.prompt_lookup", "prompt_lookup", "commit"),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{function}.py").write_text(
+            text.format(module=module, name=name, function=function).replace("mine", function)
+        )
+        with pytest.raises(ValueError, match=rf"{function}\.py:3: ZeroDivisionError"):
+            session.change(**{kind: str(tmp_path / name / f"{function}.py")})
+        assert session.pair is pair and len(session.messages) == 2
+    assert ask(session, "and now?").reused == len(turn.ids) + len(turn.result.tokens) - 1
+
+
+def test_what_fails_while_an_answer_is_decoded_loses_the_question_only(session, capsys):
+    ask(session, "hello")
+    messages, pair = list(session.messages), session.pair
+
+    def failing(*arguments, **options):
+        pair.decoder.run(*arguments, **options)
+        raise RuntimeError("from a callback")
+
+    session.pair = pair._replace(decoder=pair.decoder._replace(run=failing))
+    assert not Terminal(Chat(session), "")._obey("lost", script=True)
+    assert ": RuntimeError: from a callback" in capsys.readouterr().err
+    session.pair = pair
+    assert session.messages == messages and ask(session, "and now?").reused == 0

@@ -1,61 +1,192 @@
-"""A policy whose functions do not answer each row is refused before anything compiles, wherever it first arrives."""
+"""What a user's functions raise, or return wrong, is one line with file and line, before anything compiles."""
+
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax.app import cli
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.answers import check_parts
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.state import fresh_state
+from specdec_jax.decoding.user_code import is_users
+from specdec_jax.drafters import model
+from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.lossless import toy_decoder
-from specdec_jax.stopping import adaedl, static
+from specdec_jax.lossless.toys import table_model, toy_phases
+from specdec_jax.stopping import adaedl, comb, static, survival
 from specdec_jax.text.strategies import choose
-from specdec_jax.verification import rejection
+from specdec_jax.types import Wanted
+from specdec_jax.verification import rejection, traversal
 
+ROWS, TOKENS, MOST = 2, 4, 3
 ONE = jnp.array(True)
-WRONG = {
-    "begin": (lambda state, context: (ONE, state), "begin .* answers bool[]"),
-    "check": (
+INNER, LOOKUP, COMB, TREE = (
+    rejection(),
+    prompt_lookup(MOST, vocab_size=TOKENS),
+    comb(),
+    survival(siblings=2, expanded=1),
+)
+
+
+def verified(change):
+    """`verify` of another verifier, with what it returns changed."""
+    return lambda *given: change(*INNER.verify(*given))
+
+
+def proposed(change):
+    return lambda *given: change(*LOOKUP.propose(*given))
+
+
+def raising(*given):
+    raise KeyError("lost")
+
+
+def branching(state, distribution, drafted, context):
+    return (context.alive if distribution.entropy > 1.0 else ~context.alive), state
+
+
+def counting(state, draft, result):
+    return state._replace(draft_length=jnp.full((ROWS,), int(result.length[0]), jnp.int32))
+
+
+def with_numpy(state, context):
+    return np.asarray(context.length) > 3, state
+
+
+# Each: the strategy, one of its functions, what is put in its place, and what the message says.
+WRONG = [
+    (static(), "begin", lambda state, context: (ONE, state), "policy's begin .* answers bool[]"),
+    (
+        static(),
+        "check",
         lambda state, distribution, drafted, context: (jnp.all(distribution.entropy < 1), state),
-        "check .* answers bool[]",
+        "policy's check .* must answer bool[2], one answer for each of 2 rows; it answers bool[]",
     ),
-    "proceed": (
+    (
+        static(),
+        "proceed",
         lambda state, distribution, token, drafted, context: (drafted + token, state),
-        "proceed .* answers int32[2]",
+        "policy's proceed .* answers int32[2]",
     ),
-    "update": (
+    (
+        static(),
+        "update",
         lambda state, draft, result: state._replace(draft_length=draft.length.astype(jnp.float32)),
-        "update .* float32[2]",
+        "policy's update .* float32[2]",
     ),
-}
+    (
+        static(),
+        "begin",
+        lambda state, context: (context.alive, state._replace(draft_length=ONE)),
+        "begin .*.draft_length was int32[2] and is bool[]",
+    ),
+    (
+        static(),
+        "check",
+        lambda state, distribution, drafted, context: context.alive,
+        "must return (answer, state); it returns bool[2]",
+    ),
+    (
+        static(),
+        "check",
+        lambda state, distribution, drafted, context: (context.alive, (state,)),
+        "check .* must return the state as it got it, StaticState; it returns",
+    ),
+    (static(), "check", branching, "`if`, .* use jnp.where"),
+    (static(), "update", counting, "no Python number can be made of an array"),
+    (static(), "begin", with_numpy, "NumPy cannot read an array in a compiled program: use jax.numpy"),
+    (static(), "update", raising, "KeyError: 'lost'"),
+    (static(), "update", lambda state: state, "the policy's update .* takes 1 positional argument but 3 were given"),
+    (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must answer float32[2]; it answers float32[]"),
+    (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
+    (static(), "init", raising, "KeyError: 'lost'"),
+    (COMB, "beside", lambda state, length, room, context, parent: length, "must return Wanted(siblings int32[2,N])"),
+    (TREE, "beside", lambda *given: Wanted(given[1][:, None]), "children int32[2,2])"),
+    (TREE, "beside", raising, "KeyError: 'lost'"),
+    (TREE, "expand", lambda state, drafted, context: drafted, "must answer float32[2,N,2]"),
+    (INNER, "verify", raising, "KeyError: 'lost'"),
+    (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),
+    (
+        INNER,
+        "verify",
+        verified(lambda chance, following, state: (chance, following)),
+        "must return (log_prob_accepted,",
+    ),
+    (INNER, "verify", verified(lambda chance, following, state: (chance, 3, state)), "a function as next_distribution"),
+    (
+        INNER,
+        "verify",
+        verified(lambda chance, following, state: (chance[:, 0], following, state)),
+        "log_prob_accepted as float32[2,2] of 1 drafts; it is float32[2]",
+    ),
+    (
+        INNER,
+        "verify",
+        verified(lambda chance, following, state: (chance, lambda accepted: accepted, state)),
+        "next_distribution's answer as float32[2,4] of 1 drafts; it is int32[2]",
+    ),
+    (INNER, "verify", verified(lambda chance, following, state: (chance, raising, state)), "KeyError: 'lost'"),
+    (INNER, "verify", verified(lambda chance, following, state: (chance, following, ONE)), "must return the state as"),
+    (traversal(), "outcomes", raising, "KeyError: 'lost'"),
+    (traversal(), "outcomes", lambda *given: given[2], "must return SiblingOutcomes(.*); it returns int32[2]"),
+    (LOOKUP, "init", raising, "KeyError: 'lost'"),
+    (LOOKUP, "propose", raising, "KeyError: 'lost'"),
+    (LOOKUP, "propose", proposed(lambda draft, *rest: (draft, *rest[:2])), "must return (Draft, DraftInfo,"),
+    (
+        LOOKUP,
+        "propose",
+        proposed(lambda draft, *rest: (draft._replace(tokens=draft.tokens[:, :1]), *rest)),
+        "Draft.tokens as int32[2,3]; it is int32[2,1]",
+    ),
+    (
+        LOOKUP,
+        "propose",
+        proposed(lambda draft, info, *rest: (draft, info._replace(passes=jnp.float32(0)), *rest)),
+        "DraftInfo.passes as int32[2]; it is float32[]",
+    ),
+    (LOOKUP, "commit", lambda params, state: state, "the drafter's commit .* takes 2 positional arguments but 4"),
+    (LOOKUP, "commit", lambda params, state, tokens, valid: valid, "commit .* must return the state as it got it"),
+    (toy_phases(), "observe", raising, "KeyError: 'lost'"),
+    (toy_phases(), "observe", lambda state, *given: (), "observe .* must return the state as it got it, ToyPhases"),
+]
 
 
-def matched(pattern: str) -> str:
-    return pattern.replace("[", r"\[").replace("]", r"\]")
+def decoder_of(changed):
+    parts = {"StoppingPolicy": "policy", "Verifier": "verifier", "Drafter": "drafter", "Monitor": "monitor"}
+    given = {"policy": static(), "verifier": rejection(), "drafter": LOOKUP, "monitor": None}
+    given[parts[type(changed).__name__]] = changed
+    if getattr(changed, "siblings", 0) or getattr(changed, "outcomes", None) is not None:
+        given["drafter"] = model(table_model(TOKENS), MOST)
+        given["policy"] = changed if given["policy"] is changed else comb()
+    table = jnp.zeros((TOKENS,) * 3)
+    return build_decoder(table_model(TOKENS), **given), ModelParams(table, table)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_decoder_refuses_a_wrong_answer_when_it_is_prefilled(name):
-    function, words = WRONG[name]
-    decoder, params = toy_decoder(static().replace(**{name: function}), rejection())
-    with pytest.raises(ValueError, match=matched(f"the policy's {words}")):
+@pytest.mark.parametrize("strategy, name, function, words", WRONG)
+def test_a_wrong_function_is_one_line_when_a_decoder_is_prefilled(strategy, name, function, words):
+    decoder, params = decoder_of(strategy.replace(**{name: function}))
+    with pytest.raises(ValueError) as caught:
         decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)
+    message = str(caught.value)
+    pattern = re.escape(words).replace(r"\.\*", ".*").replace(r"\ ", " ")
+    assert re.match(r"\S*test_answers\.py:\d+: .*" + pattern, message) and "\n" not in message, message
 
 
-def test_a_state_of_another_shape_and_an_answer_alone_are_named():
-    mean = static().replace(begin=lambda state, context: (context.alive, state._replace(draft_length=ONE)))
-    alone = static().replace(check=lambda state, distribution, drafted, context: context.alive)
-    other = static().replace(check=lambda state, distribution, drafted, context: (context.alive, (state,)))
-    for policy, words in (
-        (mean, r"begin .*\.draft_length was int32\[2\] and is bool\[\]"),
-        (alone, r"check .* must return \(answer, state\); it returns bool\[2\]"),
-        (other, "check .* must return the state as it got it, StaticState; it returns"),
-    ):
-        decoder, params = toy_decoder(policy, rejection())
-        with pytest.raises(ValueError, match=words):
-            decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)
+def test_what_the_package_has_is_not_checked_and_would_pass():
+    for policy, verifier in ((TREE, traversal()), (adaedl(), rejection())):
+        decoder, params = toy_decoder(policy, verifier)
+        assert not is_users([*decoder.parts][1:])
+        drafter = decoder.parts.drafter
+        changed = drafter.replace(commit=lambda *given, inner=drafter: inner.commit(*given))
+        parts = decoder.parts._replace(drafter=changed, verifier=verifier.replace(verify=verified(lambda *same: same)))
+        check_parts(parts, params, fresh_state(parts, [[0, 1]], max_new_tokens=0))
 
 
 def test_one_row_is_one_answer():
-    decoder, params = toy_decoder(static().replace(check=WRONG["check"][0]), rejection())
+    decoder, params = toy_decoder(static().replace(check=WRONG[1][2]), rejection())
     with pytest.raises(ValueError, match=r"must answer bool\[1\] for one row; it answers bool\[\]"):
         decoder.prefill(params, [[0, 1]], max_new_tokens=4)
     honest, params = toy_decoder(adaedl(), rejection())
@@ -71,32 +202,45 @@ def my_rule():
         return {answer}, state
     return static().replace(check=check)
 """
+VERIFIER = """
+from specdec_jax.verification import rejection
+
+def my_rule():
+    def verify(state, draft, distributions, context):
+        return {answer}
+    return rejection().replace(verify=verify)
+"""
+FILES = [
+    (
+        "policy",
+        RULE,
+        "jnp.all(distribution.entropy < 1)",
+        "6: the policy's check (my_rule.check) must answer bool[2], one",
+    ),
+    ("policy", RULE, "drafted", "it answers int32[2]"),
+    ("policy", RULE, "True", "it answers bool[]"),
+    (
+        "policy",
+        RULE,
+        "distribution.entropie < 1",
+        "7: AttributeError: 'Distribution' object has no attribute 'entropie'",
+    ),
+    ("policy", RULE, "drafted if distribution.entropy > 1.0 else drafted", "7: `if`, `while`, `and`, "),
+    ("verifier", VERIFIER, "1 / 0", "6: ZeroDivisionError: division by zero"),
+    ("verifier", VERIFIER, "state", "5: the verifier's verify (my_rule.verify) must return (log_prob_accepted, "),
+]
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (
-            "jnp.all(distribution.entropy < 1)",
-            "check (my_rule.check) must answer bool[2], one answer for each of 2 rows",
-        ),
-        ("drafted", "it answers int32[2]"),
-        ("True", "it answers bool[]"),
-        (
-            "distribution.entropie < 1",
-            "my_rule.py:7: AttributeError: 'Distribution' object has no attribute 'entropie'",
-        ),
-    ],
-)
-def test_every_command_refuses_a_policy_file_before_models_are_read(tmp_path, monkeypatch, capsys, answer, words):
+@pytest.mark.parametrize("kind, text, answer, words", FILES)
+def test_every_command_refuses_a_file_before_models_are_read(tmp_path, monkeypatch, capsys, kind, text, answer, words):
     """With 2: 1 is verify-lossless's way to say that a rule is not lossless."""
-    (tmp_path / "my_rule.py").write_text(RULE.format(answer=answer))
+    (tmp_path / "my_rule.py").write_text(text.format(answer=answer))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("specdec_jax.loading.load._assemble", lambda *arguments: pytest.fail("weights were read"))
     for command in (["verify-lossless"], ["generate", "x"], ["chat"]):
-        assert cli.main([*command, "--policy", "my_rule.py"]) == 2
+        assert cli.main([*command, f"--{kind}", "my_rule.py"]) == 2
         captured = capsys.readouterr()
-        assert captured.out == "" and captured.err.startswith("error: policy my_rule.py")
+        assert captured.out == "" and captured.err.startswith(f"error: {kind} my_rule.py:")
         assert words in captured.err and captured.err.count("\n") == 1
 
 
@@ -108,19 +252,18 @@ def test_an_honest_file_passes_also_where_it_reads_phases(tmp_path):
 
 
 def test_rows_are_asked_for_anew_where_the_state_does_not_change_with_them():
-    def check(state, distribution, drafted, context):
+    def check(state, draft, drafted, context):
         return jnp.zeros(1, bool), state
 
-    def update(state, draft, result):
-        return state
-
-    def threshold(state):
-        return jnp.zeros(1)
-
-    answers = {"begin": lambda state, context: (context.alive, state), "check": check, "update": update}
-    answers["threshold"] = threshold
-    answers["proceed"] = lambda state, distribution, token, drafted, context: (context.alive, state)
-    decoder, params = toy_decoder(static().replace(init=lambda batch: (), **answers), rejection())
+    policy = static().replace(
+        init=lambda batch: (),
+        begin=lambda state, context: (context.alive, state),
+        check=check,
+        proceed=lambda state, distribution, token, drafted, context: (context.alive, state),
+        update=lambda state, draft, result: state,
+        threshold=lambda state: jnp.zeros(1),
+    )
+    decoder, params = toy_decoder(policy, rejection())
     decoder.prefill(params, [[0, 1]], max_new_tokens=4)
     with pytest.raises(ValueError, match=r"answer for each of 2 rows; it answers bool\[1\]"):
         decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)

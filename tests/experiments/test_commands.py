@@ -97,3 +97,27 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
     assert told(Numbers, "Doc.", ["--limit", "none"]).limit is None
     assert told(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
     assert told(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words", "message"),
+    [
+        ("record", "--seed -1", "seed must be at least 0, got -1"),
+        ("record", "--temperatures nan", "temperatures must be one or more numbers of 0 or more, got (nan,)"),
+        ("record", "--top-p 0", "top_p must lie in (0, 1], got 0.0"),
+        ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
+        ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
+        ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
+        ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, experiment, words, message
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = importlib.import_module(f"experiments.{experiment}").main(words.split())
+    except SystemExit as ended:  # by tyro, of what a dataclass refuses
+        code = ended.code
+    assert code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -129,6 +129,8 @@ BAD_FILES = {
     'Method("a", "adaedl")': r":4: method 'a' needs a StoppingPolicy, got 'adaedl'",
     'Method("a", adaedl(), verifier=None)': r":4: method 'a' needs a Verifier, got None",
     'Method("plain", adaedl())': r"method names must differ, got plain, plain",
+    "3": r":3: methods must be a tuple of Method\(\.\.\.\), got .*3\)",
+    'Method("a", static())), seed=-1, temperatures=(0.0,': "seed must be at least 0, got -1",
     'Method("a", static(), max_draft_length=0)': r"max_draft_length must be 1 or more, got 0",
     'Method("a", adaedl()), ), max_new_token=(3': r"no 'max_new_token'; did you mean 'max_new_tokens'",
     'Method("a", adaedl()), ), dtype=("bfloat"': r"unknown dtype 'bfloat'; did you mean 'bfloat16'",

@@ -48,6 +48,17 @@ def test_folder_of_something_else(tmp_path):
         ({"num_key_value_heads": 3}, ["num_key_value_heads 3"]),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["'ntk'"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["config.json", "quantised", "'gptq'"]),
+        ({"quantization_config": "fp8"}, ["config.json", "quantised", "'fp8'"]),
+        ({"hidden_size": "64"}, ["hidden_size must be a whole number, got '64'"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps must be a number, got 'small'"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings must be true or false, got 'no'"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling must be an object, got 'linear'"]),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, ["positive 'factor', got '2'"]),
+        ({"rope_theta": 0}, ["rope_theta must be a number above 0, got 0"]),
+        ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta must be a number above 0, got 0"]),
+        ({"eos_token_id": "</s>"}, ["eos_token_id must be tokens, 0 to 271, got '</s>'"]),
+        ({"eos_token_id": [2, 272]}, ["eos_token_id must be tokens, 0 to 271, got 272"]),
+        ({"eos_token_id": -1}, ["eos_token_id must be tokens, 0 to 271, got -1"]),
         ({"num_hidden_layers": 1}, ["unknown: model.layers.1."]),
         ({"num_hidden_layers": 3}, ["missing: model.layers.2."]),
         ({"vocab_size": 300}, ["wrong shape: model.embed_tokens.weight (272, 64) instead of (300, 64)"]),
@@ -92,9 +103,27 @@ def test_missing_shard(shards):
     assert_says(refusal(shards), "no such weight file", shards / "model-00002-of-00003.safetensors")
 
 
-def test_index_without_files(shards):
-    edit(shards / "model.safetensors.index.json", weight_map=None)
-    assert_says(refusal(shards), shards / "model.safetensors.index.json", "no weight_map")
+@pytest.mark.parametrize(
+    "file", [None, 3, "", "../model.safetensors", "a/../../model.safetensors", "/model.safetensors"]
+)
+def test_index_of_files_that_are_not_in_the_folder(shards, file):
+    edit(shards / "model.safetensors.index.json", weight_map=None if file is None else {"model.norm.weight": file})
+    said = "no weight_map" if file is None else f"no file of the folder for model.norm.weight: {file!r}"
+    assert_says(refusal(shards), shards / "model.safetensors.index.json", said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"chat_template": ["{{ messages }}"]}, "chat_template must be a text"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template must be a text"),
+        ({"chat_template": 3}, "chat_template must be a text"),
+        ({"eos_token": 2}, "eos_token must be a text, got 2"),
+    ],
+)
+def test_a_tokenizer_config_of_other_types(folder, changes, words):
+    edit(folder / "tokenizer_config.json", **changes)
+    assert_says(refusal(folder), folder / "tokenizer_config.json", words)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
@@ -111,6 +140,8 @@ def test_truncated_safetensors(shards, keep):
         ({"model.norm.weight": np.ones(63, np.float32)}, ["wrong shape: model.norm.weight (63,) instead of (64,)"]),
         ({"model.norm.weight": np.ones(64, np.int32)}, ["not floating: model.norm.weight int32"]),
         ({"extra.weight": np.ones(2, np.float32)}, ["unknown: extra.weight"]),
+        ({"model.norm.weight": np.full(64, np.nan, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
+        ({"model.norm.weight": np.full(64, -np.inf, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
         ({"lm_head.weight": np.ones((3, 64), np.float32)}, ["wrong shape: lm_head.weight (3, 64)"]),
     ],
 )
@@ -147,6 +178,8 @@ def test_orbax_config_that_does_not_fit(checkpoint):
     assert_says(
         refusal(checkpoint), checkpoint / "params", "does not fit", "embedding is (272, 64) instead of (300, 64)"
     )
+    edit(checkpoint / "specdec_jax.json", config=marker["config"] | {"rms_norm_eps": "small"})
+    assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "rms_norm_eps must be a number")
     edit(checkpoint / "specdec_jax.json", model_type="lama")
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "unknown model_type 'lama'", EXTENDING)
 

@@ -100,6 +100,17 @@ def test_phases_are_of_the_raw_entropies_unless_told_otherwise():
         (lambda t: t._replace(raw_target_entropy=t.raw_target_entropy * np.nan), "raw entropy of the target"),
         (lambda t: t._replace(tails=np.full_like(t.tails, np.nan)), "not a number"),
         (lambda t: t._replace(tails=t.tails[..., :2]), "tails has shape"),
+        (lambda t: t._replace(accepted=t.accepted[0]), "accepted has shape"),
+        (lambda t: t._replace(cross_entropy=t.cross_entropy[:, 1:]), "cross_entropy has shape"),
+        (lambda t: t._replace(length=t.length.astype(np.float32)), "length holds float32"),
+        (lambda t: t._replace(length=np.array(["a", "b", "c"])), "length holds <U1"),
+        (lambda t: t._replace(tokens=-t.tokens - 1), "a token is negative"),
+        (lambda t: t._replace(temperature=t.temperature * np.nan), "a temperature is negative or not a number"),
+        (lambda t: t._replace(about=None), "about must be an object, got None"),
+        (lambda t: t._replace(about=["x"]), "about must be an object"),
+        (lambda t: t._replace(about={"tasks": ["m"]}), "about has tasks .'m'. for 3 texts"),
+        (lambda t: t._replace(about={"ids": "xyz"}), "about has ids 'xyz'"),
+        (lambda t: t._replace(about={"warp": 0.7}), "a warp that is no object: 0.7"),
     ],
 )
 def test_an_inconsistent_trace_is_refused(tmp_path, change, words):
@@ -114,7 +125,9 @@ def test_what_is_no_trace_is_named(tmp_path):
         load_trace(path)
     save_trace(path, some_trace())
     whole = path.read_bytes()
-    for content in (b"", b"no archive", whole[: len(whole) // 2]):
+    np.save(tmp_path / "array.npy", np.ones(3))
+    damaged = whole[:200] + bytes(40) + whole[240:]
+    for content in (b"", b"no archive", whole[: len(whole) // 2], damaged, (tmp_path / "array.npy").read_bytes()):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"t\.npz"):
             load_trace(path)
@@ -153,9 +166,6 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path):
     assert load_cost_model(tmp_path / "c.json") == costs and abs(costs.ratio - 0.1 / 0.9) < 1e-12
     finer = between(costs, [1, 2, 6, 8])
     np.testing.assert_allclose(finer.target_pass, [1.0, 1.0 + 0.1 / 3, 1.2, 1.3])
-    (tmp_path / "c.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"c\.json"):
-        load_cost_model(tmp_path / "c.json")
     with pytest.raises(FileNotFoundError, match="step_cost"):
         load_cost_model(tmp_path / "d.json")
     with pytest.raises(ValueError, match="positive"):
@@ -164,3 +174,26 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path):
         cost_model(0.1, {1: 0.0})
     with pytest.raises(ValueError, match="widths"):
         cost_model(0.1, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (None, "lacks 'drafter_step'"),
+        ({"drafter_step": "0.1"}, "drafter_step must be a number of 0 or more, got '0.1'"),
+        ({"plain_pass": float("inf")}, "plain_pass must be a number of 0 or more, got inf"),
+        ({"target_pass": [1.0, float("nan")]}, "target_pass must be a number of 0 or more, got nan"),
+        ({"target_pass": [1.0, 0.0]}, "positive"),
+        ({"target_pass": [1.0]}, "argument 2 is shorter"),
+        ({"widths": [1, "4"]}, "widths must be a whole number of 1 or more, got '4'"),
+        ({"widths": 4}, "not iterable"),
+        ({"batch": 1.5}, "batch must be a whole number of 1 or more, got 1.5"),
+        ({"slots": "many"}, "slots must be a whole number of 0 or more, got 'many'"),
+        ({"slot_time": float("inf")}, "slot_time must be a number of 0 or more, got inf"),
+    ],
+)
+def test_a_file_that_is_no_cost_model_is_named(tmp_path, changes, words):
+    whole = cost_model(0.1, {1: 1.0, 4: 1.1})._asdict()
+    (tmp_path / "c.json").write_text(json.dumps({} if changes is None else whole | changes))
+    with pytest.raises(ValueError, match=rf"c\.json is not a cost model: .*{words}"):
+        load_cost_model(tmp_path / "c.json")
