@@ -50,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        from specdec_jax.decoding.user_code import describe_error, location
+
+        if not location(error):  # not a user's file: a defect of ours
+            raise
+        print("error:", describe_error(error), file=sys.stderr)
+        return BAD_INPUT
 
 
 def _use_mesh(command: Any) -> None:
@@ -195,16 +202,13 @@ def run_doctor(command: Doctor) -> int:
 
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
-    from specdec_jax.app.users_files import errors_in
     from specdec_jax.app.views.proof import verify
     from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
     if command.max_draft_length is not None and command.max_draft_length < 1:
         raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
     options = {name: value for name, value in vars(command).items() if name not in ("rules", "mesh")}
-    words = {**asdict(command.rules), "monitor": command.monitor, "drafter": command.drafter}
-    with errors_in(words):
-        conclusion = verify(**asdict(command.rules), **options)
+    conclusion = verify(**asdict(command.rules), **options)
     return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
 
 

@@ -135,7 +135,7 @@ FAILING = {
         "    def update(state, draft, result):\n"
         "        return state if draft.tokens.shape[1] == 3 else int(draft.length[0])\n"
         "    return static().replace(update=update)\n",
-        "bad.py:4: ConcretizationTypeError: Abstract tracer value encountered",
+        "bad.py:4: no Python number can be made of an array",
     ),
     "drafter": (
         "from specdec_jax.drafters import prompt_lookup\n"
@@ -163,7 +163,7 @@ def test_an_error_in_a_users_file_is_one_line_and_2(kind, capsys, tmp_path, requ
         request.getfixturevalue("nothing_else")
     (tmp_path / "bad.py").write_text(source)
     code, out, err = run(capsys, f"--{kind}", str(tmp_path / "bad.py"))
-    assert (code, out) == (2, "") and err.count("\n") == 1 and says in err and f"error: {kind} " in err
+    assert (code, out) == (2, "") and err.count("\n") == 1 and says in err and err.startswith("error: ")
 
 
 def test_temperatures_are_drawn_by_the_seed_alone_one_in_each_tenth():
