@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, Verif
 from specdec_jax.app.options import Rules
 from specdec_jax.app.views.warned import warned_in_a_line
 
-FAILED, BAD_INPUT, NOT_SHOWN, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 
 
 COMMANDS: dict[str, Any] = {
@@ -28,7 +29,8 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (bad input), 3 (not shown), 130 (Ctrl-C), 141.
+    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (bad input), 3 (not shown), 70 (a defect of
+    this program), 130 (Ctrl-C), 141.
 
     What cannot be parsed, and --help, end the program as argparse does it (2 and 0).
     """
@@ -53,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from specdec_jax.decoding.user_code import describe_error, location
 
-        if not location(error):  # not a user's file: a defect of ours
-            raise
+        if not location(error):  # a defect of ours: not 1, which says that something is not lossless
+            traceback.print_exc()
+            return DEFECT
         print("error:", describe_error(error), file=sys.stderr)
         return BAD_INPUT
 
