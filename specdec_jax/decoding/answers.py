@@ -5,7 +5,7 @@ deep in jax with a message about carries. Every error is one line, with the file
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +74,7 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
     if is_users(drafter):
         _check_observer(drafter, params, drafter_state, context, sizes, slots, drafts)
     if is_users(parts.monitor):
-        _check_monitor(parts.monitor, state.monitor, context, sizes, parts.widths)
+        check_monitor(parts.monitor, state.monitor, sizes, parts.widths)
 
 
 def check_policy(
@@ -317,8 +317,9 @@ def _check_observer(
         asked.must_keep_state("learn", asked.result("learn", params.drafter, state, stored, count, count))
 
 
-def _check_monitor(monitor: Monitor, state: Any, context: RoundContext, sizes: Sizes, widths: tuple[int, ...]) -> None:
-    asked = _asked("monitor", monitor, state, sizes.batch)
+def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:
+    """Refuses a monitor that changes its state's shapes in passes of these widths. Raises as `check_policy`."""
+    asked, context = _asked("monitor", monitor, state, sizes.batch), _context(sizes.batch, state)
     for width in widths:
         logits = _array(jnp.float32, sizes.batch, width, sizes.vocab_size)
         result = _result(sizes)._replace(beside=None)

@@ -71,7 +71,8 @@ def fresh_state(
     if slots < needed:
         raise ValueError(f"{slots} cache slots cannot hold {needed} = prompt + max_new_tokens + widest width {widest}")
     warp = make_warp(batch) if warp is None else warp
-    if parts.verifier.greedy_only and np.any(np.asarray(warp.temperature) > 0):
+    traced = isinstance(warp.temperature, Tracer)
+    if parts.verifier.greedy_only and not traced and np.any(np.asarray(warp.temperature) > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
     return DecodeState(
         tokens=laid(prompts, slots),

@@ -102,7 +102,9 @@ def described(place: str = "", name: str = "") -> Iterator[None]:
 @functools.lru_cache(maxsize=1024)
 def _is_users(name: str) -> bool:
     path = Path(name)
-    return path.is_file() and not any(path.resolve().is_relative_to(folder) for folder in LIBRARIES)
+    resolved = path.resolve()
+    installed = {"site-packages", "dist-packages"} & set(resolved.parts)  # of the user or the system, too
+    return path.is_file() and not installed and not any(resolved.is_relative_to(folder) for folder in LIBRARIES)
 
 
 def _shown(name: str) -> str:

@@ -119,7 +119,12 @@ class HFConfig:
             if missing:
                 raise ValueError(f"the model's config lacks {', '.join(missing)}")
             return cls(**given)
-        except (TypeError, AttributeError, ArithmeticError) as error:  # of an entry that is no field, but read for one
+        except (
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+        ) as error:  # of an entry that is no field, but read for one
             raise ValueError(f"an entry of the model's config has the wrong type: {error}") from error
 
     @classmethod

@@ -1,5 +1,6 @@
 """Hugging Face's model_type `gemma3_text` (arXiv 2503.19786): five local layers to a global one."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,11 @@ class Gemma3TextConfig(Gemma2Config):
     rope_local_base_freq: float = 10_000.0  # of local ones
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.rope_local_base_freq < math.inf:
+            raise ValueError(f"rope_local_base_freq must be a number above 0, got {self.rope_local_base_freq!r}")
 
     @property
     def scoring(self) -> Scoring:

@@ -171,6 +171,8 @@ def _completed(trace: Trace) -> Trace:
     warp = trace.about.get("warp") if isinstance(trace.about, dict) else None
     if trace.truncation is None and isinstance(warp, dict):
         numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()]
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            return trace  # `_check_about` says what is wrong
         trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
     return trace if trace.prompt_hash is not None else trace._replace(prompt_hash=np.zeros(texts, np.uint32))
 
@@ -197,6 +199,10 @@ def check(trace: Trace) -> str:
         return "a token is negative, or a prompt is empty"
     if not np.all(np.isfinite(trace.temperature) & (trace.temperature >= 0)):
         return "a temperature is negative or not a number"
+    if trace.truncation is not None:
+        top_k, top_p, min_p = trace.truncation.T
+        if not np.all((top_k >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)):
+            return "a truncation is out of range"
     if trace.candidate is not None and np.any(trace.candidate < 0):
         return "candidate holds what is no candidate"
     return _check_chains(trace, within)
@@ -233,6 +239,10 @@ def _check_about(trace: Trace) -> str:
             return f"about has {name} {names!r} for {trace.num_texts} texts"
     if not isinstance(trace.about.get("warp") or {}, dict):
         return f"about has a warp that is no object: {trace.about['warp']!r}"
+    for name, off in TRUNCATIONS.items():
+        number = (trace.about.get("warp") or {}).get(name, off)
+        if not isinstance(number, (int, float)):
+            return f"about has a warp whose {name} is no number: {number!r}"
     return ""
 
 

@@ -196,15 +196,17 @@ def decode(pair: Pair, request: Request) -> Decoded:
     state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
     seconds = time.perf_counter() - watch
     rows, told = range(len(request.prompts)), readable(state)
-    _look_at_costs(pair, request, told, seconds)
+    look_at_costs(pair, request, told, seconds)
     return Decoded([finish(pair, request, told, row, seconds, prefilled) for row in rows], state)
 
 
-def _look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
-    """Rounds are a measurement too: of a model that drafts alone, in as few cache slots as costs were measured with."""
+def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
+    """Rounds are a measurement too: of a row alone, a model that drafts alone, in no more slots than costs have."""
     costs, model = pair.costs, pair.decoder.parts.drafter.model
     described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
-    if costs is not None and described and not request.stop:  # stop strings are looked for between rounds
+    if (
+        costs is not None and described and costs.batch == 1 and not request.stop
+    ):  # stop strings are looked for between rounds
         look_at(costs, state.statistics, seconds)
 
 

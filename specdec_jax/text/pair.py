@@ -207,9 +207,13 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
     each: Sequence[Any] = [drafter] if drafter is None or _one(drafter) else drafter
     for one in each:
         if without_model(one):
-            file = vocab_size is None and name_in(one).endswith(".py")
-            if file and "vocab_size" in inspect.signature(find_factory("drafter", name_in(one))).parameters:
-                continue
+            file = name_in(one).endswith(".py")
+            if (
+                file
+                and {"vocab_size", "max_draft_length"}
+                & inspect.signature(find_factory("drafter", name_in(one))).parameters.keys()
+            ):
+                continue  # called by `_drafter`, with the pair's own numbers
             choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
         elif isinstance(one, str) and one.endswith(")"):
             name, _ = parse_call("drafter", one)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.decoding.answers import Sizes, check_policy, check_verifier
+from specdec_jax.decoding.answers import Sizes, check_monitor, check_policy, check_verifier
 from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, location
 from specdec_jax.monitors.phases import phases
 from specdec_jax.strategy import nearest, renamed
@@ -31,6 +31,8 @@ PACKAGES = {
 }
 FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
 """What policies and verifiers are first tried with, before models are read; nothing is computed of these shapes."""
+LENGTHS = (1, 3, 5, 7, 10)
+"""Drafts that the functions of a user's file are first tried with; verifiers with none too."""
 TYPES: dict[str, type] = {
     "policy": StoppingPolicy,
     "verifier": Verifier,
@@ -84,7 +86,7 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
     """
     name, given = parse_call(kind, words, offered)
     made = build(kind, name, given, offered)
-    if kind in ("policy", "verifier"):
+    if kind in ("policy", "verifier") or (kind == "monitor" and name.endswith(".py")):
         _check_answers(kind, name, made)
     return made
 
@@ -168,12 +170,17 @@ def _check_answers(kind: str, name: str, made: Any) -> None:
     try:
         with described(definition(made.init), f"the {kind}'s init"):
             state = made.init(FIRST.batch)
-        monitor = phases().init(FIRST.batch) if made.needs_phases else ()
-        if kind == "policy":
-            sizes = FIRST._replace(siblings=made.siblings, expanded=made.expanded)
-            check_policy(made, state, monitor, sizes)
-        else:
-            check_verifier(made, state, FIRST, monitor)
+        monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
+        for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
+            sizes = FIRST._replace(max_draft_length=length)
+            if kind == "policy":
+                check_policy(made, state, monitor, sizes._replace(siblings=made.siblings, expanded=made.expanded))
+            elif kind == "verifier":
+                check_verifier(made, state, sizes, monitor)
+            else:
+                check_monitor(made, state, sizes, [length + 1])
+        if kind == "verifier" and name.endswith(".py"):
+            check_verifier(made, state, FIRST._replace(max_draft_length=0), monitor)
     except Exception as error:
         raise ValueError(_refusal(kind, name, error)) from error
 
@@ -220,7 +227,7 @@ def _load_file(kind: str, path: Path) -> Any:
     sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises is one message with the file's line
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is one message with the file's line
         where = "" if location(error) else f"{path}: "
         raise ValueError(f"{kind} file {where}{describe_error(error)}") from error
     return module

@@ -22,6 +22,7 @@ from specdec_jax.text.generation import (
     Request,
     find_stop,
     finish,
+    look_at_costs,
     prepare,
     split_options,
     start,
@@ -95,6 +96,7 @@ class Stream(Iterator[Chunk]):
                 yield _filled(chunk, text.take())
                 if text.ended:
                     return
+        look_at_costs(self.pair, self.request, told, self._seconds)
         rest = text.take(everything=True)
         if rest:
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)

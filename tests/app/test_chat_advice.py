@@ -78,7 +78,7 @@ def test_gamma_auto_does_what_is_suggested(session):
         ("/target smollm2-drafter-n", ["smollm2-drafter-nano"]),
         ("/drafter no", ["none"]),
         ("/gamma ", ["auto"]),
-        ("/tokens o", ["on", "off"]),
+        ("/tokens ", ["all", "on", "off"]),
         ("/help /qu", ["/quit"]),
         ("hello /pol", []),
     ],

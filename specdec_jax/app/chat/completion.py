@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from specdec_jax.app.chat.commands import COMMANDS
+from specdec_jax.app.chat.commands import COMMANDS, TOKENS
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.text.pair import NEED_MODELS
 from specdec_jax.text.strategies import choose, find_factory, names
@@ -72,7 +72,7 @@ VALUES: dict[str, Callable[[str], Iterator[str]]] = {
     "/drafter": _strategy("drafter", _drafters),
     "/target": _first(*BUILTIN),
     "/gamma": _first("auto"),
-    "/tokens": _first("on", "off"),
+    "/tokens": _first(*TOKENS),
     "/phases": _first("on", "off"),
     "/system": _first("none"),
     "/help": _first(*COMMANDS),
