@@ -7,7 +7,7 @@ Expected:  there, total speed-up greedy 1.11, 1.30, 1.42, 1.35 (rows in order), 
            noisy hour (in a quiet one the first three 1.18, 1.59, 1.52 and 1.06, 1.35, 1.43); greedy outputs equal but
            for near ties. With AMX, all twelve prompts, the first three: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44
 
-Six of the twelve frozen prompts and five methods, which the README's table shows. The rest is one option away:
+Six of the twelve frozen prompts and five methods. The rest is one option away:
 
   make demo ARGS="--only"                                         all eight methods
   make demo ARGS="--only static-3 adaedl adaedl-keep"             some of them, plain decoding always

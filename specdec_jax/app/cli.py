@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except (ValueError, OSError) as error:
+    except OSError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from specdec_jax.decoding.user_code import describe_error, location
 
-        if not location(error):  # a defect of ours: not 1, which says that something is not lossless
+        if not isinstance(error, ValueError) and not location(
+            error
+        ):  # a defect of ours: not 1, which says that something is not lossless
             traceback.print_exc()
             return DEFECT
         print("error:", describe_error(error), file=sys.stderr)

@@ -89,8 +89,11 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
     path = None if doubt is None else _file_of(costs)
     if doubt is None or path is None or path in _disagreed:
         return False
-    with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock")):
+    # Whoever holds the lock measures just now: nobody waits for it with a text that is done.
+    with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock"), timeout=0):
         table = load_cost_model(path)
+        if not _same(table, costs):  # measured anew meanwhile
+            return False
         save_cost_model(path, table._replace(doubts=(*table.doubts, doubt)))
         _disagreed.add(path)
         measured_here.discard(path)
@@ -196,9 +199,13 @@ def _file_of(costs: CostModel) -> Path | None:
         for path in cache_folder("costs").glob("costs-*.json"):
             with contextlib.suppress(OSError, ValueError):
                 table = load_cost_model(path)
-                if (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step):
+                if _same(table, costs):
                     return path
     return None
+
+
+def _same(table: CostModel, costs: CostModel) -> bool:
+    return (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)
 
 
 def _shapes(model: LoadedModel) -> list[str]:

@@ -138,9 +138,9 @@ def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> 
             raise ValueError(f"{kind} {row} must be a sequence of tokens, got {text!r}")
         if not len(text):
             raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
-        known = () if isinstance(text, Tracer) else np.asarray(text)
-        wrong = [token for token in known if not 0 <= token < vocab_size]
-        if wrong:
+        known = np.zeros(0, np.int32) if isinstance(text, Tracer) else np.asarray(text)
+        wrong = known[~((known >= 0) & (known < vocab_size))]
+        if len(wrong):
             raise ValueError(f"{kind} {row} has token {wrong[0]}, outside the vocabulary of {vocab_size}")
 
 

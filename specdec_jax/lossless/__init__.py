@@ -7,7 +7,7 @@ from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessRep
 from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
 from specdec_jax.lossless.long_texts import LongTextsReport, prove_long_texts
 from specdec_jax.lossless.real_size import RealSizeReport, prove_real_size
-from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, test_by_sampling, toy_decoder
+from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, check_on_toy, test_by_sampling, toy_decoder
 from specdec_jax.lossless.together import drawn_warps, prove_together, prove_verifier
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "RoundsCase",
     "RoundsReport",
     "SampledReport",
+    "check_on_toy",
     "drawn_warps",
     "prove_comb_rounds",
     "prove_exactly",

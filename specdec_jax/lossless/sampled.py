@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.decoding import Decoder, build_decoder, default_widths
+from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
+from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters.model import model
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
@@ -91,6 +93,20 @@ def toy_decoder(
     monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
     options: dict[str, Any] = {"monitor": monitor, "verification_widths": widths, "prefill_chunk": 4}
     return build_decoder(small, drafter, policy, verifier, **options), ModelParams(tables.target, drafter_params)
+
+
+def check_on_toy(
+    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, **options: Any
+) -> None:
+    """Refuses what a user's file has that fails at a toy's sizes, with and without drafts: before proofs of minutes.
+
+    Raises:
+        ValueError: one line with the file and line (`answers.check_parts`).
+    """
+    widths = (1, *default_widths(most * (1 + policy.siblings)))
+    decoder, params = toy_decoder(policy, verifier, most, monitor=monitor, widths=widths, **options)
+    warp = make_warp(1, temperature=0.0)
+    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]], max_new_tokens=0, warp=warp))
 
 
 def test_by_sampling(

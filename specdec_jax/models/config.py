@@ -119,12 +119,7 @@ class HFConfig:
             if missing:
                 raise ValueError(f"the model's config lacks {', '.join(missing)}")
             return cls(**given)
-        except (
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            LookupError,
-        ) as error:  # of an entry that is no field, but read for one
+        except (TypeError, AttributeError, ArithmeticError, LookupError) as error:  # of an entry that is no field
             raise ValueError(f"an entry of the model's config has the wrong type: {error}") from error
 
     @classmethod

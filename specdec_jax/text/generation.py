@@ -204,9 +204,8 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
     """Rounds are a measurement too: of a row alone, a model that drafts alone, in no more slots than costs have."""
     costs, model = pair.costs, pair.decoder.parts.drafter.model
     described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
-    if (
-        costs is not None and described and costs.batch == 1 and not request.stop
-    ):  # stop strings are looked for between rounds
+    # stop strings are looked for between rounds
+    if costs is not None and described and costs.batch == 1 and not request.stop:
         look_at(costs, state.statistics, seconds)
 
 

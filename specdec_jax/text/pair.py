@@ -207,12 +207,9 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
     each: Sequence[Any] = [drafter] if drafter is None or _one(drafter) else drafter
     for one in each:
         if without_model(one):
-            file = name_in(one).endswith(".py")
-            if (
-                file
-                and {"vocab_size", "max_draft_length"}
-                & inspect.signature(find_factory("drafter", name_in(one))).parameters.keys()
-            ):
+            own_file = name_in(one).endswith(".py")
+            parameters = inspect.signature(find_factory("drafter", name_in(one))).parameters if own_file else {}
+            if {"vocab_size", "max_draft_length"} & parameters.keys():
                 continue  # called by `_drafter`, with the pair's own numbers
             choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
         elif isinstance(one, str) and one.endswith(")"):

@@ -150,7 +150,7 @@ WRONG = [
     (LOOKUP, "commit", lambda params, state: state, "the drafter's commit .* takes 2 positional arguments but 4"),
     (LOOKUP, "commit", lambda params, state, tokens, valid: valid, "commit .* must return the state as it got it"),
     (toy_phases(), "observe", raising, "KeyError: 'lost'"),
-    (toy_phases(), "observe", lambda state, *given: (), "observe .* must return the state as it got it, ToyPhases"),
+    (toy_phases(), "observe", lambda state, *given: (), "observe .* must return the state as it got it, Phases"),
 ]
 
 

@@ -28,6 +28,7 @@ from specdec_jax.lossless import (
     Counterexample,
     RoundsReport,
     SampledReport,
+    check_on_toy,
     drawn_warps,
     prove_comb_rounds,
     prove_exactly,
@@ -46,7 +47,7 @@ from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import build_pair, encode
 from specdec_jax.text.pair import without_model
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Monitor, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
@@ -91,9 +92,13 @@ def verify(
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
         with interrupts_end_here():
+            own = None if drafter is None or target is not None else _own_drafter(drafter, most)
+            check_on_toy(*rules, watches, most)
+            if own is not None:
+                check_on_toy(*rules, watches, own.max_draft_length, drafter=own, vocab_size=DRAFTER_VOCABULARY)
             proof = _on_toys(*rules, watches, most, sequences, seed)
-            if drafter is not None and target is None:
-                proof = proof._replace(drafter=_sampled_with(drafter, *rules, watches, most, min(sequences, SEVERAL)))
+            if own is not None:
+                proof = proof._replace(drafter=_sampled_with(own, *rules, watches, min(sequences, SEVERAL)))
         if target is not None and drafter is not None:
             most = max_draft_length or PAIR_DRAFTS
             models = target, drafter, prompt, temperature
@@ -155,11 +160,14 @@ def _sampled_on_toy(
     return test_by_sampling(decoder, params, warp=_warp(verifier), tokens=tokens, sequences=sequences)
 
 
+def _own_drafter(words: str, most: int) -> Drafter:
+    return choose("drafter", words, max_draft_length=most, vocab_size=DRAFTER_VOCABULARY)
+
+
 def _sampled_with(
-    words: str, policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, sequences: int
+    drafter: Drafter, policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, sequences: int
 ) -> SampledReport:
     """With a user's drafter, for a toy."""
-    drafter = choose("drafter", words, max_draft_length=most, vocab_size=DRAFTER_VOCABULARY)
     size: dict[str, Any] = {"vocab_size": DRAFTER_VOCABULARY, "distance": CLOSE}
     longest = drafter.max_draft_length
     with status(f"Decoding {sequences} sequences with {drafter.name}"):
@@ -368,11 +376,13 @@ def _rounds_fields(report: RoundsReport | None) -> dict[str, Any] | None:
 
 
 def _fields(report: Any) -> Any:
-    """A report's fields, its counterexample's by name."""
+    """A report's fields, its counterexample's by name if it has one."""
     if report is None:
         return None
-    found = report.counterexample
-    return {**report._asdict(), "counterexample": None if found is None else found._asdict()}
+    found = report._asdict()
+    if found.get("counterexample") is not None:
+        found["counterexample"] = found["counterexample"]._asdict()
+    return found
 
 
 def _table(cases: Sequence[Case], title: str) -> Table:
