@@ -419,7 +419,7 @@ def test_the_command_line_takes_revisions_and_downloads_before_it_draws_a_spinne
     sent = []
 
     def built(*_):
-        raise ValueError("enough")
+        raise OSError("enough")
 
     monkeypatch.setattr("specdec_jax.app.chat.settings.build", built)
     monkeypatch.setattr("specdec_jax.app.views.printing.status", lambda _: sent.append(server.sent()) or Terminal())
