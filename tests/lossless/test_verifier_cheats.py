@@ -82,7 +82,8 @@ def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys):
     code, says = VERDICTS[file]
     words = str(CHEATS / file) if file.endswith(".py") else file
     found, out, err = run(capsys, "--policy", "adaedl", "--verifier", words)
-    assert (found, err) == (code, "") and says in out
+    assert found == code and says in out
+    assert err.startswith("warning: lenience verification is lossy") if file == "lenience" else err == ""
     assert out.endswith("NOT lossless.") == (code == 1) and ("Smallest counterexample: " in out) == (code == 1)
     assert ("should be" in out) == (code == 1) and "--seed 3 draws them again" in out
 
