@@ -180,7 +180,8 @@ def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypa
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
     report = json.loads(out)
     assert code == 1 and report["lossless"] is False and report["conclusion"] == "not lossless"
-    assert report["counterexample"]["position"] == 1 and report["counterexample"]["probability"] > 0
+    wrong = report["counterexample"]  # of which token depends on the temperatures that are drawn
+    assert wrong["position"] == 1 and abs(wrong["probability"] - wrong["expected"]) > 0.01
     assert report["exact"]["total_variation"] > 0.01 and len(report["exact"]["cases"]) == 60
     assert report["rounds"]["error"] > 0.01
     assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
