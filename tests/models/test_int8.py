@@ -96,7 +96,7 @@ def test_rows_that_are_rounded_together_do_not_matter(together, monkeypatch):
 def test_what_is_not_finite_is_refused_by_name(wrong):
     named = random_named(CONFIG)
     named["model.layers.1.mlp.down_proj.weight"][3, 4] = wrong
-    with pytest.raises(ValueError, match="parameter layer_1/mlp/down/kernel: weights that are not finite"):
+    with pytest.raises(ValueError, match="tensor model.layers.1.mlp.down_proj.weight: weights that are not finite"):
         llama.params_from_named(CONFIG, named, jnp.float32, int8=True)
 
 
