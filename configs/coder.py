@@ -4,7 +4,7 @@ Command:   make coder       (the weights, 1.6 GB, once)
            python -m experiments.compare configs/coder.py --prompts PROMPTS.jsonl
            (with a model hub: --target Qwen/Qwen2.5-Coder-1.5B-Instruct --drafter Qwen/Qwen2.5-Coder-0.5B-Instruct)
 Hardware:  2 x86 cores, 10 GB of memory, nothing else running
-Time:      16 minutes for six prompts, measuring costs and compiling included; interrupted, the same command with --out goes on
+Time:      16 minutes for six prompts, all included; interrupted, the same command goes on with --out
 Expected:  docs/results.md, "By the clock"
 
 The thresholds and the static length are those that replays of other prompts choose on this pair.
