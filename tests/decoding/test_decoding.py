@@ -48,11 +48,11 @@ def decoder_of(policy, verifier, vocab=5, widths=None):
 
 
 @functools.cache
-def uniform_table(seed):
-    """uniform[emitted, position, role] of one request."""
+def uniform_table(prompt, seed):
+    """uniform[emitted, position, role] of one request, by its key: the hash of its prompt, and its seed."""
     emitted, position = (grid.ravel().astype(np.int32) for grid in np.mgrid[0 : NEW + 1, 0 : K + 1])
-    seeds = np.full(len(emitted), seed, np.uint32)
-    roles = [np.asarray(sampling.uniforms(seeds, emitted, position, role), np.float64) for role in range(3)]
+    keys = np.tile(np.array([*sampling.prompt_hashes([prompt]), seed], np.uint32), (len(emitted), 1))
+    roles = [np.asarray(sampling.uniforms(keys, emitted, position, role), np.float64) for role in range(3)]
     return np.stack(roles, axis=-1).reshape(NEW + 1, K + 1, 3)
 
 
@@ -87,7 +87,7 @@ def assert_as_twin(
     assert (state.target_cache.length == state.length - 1).all(), "the target's cache holds every token but the last"
     played = []
     for row, prompt in enumerate(prompts):
-        table, rule = uniform_table(seed + row), POLICIES[policy][2]()
+        table, rule = uniform_table(tuple(prompt), seed + row), POLICIES[policy][2]()
         text, rounds = oracles.decode(
             *map(logits_of, pair[:2]),
             prompt,
