@@ -55,9 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from specdec_jax.decoding.user_code import describe_error, location
 
-        if not isinstance(error, ValueError) and not location(
-            error
-        ):  # a defect of ours: not 1, which says that something is not lossless
+        # A defect of ours is not 1, which says that something is not lossless.
+        if not isinstance(error, ValueError) and not location(error):
             traceback.print_exc()
             return DEFECT
         print("error:", describe_error(error), file=sys.stderr)
