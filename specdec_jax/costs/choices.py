@@ -82,7 +82,7 @@ def told(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dic
     verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
     rounds are as long as the longest draft: there drafting costs `WAITING` times as much.
     """
-    most = costs.widths[-1] - 1 if policy.siblings else max_draft_length  # siblings may fill the widest pass
+    most = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
     waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
     times = costs.verification_times(most)
     times = times[0] + waiting * (times - times[0])

@@ -126,9 +126,9 @@ def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
         counts: of the state; without drafts the rounds are plain decoding's.
 
     Returns:
-        None where counts do not tell the widths: of several rows, and of siblings.
+        None where counts do not tell the widths: of several rows, and of drafts that are no chains.
     """
-    if len(counts.num_rounds) != 1 or int(counts.num_sibling_tokens[0]):
+    if len(counts.num_rounds) != 1 or counts.num_draft_tokens[0] != np.sum(counts.drafted_at[0]):
         return None
     longest = counts.drafted_at.shape[1]
     at_least = np.concatenate([np.asarray(counts.num_rounds), np.asarray(counts.drafted_at)[0], [0]])  # k drafts

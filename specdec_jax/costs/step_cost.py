@@ -17,9 +17,10 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.machine import load_average
+from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import drafting_uniforms
+from specdec_jax.decoding.rounds import draft_to_verify, drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.drafters.retokenized import RetokenizedState, as_if_spelled
@@ -87,15 +88,22 @@ def draft_round(
     measure: bool,
 ) -> Callable[[], Any]:
     """A call that drafts one round and waits for it; without `measure` the entropies are not asked for."""
-    begin = jnp.full((batch,), slots // 2, jnp.int32)
+    assert drafter.model is not None
+    begin, vocab_size = jnp.full((batch,), slots // 2, jnp.int32), drafter.model.spec.vocab_size
 
-    def propose(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
+    def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
         uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
-        draft, info, _, _ = drafter.propose(params, state, tokens, context, uniform, policy, policy_state, keep_log_q)
-        kept = (draft.tokens, draft.length) if draft.log_q is None else (draft.tokens, draft.length, draft.log_q)
-        return (*kept, info) if measure else kept
+        source, most = drafter.source(params, state, tokens, context), drafter.max_draft_length
+        log_q = None
+        if keep_log_q and source.chosen is not True:
+            log_q = jnp.full((batch, most, vocab_size), -jnp.inf, jnp.float32)
+        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, most, log_q)
+        verified = draft_to_verify(source, drafted)
+        used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
+        passes = drafted.predictions, drafted.entropy, drafted.max_prob
+        return (*used, *passes) if measure else used
 
-    compiled = jax.jit(propose, compiler_options=options_here() or None)
+    compiled = jax.jit(draft, compiler_options=options_here() or None)
     state = jax.jit(lambda params, source: drafter.init(params, batch, slots, source))(params, _source(batch))
     state = state._replace(valid=begin)
     tokens = jnp.ones((batch, slots), jnp.int32)

@@ -78,6 +78,11 @@ def default_widths(max_draft_length: int) -> tuple[int, ...]:
     return (*powers, full)
 
 
+def widest_draft(policy: StoppingPolicy, max_draft_length: int) -> int:
+    """Tokens that a draft of this policy has at most, all of which one pass verifies: K unless drafts are no chains."""
+    return max_draft_length if policy.rounds is None else policy.rounds.max_tokens(policy, max_draft_length)
+
+
 def build_decoder(
     target: LanguageModel,
     drafter: Drafter,
@@ -106,9 +111,11 @@ def build_decoder(
             policy whose functions do not answer each row, or what a user's file has of a drafter, verifier or monitor
             that fails or returns something else (`answers.check_parts`).
     """
-    widths = tuple(verification_widths or default_widths(drafter.max_draft_length * (1 + policy.siblings)))
+    widths = tuple(verification_widths or default_widths(widest_draft(policy, drafter.max_draft_length)))
     _check_parts(target, drafter, widths, prefill_chunk)
-    _check_siblings(target, drafter, policy, widths)
+    if policy.rounds is not None:
+        policy.rounds.check_parts(target, drafter, policy, widths)
+    play = decode_round if policy.rounds is None else policy.rounds.decode_round
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     reads = drafter.observer.features
     _check_monitor(parts, watched=monitor is not None)
@@ -120,7 +127,7 @@ def build_decoder(
             return (played < rounds) & (jnp.sum(state.done.astype(jnp.int32)) < leave)
 
         def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-            return carry[0] + 1, decode_round(parts, params, carry[1])
+            return carry[0] + 1, play(parts, params, carry[1])
 
         return by_rows(lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1])
 
@@ -139,7 +146,7 @@ def build_decoder(
     jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
         "run": jit(run_rounds, donate_argnums=1),
-        "step": jit(lambda params, state: by_rows(decode_round(parts, params, state)), donate_argnums=1),
+        "step": jit(lambda params, state: by_rows(play(parts, params, state)), donate_argnums=1),
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(continue_from, donate_argnums=1),
@@ -264,33 +271,6 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
     if drafts != target.spec.vocab_size:
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
-        )
-
-
-def _check_siblings(target: LanguageModel, drafter: Drafter, policy: StoppingPolicy, widths: tuple[int, ...]) -> None:
-    """Raises ValueError for a policy with siblings where they cannot be drawn or verified."""
-    if bool(policy.siblings) != (policy.beside is not None) or bool(policy.expanded) != (policy.expand is not None):
-        raise ValueError(f"{policy.name} must have `beside` as it has siblings, and `expand` as it has some expanded")
-    if policy.expanded and policy.beside is None:
-        raise ValueError(f"{policy.name} expands siblings and has none")
-    if policy.beside is None:
-        return
-    if not drafter.draws_siblings:
-        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} draws none")
-    if target.moved is None:
-        raise ValueError(
-            f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
-            "slots (sliding windows, ALiBi), it has an encoder, or it was made without `moved`"
-        )
-    if policy.expanded and (drafter.model is None or drafter.model.moved is None):
-        raise ValueError(
-            f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
-            "that takes one language model of the target's vocabulary, whose attention goes by positions"
-        )
-    if policy.expanded > widths[-1]:  # which is as much as caches have room for behind a text
-        raise ValueError(
-            f"{policy.name} wants {policy.expanded} siblings a pass expanded, more than {widths[-1]}, "
-            "the widest verification"
         )
 
 

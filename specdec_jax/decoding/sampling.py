@@ -20,6 +20,8 @@ from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform
 POLICY = 2**32 - 1  # what seeds of policies are derived with: no count of emitted tokens comes to it
+BY_CANDIDATE = 4096
+"""What a further candidate of a position adds to the index of its uniform: more than any draft is long."""
 _BLOCK = 128  # entries of a block when drawing; sums over blocks first keep the cumulative sums short
 
 
@@ -129,6 +131,28 @@ def draw(weights: Array, uniform: Array) -> Array:
     inside = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
     offset = _first(jnp.cumsum(inside, axis=-1) > (goal - before)[:, None], inside > 0)
     return jnp.minimum(block * _BLOCK + offset, vocab - 1).astype(jnp.int32)
+
+
+def draw_token(distribution: Distribution, warp: Warp, uniform: Array) -> Array:
+    """A token [B] int32 of the distribution as sampled; at temperature 0 its most probable one."""
+    is_sampled, top = warp.temperature > 0, distribution.top_token
+
+    def drawn() -> Array:
+        return jnp.where(is_sampled, draw(jnp.exp(distribution.log_prob), uniform), top)
+
+    return lax.cond(jnp.any(is_sampled), drawn, lambda: top)
+
+
+def without(values: Array, token: Array, instead: float) -> Array:
+    """[B, V] values with another one at `token` [B]."""
+    here = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :] == token[:, None]
+    return jnp.where(here, jnp.asarray(instead, values.dtype), values)
+
+
+def normalised(weights: Array) -> Array:
+    """[B, V] that sum to 1, or stay 0."""
+    total = jnp.sum(weights, axis=1, keepdims=True)
+    return weights / jnp.where(total > 0, total, 1.0)
 
 
 def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:

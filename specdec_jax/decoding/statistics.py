@@ -40,8 +40,6 @@ def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
         drafted_at=drafted.astype(jnp.int32),
         evaluated_at=(drafted & (index < jnp.minimum(now.emitted, now.accepted + 1)[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < now.accepted[:, None])).astype(jnp.int32),
-        num_sibling_tokens=one * now.siblings,
-        num_accepted_siblings=one * now.by_sibling,
         length_histogram=(histogram & alive[:, None]).astype(jnp.int32),
         num_reasoning_tokens=now.emitted * now.phase,
     )
@@ -67,8 +65,6 @@ def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
         threshold=host(np.full((batch, rounds), np.nan, np.float32)),
         drafter_id=whole,
         phase=whole,
-        siblings=whole,
-        by_sibling=whole,
     )
 
 
@@ -95,23 +91,20 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
 
 
 def kinds_of(round_: Mapping[str, Any]) -> list[str]:
-    """What each emitted token of a recorded round is: an accepted draft, "sibling", "recovered", or a "bonus".
+    """What each emitted token of a recorded round is: "accepted", "recovered" in place of a rejected draft, "bonus".
 
-    Where a draft was rejected stands a sibling of it that was accepted, maybe with a child of that, which is called so
-    too, or the target's own token, "recovered". After siblings comes a bonus, as after drafts that were all accepted.
+    More tokens than the chain's accepted drafts and one were accepted beside the chain, and a bonus follows them.
     """
     accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
-    beside = int(round_.get("by_sibling", 0))
-    instead = [*["sibling"] * beside, "bonus"] if beside else ["recovered"]
-    ends = ["bonus"] if accepted == drafted else instead
-    return [*["accepted"] * accepted, *ends][:emitted]
+    beside = max(0, emitted - accepted - 1)
+    last = "bonus" if accepted == drafted or beside else "recovered"
+    return [*["accepted"] * (accepted + beside), last][:emitted]
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:
     """The field's figures over all rows of `counts`, as plain Python numbers and lists.
 
-    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted,
-    and siblings among the accepted; the other figures are of the drafts alone),
+    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
     `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
     over those in which the position was evaluated. A figure without data is None.
     """
@@ -128,14 +121,12 @@ def summarise(counts: Statistics) -> dict[str, Any]:
             "drafter_passes",
             "discarded_passes",
             "num_reasoning_tokens",
-            "num_sibling_tokens",
-            "num_accepted_siblings",
         )
     }
     figures |= {
         "draft_acceptance_rate": _ratio(accepted, drafted),
         "mean_draft_length": _ratio(drafted, drafts),
-        "mean_acceptance_length": None if drafts == 0 else 1 + (accepted + int(total.num_accepted_siblings)) / drafts,
+        "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
         "tokens_per_round": _ratio(int(total.num_emitted_tokens), int(total.num_rounds)),
         "discarded_fraction": _ratio(int(total.discarded_passes), int(total.drafter_passes)),
         "acceptance_per_position": [_ratio(int(a), drafts) for a in total.accepted_at],

@@ -5,15 +5,12 @@ One-hot distributions would tell a stopping policy nothing, so what policies see
 outcomes, it or something else, `chance` and 1 - `chance`.
 """
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.draft_loop import Drawn, Next, Source
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.types import Array, Distribution, Draft, DraftInfo, PolicyState, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, Distribution, DrafterState, Next, Source
 
 
 class Retrieve(Protocol):
@@ -28,35 +25,24 @@ class Remember(Protocol):
     def __call__(self, memory: Any, token: Array, /) -> Any: ...
 
 
-def draft_by_lookup(
-    policy: StoppingPolicy,
-    policy_state: PolicyState,
-    context: RoundContext,
-    uniform: Callable[[Array], Array],
-    most: int,
-    vocab_size: int | None,
+def lookup(
+    state: DrafterState,
     retrieve: Retrieve,
+    vocab_size: int | None,
     memory: Any = (),
     remember: Remember = lambda memory, token: memory,
-) -> tuple[Draft, DraftInfo, PolicyState]:
-    """One round's draft of at most `most` (K) tokens. It costs no pass of any model, so `info.passes` is 0.
+) -> Source:
+    """A source without passes, that never reads a uniform: nothing is drawn. The loop leaves `state` as it was."""
 
-    `uniform` is the round's, and never read: nothing is drawn.
-    """
-    context = context._replace(relative_drafter_cost=jnp.zeros(context.length.shape, jnp.float32))
-
-    def following(memory: Any, drafted: Array) -> tuple[Next, Any]:
+    def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
         token, known, chance = retrieve(memory, drafted)
-        return Next(right_or_wrong(token, chance, vocab_size), lambda uniform, siblings: Drawn(token), known), memory
+        return Next(right_or_wrong(token, chance, vocab_size), token, known), memory
 
-    def kept(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
+    def keep(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
         del drafted
         return select_rows(drawn, remember(memory, token), memory)
 
-    end = draft_loop.draft(lambda _: Source(memory, following, kept), policy, policy_state, context, uniform, most)
-    free = jnp.zeros_like(end.length)
-    draft = Draft(end.tokens, None, jnp.ones(end.tokens.shape, bool), end.length)
-    return draft, DraftInfo(free, free, end.entropy, end.max_prob, free), end.policy
+    return Source(lambda going: memory, predict, keep, lambda drafted: state, cost=0.0, chosen=True)
 
 
 def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distribution:

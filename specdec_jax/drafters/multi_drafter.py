@@ -10,10 +10,13 @@ looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch
 not are masked. One that sat out is not fed meanwhile; it catches up, in passes of many tokens, when it is chosen again.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -26,17 +29,17 @@ from specdec_jax.types import (
     Commit,
     Distribution,
     Draft,
+    Drafted,
     Drafter,
     DrafterState,
-    DraftInfo,
     Features,
     Learn,
+    Next,
     Observer,
     Params,
-    PolicyState,
     Read,
     RoundContext,
-    StoppingPolicy,
+    Source,
     VerificationResult,
 )
 
@@ -53,23 +56,6 @@ class MultiDrafterState(NamedTuple):
     passes: Array  # [B] int32, its passes
     phase: Array  # [B] int32, of this round
     length: Array  # [B] int32, tokens known when it began
-
-
-class _Proposal(NamedTuple):
-    draft: Draft
-    info: DraftInfo
-    policy: PolicyState
-
-
-class _Round(NamedTuple):
-    """What whoever drafts is given."""
-
-    params: Sequence[Params]
-    tokens: Array
-    context: RoundContext
-    uniform: Callable[[Array], Array]
-    policy: StoppingPolicy
-    keep_log_q: bool
 
 
 @strategy
@@ -102,7 +88,10 @@ def multi_drafter(
     free = [index for index, part in enumerate(parts) if part.model is None]
     paid = [index for index, part in enumerate(parts) if part.model is not None]
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
-    relative_costs = [one / first for one in cost]
+    # A model that costs nothing is still no lookup: its passes count.
+    relative_costs = [
+        0.0 if part.model is None else max(one / first, 1e-9) for part, one in zip(parts, cost, strict=True)
+    ]
 
     def init(params: Sequence[Params], batch: int, slots: int, source: Any = None) -> MultiDrafterState:
         if len(params) != len(parts):
@@ -114,34 +103,44 @@ def multi_drafter(
         known = jnp.zeros((batch, len(parts)), jnp.int32)
         return MultiDrafterState(states, known, prior * sums, sums, nobody, row, row, row)
 
-    def propose(
-        params: Sequence[Params],
-        state: MultiDrafterState,
-        tokens: Array,
-        context: RoundContext,
-        uniform: Callable[[Array], Array],
-        policy: StoppingPolicy,
-        policy_state: PolicyState,
-        keep_log_q: bool,
-    ) -> tuple[Draft, DraftInfo, MultiDrafterState, PolicyState]:
-        phase = phase_of(context)
+    def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
+        phase, nobody = phase_of(context), len(parts) + 1
         worth = _worth(state, phase)
         idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
-        choice = jnp.where(idle, len(parts) + 1, jnp.argmax(worth, axis=1)).astype(jnp.int32)
-        made = _nothing(parts, tokens, most, policy, policy_state, keep_log_q)
-        asked = _Round(params, tokens, context, uniform, policy, keep_log_q)
+        choice = jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)
+        told, sources = {}, {}
+
+        def ask(index: int) -> None:
+            mine = choice == index
+            length = jnp.where(mine, context.length, state.known[:, index])
+            own, part = state.states[index], parts[index]
+            tell = partial(part.commit, params[index], own, tokens, length)
+            told[index] = lax.cond(jnp.any(mine), tell, lambda: own), length
+            sources[index] = parts[index].source(params[index], told[index][0], tokens, context)
+
         for index in free:
-            state, made = _ask(parts[index], index, relative_costs[index], asked, choice, state, made)
-        if free and paid:
-            empty = made.draft.length == 0
+            ask(index)
+        if free and paid:  # who finds nothing hands its row on
             passed_on = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
-            choice = jnp.where(jnp.isin(choice, jnp.array(free)) & empty, passed_on, choice)
-            made = made._replace(policy=select_rows(empty, policy_state, made.policy))
+            for index in free:
+                choice = jnp.where((choice == index) & ~_finds(sources[index], choice), passed_on, choice)
         for index in paid:
-            state, made = _ask(parts[index], index, relative_costs[index], asked, choice, state, made)
-        info = made.info._replace(drafter_id=jnp.where(idle, 0, choice))
-        state = state._replace(drafter=choice, passes=info.passes, phase=phase, length=context.length)
-        return made.draft, info, state, made.policy
+            ask(index)
+        known = jnp.stack([told[index][1] for index in range(len(parts))], axis=1)
+        relative = jnp.array(relative_costs, jnp.float32)[jnp.where(idle, 0, choice)]
+        joined = _joined(tuple(sources[index] for index in range(len(parts))), choice, free)
+
+        def close(drafted: Drafted) -> MultiDrafterState:
+            return state._replace(
+                states=joined.close(drafted),
+                known=known,
+                drafter=choice,
+                passes=jnp.where(relative == 0, 0, drafted.predictions),
+                phase=phase,
+                length=context.length,
+            )
+
+        return joined._replace(close=close, cost=relative, drafter_id=jnp.where(idle, 0, choice))
 
     def commit(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
         state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
@@ -163,8 +162,7 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), known=known, drafter=nobody)
 
-    draws = any(part.draws_siblings for part in parts)  # beside those of the others there are none
-    return Drafter(init, propose, commit, most, observer=_observer(parts), prefill=prefill, draws_siblings=draws)
+    return Drafter(init, source, commit, most, observer=_observer(parts), prefill=prefill)
 
 
 def _checked(
@@ -187,30 +185,83 @@ def _checked(
     return lengths.pop()
 
 
-def _ask(
-    part: Drafter, index: int, cost: float, asked: _Round, choice: Array, state: MultiDrafterState, made: _Proposal
-) -> tuple[MultiDrafterState, _Proposal]:
-    """Drafter `index` for the rows that chose it; what was made for others stays."""
-    own, context, params = choice == index, asked.context, asked.params[index]
+def _finds(source: Source, rows: Array) -> Array:
+    """Whether a lookup has a first token, [B] bool."""
+    none = jnp.zeros(rows.shape, jnp.int32)
+    known = source.predict(source.open(none == 0), none, none.astype(jnp.float32))[0].known
+    return none == 0 if known is None else known
 
-    def drafts() -> tuple[DrafterState, Array, _Proposal]:
-        length = jnp.where(own, context.length, state.known[:, index])
-        told = part.commit(params, state.states[index], asked.tokens, length)
-        masked = context._replace(
-            alive=own,
-            budget=jnp.where(own, context.budget, 0),
-            relative_drafter_cost=jnp.full(own.shape, cost, jnp.float32),
-        )
-        draft, info, after, learnt = part.propose(
-            params, told, asked.tokens, masked, asked.uniform, asked.policy, made.policy, asked.keep_log_q
-        )
-        if draft.siblings is None:  # it draws none, and a token that was chosen has none beside it
-            draft = draft._replace(siblings=made.draft.siblings)
-        return after, length, _merged(own, _Proposal(draft, info, learnt), made)
 
-    after, known, made = lax.cond(jnp.any(own), drafts, lambda: (state.states[index], state.known[:, index], made))
-    states = (*state.states[:index], after, *state.states[index + 1 :])
-    return state._replace(states=states, known=state.known.at[:, index].set(known)), made
+def _joined(sources: tuple[Source, ...], choice: Array, free: Sequence[int]) -> Source:
+    """Of several sources one, in which each row has its own; a model that no row chose is not run."""
+    own = tuple(choice == index for index in range(len(sources)))
+
+    def open(going: Array) -> tuple[Any, ...]:
+        return tuple(one.open(going & mine) for one, mine in zip(sources, own, strict=True))
+
+    def predict(memory: tuple[Any, ...], drafted: Array, uniform: Array) -> tuple[Next, tuple[Any, ...]]:
+        each, after = [], []
+        for index, (one, mine, before) in enumerate(zip(sources, own, memory, strict=True)):
+            run = partial(one.predict, before, drafted, uniform)
+            found, left = run() if index in free else _if_any(mine, run, before)
+            each.append(found)
+            after.append(left)
+        return _by_row(own, each), tuple(after)
+
+    def keep(memory: tuple[Any, ...], token: Array, drawn: Array, drafted: Array) -> tuple[Any, ...]:
+        each = zip(sources, own, memory, strict=True)
+        return tuple(one.keep(before, token, drawn & mine, drafted) for one, mine, before in each)
+
+    def close(drafted: Drafted) -> tuple[DrafterState, ...]:
+        each = zip(sources, own, drafted.memory, strict=True)
+        return tuple(
+            one.close(drafted._replace(predictions=jnp.where(mine, drafted.predictions, 0), memory=left))
+            for one, mine, left in each
+        )
+
+    chosen = [
+        jnp.broadcast_to(jnp.asarray(one.chosen), mine.shape) & mine for one, mine in zip(sources, own, strict=True)
+    ]
+    all_chosen = all(one.chosen is True for one in sources)
+
+    def rewrite(drafted: Drafted) -> Drafted:
+        for one, mine, memory in zip(sources, own, drafted.memory, strict=True):
+            if one.rewrite is not None:
+                again = one.rewrite(drafted._replace(memory=memory))
+                length = jnp.where(mine, again.length, drafted.length)
+                tokens = jnp.where(mine[:, None], again.tokens, drafted.tokens)
+                drafted = drafted._replace(tokens=tokens, length=length)
+        return drafted
+
+    return Source(
+        open,
+        predict,
+        keep,
+        close,
+        chosen=True if all_chosen else functools.reduce(jnp.logical_or, chosen),
+        rewrite=rewrite if any(one.rewrite is not None for one in sources) else None,
+    )
+
+
+def _by_row(own: Sequence[Array], each: Sequence[Next]) -> Next:
+    """Each row's own next position. Of a lookup that has no distributions none is read: its tokens are chosen."""
+    known = [one.distribution.log_prob for one in each if one.distribution.log_prob is not None]
+    joined: Next | None = None
+    for mine, one in zip(own, each, strict=True):
+        log_prob = jnp.full_like(known[0], -jnp.inf) if known and one.distribution.log_prob is None else None
+        log_prob = one.distribution.log_prob if log_prob is None else log_prob
+        distribution = one.distribution._replace(log_prob=log_prob, raw_log_prob=None)
+        there = jnp.ones_like(mine) if one.known is None else one.known
+        one = Next(distribution, one.token, there)
+        joined = one if joined is None else select_rows(mine, one, joined)
+    assert joined is not None
+    return joined
+
+
+def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
+    """What a model says next if any row is its own; else nothing that is read, and its memory as it was."""
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run)[0])
+    return lax.cond(jnp.any(mine), run, lambda: (nothing, before))
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:
@@ -244,36 +295,6 @@ def _told(tell: Commit, params: Params, state: DrafterState, tokens: Array, upto
     """The drafter's state after it was told of the text up to there; untouched if that is nothing new."""
     news = jnp.any(upto != known)
     return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
-
-
-def _nothing(
-    parts: tuple[Drafter, ...],
-    tokens: Array,
-    most: int,
-    policy: StoppingPolicy,
-    policy_state: PolicyState,
-    keep_log_q: bool,
-) -> _Proposal:
-    """A draft of no tokens for every row."""
-    batch = tokens.shape[0]
-    zeros, none = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, most), jnp.int32)
-    unknown = jnp.full((batch, most), jnp.nan, jnp.float32)
-    vocab = next((part.model.spec.vocab_size for part in parts if part.model is not None), None)
-    log_q = None if vocab is None or not keep_log_q else jnp.full((batch, most, vocab), -jnp.inf, jnp.float32)
-    siblings = jnp.zeros((batch, most, policy.siblings), jnp.int32) if policy.siblings else None
-    draft = Draft(none, log_q, none.astype(bool), zeros, siblings)
-    return _Proposal(draft, DraftInfo(zeros, zeros, unknown, unknown, zeros), policy_state)
-
-
-def _merged(own: Array, new: _Proposal, old: _Proposal) -> _Proposal:
-    """Row by row the new proposal or the old; one-hot drafts bring no distributions and need none."""
-    log_q = old.draft.log_q
-    if log_q is not None and new.draft.log_q is not None:
-        log_q = select_rows(own, new.draft.log_q.astype(log_q.dtype), log_q)
-    bare = _Proposal(new.draft._replace(log_q=None), new.info, new.policy)
-    kept = _Proposal(old.draft._replace(log_q=None), old.info, old.policy)
-    merged = select_rows(own, bare, kept)
-    return merged._replace(draft=merged.draft._replace(log_q=log_q))
 
 
 def _observer(parts: tuple[Drafter, ...]) -> Observer:

@@ -8,16 +8,15 @@ Contexts that never occurred can be filled from what the target thought likely a
 at positions behind a rejected draft too, and its distributions there are otherwise thrown away.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.draft_loop import check_length
 from specdec_jax.drafters import _table
-from specdec_jax.drafters._lookup import draft_by_lookup
+from specdec_jax.drafters._checks import check_length
+from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters._table import NgramTable
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
@@ -26,11 +25,9 @@ from specdec_jax.types import (
     Distribution,
     Draft,
     Drafter,
-    DraftInfo,
     Observer,
-    PolicyState,
     RoundContext,
-    StoppingPolicy,
+    Source,
     VerificationResult,
 )
 
@@ -95,26 +92,13 @@ def ngram(
         copies = (jnp.broadcast_to(jnp.asarray(leaf)[None], (batch, *leaf.shape)) for leaf in params)
         return NgramState(NgramTable(*copies), counted)
 
-    def propose(
-        params: Any,
-        state: NgramState,
-        tokens: Array,
-        context: RoundContext,
-        uniform: Callable[[Array], Array],
-        policy: StoppingPolicy,
-        policy_state: PolicyState,
-        keep_log_q: bool,
-    ) -> tuple[Draft, DraftInfo, NgramState, PolicyState]:
-        del params, keep_log_q
+    def source(params: Any, state: NgramState, tokens: Array, context: RoundContext) -> Source:
+        del params
 
         def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
             return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
 
-        recent = _recent(tokens, context.length, order - 1)
-        draft, info, learnt = draft_by_lookup(
-            policy, policy_state, context, uniform, max_draft_length, vocab_size, retrieve, recent, _with_token
-        )
-        return draft, info, state, learnt
+        return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
     def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
         fresh = init(params, length.shape[0], 0) if not keep else state
@@ -135,7 +119,7 @@ def ngram(
         del params
         return _fill_all(state, seen, draft, tokens, context, lengths, buckets)
 
-    return Drafter(init, propose, commit, max_draft_length, observer=Observer(read, learn) if fill else Observer())
+    return Drafter(init, source, commit, max_draft_length, observer=Observer(read, learn) if fill else Observer())
 
 
 def table_of(state: NgramState, row: int = 0) -> NgramTable:

@@ -11,29 +11,26 @@ they are told as chosen, not drawn, and lossless verifiers stay so.
 Source: universal assisted generation (UAG), as in models/retokenized.py, which the model is made by.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.cache_feed import feed, feed_long
-from specdec_jax.decoding.draft_loop import Drawn, Next, Source, check_length
-from specdec_jax.drafters.model import FED, WIDE, model_source
+from specdec_jax.decoding.cache_feed import feed_long
+from specdec_jax.drafters._checks import check_length
+from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
-    Draft,
+    Drafted,
     Drafter,
-    DraftInfo,
     LanguageModel,
+    Next,
     Params,
-    PolicyState,
     RoundContext,
-    StoppingPolicy,
+    Source,
 )
 
 SPELLED = 32  # tokens of the target that are spelled at a time
@@ -68,6 +65,7 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
     if language_model.retokenizing is None:
         raise ValueError("the text of this model is not tokenised again: drafters.model drafts with it")
     again = language_model.retokenizing
+    drafts = model(again.own, max_draft_length, catch_up)  # in its own tokens
     room = max_draft_length + FED  # slots of its own text that the target's never fills
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
@@ -78,37 +76,31 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
         own, ends = jnp.zeros((batch, own_slots), jnp.int32), jnp.zeros((batch, slots + 1), jnp.int32)
         return RetokenizedState(cache, none, own, text, ends, none)
 
-    def propose(
-        params: Params,
-        state: RetokenizedState,
-        tokens: Array,
-        context: RoundContext,
-        uniform: Callable[[Array], Array],
-        policy: StoppingPolicy,
-        policy_state: PolicyState,
-        keep_log_q: bool,
-    ) -> tuple[Draft, DraftInfo, RetokenizedState, PolicyState]:
-        del keep_log_q
+    def source(params: Params, state: RetokenizedState, tokens: Array, context: RoundContext) -> Source:
         state = spelled(params, state, tokens, context.length)
         length = own_length(state)
+        before = ModelDrafterState(state.cache, state.valid)
+        inner = drafts.source(params, before, state.own, context._replace(length=length))
 
-        def open_source(going: Array) -> Source:
-            with jax.named_scope("draft_feed"):
-                wanted = jnp.where(going, length - FED, 0)
-                known = jnp.minimum(state.valid, length)
-                cache, _ = feed(again.own, params, state.cache, state.own, known, wanted, catch_up)
-            return _most_probable(model_source(again.own, params, cache, state.own, context._replace(length=length)))
+        def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
+            following, memory = inner.predict(memory, drafted, uniform)
+            return following._replace(token=following.distribution.top_token), memory
 
-        end = draft_loop.draft(open_source, policy, policy_state, context, uniform, max_draft_length)
-        with jax.named_scope("draft_retokenize"):
-            found, count, owned = again.retokenize(params, end.tokens, end.length)
-        count = jnp.minimum(count, context.budget)
-        passes = end.predictions
-        fed = jnp.where(passes > 0, length + passes - 1, state.valid)
-        after = state._replace(cache=end.memory.cache, valid=jnp.maximum(state.valid, fed))
-        after = with_drafts(after, end.tokens, length, found, count, owned)
-        info = DraftInfo(passes, passes - end.length, end.entropy, end.max_prob, jnp.zeros_like(count))
-        return Draft(found, None, jnp.ones(found.shape, bool), count), info, after, end.policy
+        def retokenize(drafted: Drafted) -> tuple[Array, Array, Array]:
+            with jax.named_scope("draft_retokenize"):
+                again_tokens, count, ends = again.retokenize(params, drafted.tokens, drafted.length)
+            return again_tokens, jnp.minimum(count, context.budget), ends
+
+        def close(drafted: Drafted) -> RetokenizedState:
+            cache, valid = inner.close(drafted)
+            after = state._replace(cache=cache, valid=valid)
+            return with_drafts(after, drafted.tokens, length, *retokenize(drafted))
+
+        def rewrite(drafted: Drafted) -> Drafted:
+            again_tokens, count, _ = retokenize(drafted)
+            return drafted._replace(tokens=again_tokens, length=count)
+
+        return Source(inner.open, predict, inner.keep, close, chosen=True, rewrite=rewrite)
 
     def commit(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
         """Roll back to the last common alignment. What is missing is spelled and fed when the row drafts again."""
@@ -134,18 +126,7 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
 
         return lax.while_loop(lambda now: jnp.any(now.known < length), one, state)
 
-    return Drafter(init, propose, commit, max_draft_length, language_model, prefill=prefill)
-
-
-def _most_probable(source: Source) -> Source:
-    """The source, its most probable tokens drafted at every temperature."""
-
-    def predict(memory: Any, drafted: Array) -> tuple[Next, Any]:
-        following, memory = source.predict(memory, drafted)
-        token = following.distribution.top_token
-        return following._replace(draw=lambda uniform, siblings: Drawn(token)), memory
-
-    return source._replace(predict=predict)
+    return Drafter(init, source, commit, max_draft_length, language_model, prefill=prefill)
 
 
 def own_length(state: RetokenizedState) -> Array:

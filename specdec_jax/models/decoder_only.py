@@ -149,7 +149,9 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         spec,
         Head(hidden, functools.partial(head_kernel, c, dtype), c.logit_cap, dtype),
         tap,
-        moved=None if by_slot else moved,  # windows and biases go by slot: they would place siblings elsewhere
+        moved=None
+        if by_slot
+        else moved,  # windows and biases go by slot: they would place the tokens of a tree elsewhere
     )
 
 

@@ -11,7 +11,6 @@ from specdec_jax.stopping.adaedl import adaedl as adaedl
 from specdec_jax.stopping.adaptive_gamma import adaptive_gamma as adaptive_gamma
 from specdec_jax.stopping.at_least import at_least as at_least
 from specdec_jax.stopping.bandit import bandit as bandit
-from specdec_jax.stopping.comb import comb as comb
 from specdec_jax.stopping.cumulative_confidence import cumulative_confidence as cumulative_confidence
 from specdec_jax.stopping.draft_and_verify import draft_and_verify as draft_and_verify
 from specdec_jax.stopping.gamma_tuning import gamma_tuning as gamma_tuning

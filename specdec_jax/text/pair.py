@@ -18,6 +18,7 @@ from specdec_jax.costs.dtypes import dtype_of, faster_dtype
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.sources import fresh_request
@@ -179,9 +180,9 @@ def _answered(parts: Parts) -> set[bool]:
 
 
 def _most_places(longest: int, policy: StoppingPolicy, costs: CostModel | None) -> int:
-    """Drafts and siblings of a round that are worth a width, up to what was measured."""
+    """Tokens of a draft that are worth a width, up to what was measured."""
     measured = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
-    return max(longest, min(longest * (1 + policy.siblings), measured))
+    return max(longest, min(widest_draft(policy, longest), measured))
 
 
 def split_drafters(words: str) -> list[str]:

@@ -7,7 +7,7 @@ positional, so an implementation may call them what it likes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from specdec_jax.strategy import Strategy
 from specdec_jax.types.values import (
@@ -15,14 +15,13 @@ from specdec_jax.types.values import (
     Cache,
     Distribution,
     Draft,
+    Drafted,
     DrafterState,
-    DraftInfo,
     ModelSpec,
     MonitorState,
     Params,
     PolicyState,
     RoundContext,
-    SiblingOutcomes,
     VerificationResult,
     VerifierState,
 )
@@ -151,7 +150,7 @@ class LanguageModel(NamedTuple):
     retokenizing: Retokenizing | None = None  # a drafter's whose text is tokenised again for its target
     moved: Callable[[Cache, Array, Array], Cache] | None = None
     # (cache, from [B] int32, to [B]): what one slot of each row holds, copied to another. Of models whose passes may
-    # hold several tokens at one position (`positions` and `mask` of a pass); None: siblings cannot be verified
+    # hold several tokens at one position (`positions` and `mask` of a pass); None: trees cannot be verified
 
 
 class Begin(Protocol):
@@ -182,36 +181,6 @@ class Proceed(Protocol):
     ) -> tuple[Array, PolicyState]: ...
 
 
-class Wanted(NamedTuple):
-    """How many tokens a policy wants verified beside a draft."""
-
-    siblings: Array  # [B, N] int32, of the first N drafts, up to `siblings`
-    children: Array | None = None  # [B, E] int32, of the siblings that were expanded
-
-
-class Beside(Protocol):
-    """What to verify beside the draft, which is complete.
-
-    `length` [B] int32 are its tokens, `room` [B] int32 the most that fit beside them, `parent` as `Children` has it,
-    None of rules that expand nothing. Decided before it is known which tokens they are.
-    """
-
-    def __call__(
-        self, state: PolicyState, length: Array, room: Array, context: RoundContext, parent: Array | None, /
-    ) -> Wanted: ...
-
-
-class Expand(Protocol):
-    """What it is worth to feed the next drafter pass with a sibling of the first N drafts, [B, N, M] float32.
-
-    Asked before every pass; `drafted` [B] int32 counts the drafts of the round so far. The best `expanded` ones above 0
-    are fed that were not before. What the drafter says after them no policy is told: whether they are verified may not
-    depend on it.
-    """
-
-    def __call__(self, state: PolicyState, drafted: Array, context: RoundContext, /) -> Array: ...
-
-
 class Update(Protocol):
     """What the verification teaches; once a round, before the end-of-sequence cut."""
 
@@ -222,6 +191,10 @@ class Update(Protocol):
 class StoppingPolicy(Strategy):
     """When to stop drafting. Whether a token is drafted is decided before it is drawn (docs/design.md, invariant 2)."""
 
+    rounds: ClassVar[Any] = None
+    """How rounds go whose drafts are not chains: a subclass gives a module such as `contrib.trees.hooks`, by which the
+    decoder, the proofs and replays play its rounds."""
+    forwarded: ClassVar[tuple[str, ...]] = ()  # further fields that are functions of the state, for wrappers of rules
     init: Init
     begin: Begin
     check: Check
@@ -230,10 +203,6 @@ class StoppingPolicy(Strategy):
     threshold: Callable[[PolicyState], Array]  # [B] float32, what a plot of this rule shows (NaN: nothing)
     needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
     joins_rows: bool = False  # True: what a row does depends on the rows beside it
-    siblings: int = 0  # M, most siblings of a draft
-    beside: Beside | None = None  # of rules with siblings
-    expanded: int = 0  # W, siblings that a drafter pass is fed with, so that their children are drawn too
-    expand: Expand | None = None  # of rules that expand some
     hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
 
 
@@ -254,25 +223,17 @@ class Verify(Protocol):
     ) -> tuple[Array, NextDistribution, VerifierState]: ...
 
 
-class DecideSiblings(Protocol):
-    """What may follow `accepted` [B] int32 drafts of a draft with siblings; as of `verify`, which has counted them."""
-
-    def __call__(
-        self, draft: Draft, distributions: Distribution, accepted: Array, context: RoundContext, /
-    ) -> SiblingOutcomes: ...
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Verifier(Strategy):
     """How many drafts survive, and the distribution of the token after them."""
 
+    rounds: ClassVar[Any] = None  # as of `StoppingPolicy`, for a verifier that decides about more than chains
     init: Init
     verify: Verify
     lossless: bool  # True: the output distribution is the target's, and a test proves it
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
-    outcomes: DecideSiblings | None = None  # None: siblings are tried on `verify`'s next distribution
     hyperparameters: Mapping[str, Any] = READ
 
 
@@ -327,25 +288,43 @@ class Observer(NamedTuple):
     features: Features | None = None
 
 
-class Propose(Protocol):
-    """One round's draft, with the policy asked along the way; `tokens` are [B, S] int32.
+class Next(NamedTuple):
+    """The next position of every row, as a source knows it."""
 
-    `uniform(step [])` gives [B] float32 in [0, 1), what draft `step` is drawn with: one read each. Without
-    `keep_log_q` the verifier needs no distributions, and `Draft.log_q` is None.
-    """
+    distribution: Distribution  # what policies read, and of drawn tokens what verifiers divide by
+    token: Array  # [B] int32, drawn from it; `check` is not shown it
+    known: Array | None = None  # [B] bool: a row without a next position stops; None: all rows have one
 
-    def __call__(
-        self,
-        params: Params,
-        state: DrafterState,
-        tokens: Array,
-        context: RoundContext,
-        uniform: Callable[[Array], Array],
-        policy: StoppingPolicy,
-        policy_state: PolicyState,
-        keep_log_q: bool,
-        /,
-    ) -> tuple[Draft, DraftInfo, DrafterState, PolicyState]: ...
+
+class Predict(Protocol):
+    """The next position of rows that have drafted so many tokens, [B] int32, and the memory after it."""
+
+    def __call__(self, memory: Any, drafted: Array, uniform: Array, /) -> tuple[Next, Any]: ...
+
+
+class Keep(Protocol):
+    """The memory after `token` [B] was drafted where `drawn` [B] bool, as the draft after `drafted` [B] others."""
+
+    def __call__(self, memory: Any, token: Array, drawn: Array, drafted: Array, /) -> Any: ...
+
+
+class Source(NamedTuple):
+    """Where a round's next distributions come from. The memory is the loop's to carry: a pytree of constant shapes."""
+
+    open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds what their caches lack
+    predict: Predict
+    keep: Keep
+    close: Callable[[Drafted], DrafterState]  # the drafter's state after the loop
+    cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the pair's first model; 0: it is looked up
+    chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn: their distribution is one-hot
+    drafter_id: Array | int = 0  # [B] int32 or one for all
+    rewrite: Callable[[Drafted], Drafted] | None = None  # the draft to verify, where that is not what the loop drafted
+
+
+class OpenSource(Protocol):
+    """This round's source; `tokens` are [B, S] int32."""
+
+    def __call__(self, params: Params, state: DrafterState, tokens: Array, context: RoundContext, /) -> Source: ...
 
 
 class Commit(Protocol):
@@ -368,16 +347,15 @@ class InitDrafter(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drafter(Strategy):
-    """Who proposes. `propose` holds the draft loop; a drafter that lags catches up by itself."""
+    """Who proposes: a source for the draft loop, and what is kept from round to round."""
 
     init: InitDrafter
-    propose: Propose
+    source: OpenSource
     commit: Commit
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
     observer: Observer = Observer()  # what it sees of the target; as it is, nothing
     prefill: Commit | None = None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
-    draws_siblings: bool = False  # True: its drafts have siblings, for rules that want some
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     @property

@@ -52,15 +52,6 @@ class Distribution(NamedTuple):
     token_log_prob: Array | None = None  # [B] float32, of the drawn token, where log_prob is not known: in a replay
 
 
-class Children(NamedTuple):
-    """What may follow siblings that were expanded, fed to the drafter beside the chain; E of them a round."""
-
-    parent: Array  # [B, E] int32, the depth of the sibling times M, and its index; -1: none
-    tokens: Array  # [B, E, M] int32, drawn without replacement from the distribution after it
-    log_q: Array | None  # [B, E, V] float32, that distribution; None as of drafts
-    count: Array  # [B, E] int32, 0..M, how many are verified
-
-
 class Draft(NamedTuple):
     """What a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
 
@@ -69,20 +60,19 @@ class Draft(NamedTuple):
     # [B, K, V] float32, the exact distribution each token was drawn from; None if the verifier needs none
     one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its distribution is 1 on itself
     length: Array  # [B] int32, 0..K
-    siblings: Array | None = None
-    # [B, K, M] int32, further tokens drawn without replacement from the same distributions; None: the rule wants none
-    beside: Array | None = None  # [B, K] int32, 0..M, how many of these are verified beside each draft
-    children: Children | None = None  # of rules that expand siblings
 
 
-class DraftInfo(NamedTuple):
-    """What was measured while drafting; never read back by the loop."""
+class Drafted(NamedTuple):
+    """What came of a round's loop. Entries of a row at and beyond `length` are meaningless, but for the statistics."""
 
-    passes: Array  # [B] int32, drafter passes spent
-    discarded: Array  # [B] int32, passes whose distribution was looked at and gave no token
-    entropy: Array  # [B, K] float32, nats, of the distribution each pass gave
+    tokens: Array  # [B, K] int32
+    length: Array  # [B] int32
+    predictions: Array  # [B] int32, positions whose distribution was asked for
+    log_q: Array | None  # [B, K, V], the distributions as the source gave them
+    entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
     max_prob: Array  # [B, K] float32
-    drafter_id: Array  # [B] int32
+    policy: PolicyState
+    memory: Any  # the source's
 
 
 class VerificationResult(NamedTuple):
@@ -90,21 +80,6 @@ class VerificationResult(NamedTuple):
 
     tokens: Array  # [B, K+1] int32
     length: Array  # [B] int32, 1..K+1; accepted drafts = length - 1
-    beside: Array | None = None
-    # [B] int32, tokens accepted after these drafts and emitted besides: a sibling, and its child; None: of chains
-
-    @property
-    def emitted(self) -> Array:
-        """Tokens [B] int32 of `tokens`, before the end-of-sequence cut."""
-        return self.length if self.beside is None else self.length + self.beside
-
-
-class SiblingOutcomes(NamedTuple):
-    """What may follow the accepted tokens: one of M siblings, or a token of `rest`."""
-
-    chance: Array  # [B, M+1], of none of them, the first, the second ...
-    tokens: Array  # [B, M] int32
-    rest: Array  # [B, V], the next token's distribution where none is accepted
 
 
 class RoundContext(NamedTuple):
@@ -120,8 +95,7 @@ class RoundContext(NamedTuple):
     policy_seed: Array  # [B] uint32, for rules that need chance (sampling.policy_uniforms)
     warp: Warp
     monitor: MonitorState  # as of the round before
-    relative_drafter_cost: Array | None = None
-    # [B] float32, set by drafters: a pass of who drafts, in passes of the first model drafter; 0: looked up. None: 1
+    relative_drafter_cost: Array | None = None  # [B] float32, of `Source.cost`
 
     @property
     def seed(self) -> Array:
@@ -157,8 +131,6 @@ class Statistics(NamedTuple):
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
     evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
     accepted_at: Array  # [B, K] int32, ... and this one too
-    num_sibling_tokens: Array  # [B] int32, verified beside drafts: siblings, and their children
-    num_accepted_siblings: Array  # [B] int32, of these
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
 
@@ -178,8 +150,6 @@ class RoundInfo(NamedTuple):
     threshold: Array  # [B] float32, the policy's, before its update
     drafter_id: Array  # [B] int32
     phase: Array  # [B] int32, 0 without a monitor
-    siblings: Array  # [B] int32, tokens verified beside the drafts
-    by_sibling: Array  # [B] int32, how many of these were accepted after the drafts, and emitted
 
 
 class DecodeState(NamedTuple):

@@ -12,5 +12,4 @@ from specdec_jax.verification.easd import easd as easd
 from specdec_jax.verification.greedy import greedy as greedy
 from specdec_jax.verification.lenience import lenience as lenience
 from specdec_jax.verification.rejection import rejection as rejection
-from specdec_jax.verification.traversal import traversal as traversal
 from specdec_jax.verification.typical import typical as typical

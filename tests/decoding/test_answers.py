@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.app import cli
+from specdec_jax.contrib.trees import Wanted, comb, survival_tree, traversal
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
@@ -16,19 +17,14 @@ from specdec_jax.drafters import model
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.lossless import toy_decoder
 from specdec_jax.lossless.toys import table_model, toy_phases
-from specdec_jax.stopping import adaedl, comb, static, survival
+from specdec_jax.stopping import adaedl, static
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Wanted
-from specdec_jax.verification import rejection, traversal
+from specdec_jax.verification import rejection
 
 ROWS, TOKENS, MOST = 2, 4, 3
 ONE = jnp.array(True)
-INNER, LOOKUP, COMB, TREE = (
-    rejection(),
-    prompt_lookup(MOST, vocab_size=TOKENS),
-    comb(),
-    survival(siblings=2, expanded=1),
-)
+INNER, LOOKUP = rejection(), prompt_lookup(MOST, vocab_size=TOKENS)
+COMB, TREE = comb(), survival_tree(siblings=2, expanded=1)
 
 
 def verified(change):
@@ -36,8 +32,21 @@ def verified(change):
     return lambda *given: change(*INNER.verify(*given))
 
 
-def proposed(change):
-    return lambda *given: change(*LOOKUP.propose(*given))
+def opened(**changed):
+    """`source` of another drafter, with some of its functions changed."""
+    return lambda *given: LOOKUP.source(*given)._replace(**changed)
+
+
+def short(drafted):
+    return drafted._replace(tokens=drafted.tokens[:, :1])
+
+
+def predicting(change):
+    def source(*given):
+        made = LOOKUP.source(*given)
+        return made._replace(predict=lambda *asked: change(*made.predict(*asked)))
+
+    return source
 
 
 def raising(*given):
@@ -133,19 +142,17 @@ WRONG = [
     (traversal(), "outcomes", raising, "KeyError: 'lost'"),
     (traversal(), "outcomes", lambda *given: given[2], "must return SiblingOutcomes(.*); it returns int32[2]"),
     (LOOKUP, "init", raising, "KeyError: 'lost'"),
-    (LOOKUP, "propose", raising, "KeyError: 'lost'"),
-    (LOOKUP, "propose", proposed(lambda draft, *rest: (draft, *rest[:2])), "must return (Draft, DraftInfo,"),
+    (LOOKUP, "source", raising, "KeyError: 'lost'"),
+    (LOOKUP, "source", lambda *given: given[1], "source .* must return a Source; it returns"),
+    (LOOKUP, "source", opened(rewrite=short), "Draft.tokens as int32[2,3]; it is int32[2,1]"),
+    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "must return the state as it got it"),
+    (LOOKUP, "source", opened(keep=lambda *given: given[1]), "must keep its memory's shapes; its keep does not"),
+    (LOOKUP, "source", predicting(lambda next, memory: next), "must predict (Next, memory); its predict returns Next"),
     (
         LOOKUP,
-        "propose",
-        proposed(lambda draft, *rest: (draft._replace(tokens=draft.tokens[:, :1]), *rest)),
-        "Draft.tokens as int32[2,3]; it is int32[2,1]",
-    ),
-    (
-        LOOKUP,
-        "propose",
-        proposed(lambda draft, info, *rest: (draft, info._replace(passes=jnp.float32(0)), *rest)),
-        "DraftInfo.passes as int32[2]; it is float32[]",
+        "source",
+        predicting(lambda next, memory: (next._replace(token=next.token[:1]), memory)),
+        "must predict a token int32[2]; it is int32[1]",
     ),
     (LOOKUP, "commit", lambda params, state: state, "the drafter's commit .* takes 2 positional arguments but 4"),
     (LOOKUP, "commit", lambda params, state, tokens, valid: valid, "commit .* must return the state as it got it"),

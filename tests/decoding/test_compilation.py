@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from specdec_jax.compilation_cache import kept
+from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.drafters import model
 from specdec_jax.models import llama
-from specdec_jax.stopping import adaedl, comb, static
+from specdec_jax.stopping import adaedl, static
 from specdec_jax.verification import block, rejection
 
 pytestmark = pytest.mark.slow
@@ -123,7 +124,7 @@ def test_a_state_is_donated(name):
 @pytest.mark.parametrize("policy", [adaedl(), comb(), comb(expanded=1)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_generation_copies_no_cache(policy, dtype):
-    """Rounds, the switch over widths and the draft loop all write in place, and accepted siblings move one slot each.
+    """Rounds, the switch over widths and the draft loop all write in place, and a comb moves one slot a sibling.
 
     Heads are wide: the cache dwarfs scores.
     """

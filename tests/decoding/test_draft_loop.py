@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.draft_loop import Drawn, Next, Source
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.types import Distribution, RoundContext, StoppingPolicy
+from specdec_jax.types import Distribution, Next, RoundContext, Source, StoppingPolicy
 
 ROWS, MOST, VOCAB = 128, 5, 7
 
@@ -64,20 +63,17 @@ def policy_of(told, events):
 def source_of(told, events):
     """Its memory is a sum over drafts of token times place, so that a draft too many or at another place shows."""
 
-    def predict(memory, drafted):
-        def draw(uniform, siblings):
-            events.append("draw")
-            return Drawn((uniform(0) * 100).astype(jnp.int32))
-
+    def predict(memory, drafted, uniform):
+        events.append("predict")
         number = drafted.astype(jnp.float32)
         log_prob = jnp.broadcast_to(-number[:, None], (ROWS, VOCAB))
         seen = Distribution(log_prob, drafted, number + 0.5, number / 10, number, number, number)
-        return Next(seen, draw, at(told.known, drafted)), memory
+        return Next(seen, (uniform * 100).astype(jnp.int32), at(told.known, drafted)), memory
 
     def keep(memory, token, drawn, drafted):
         return memory + jnp.where(drawn, token * (drafted + 1), 0)
 
-    return Source(jnp.zeros(ROWS, jnp.int32), predict, keep)
+    return Source(lambda going: jnp.zeros(ROWS, jnp.int32), predict, keep, lambda drafted: ())
 
 
 def loop(told, events=None):
@@ -89,7 +85,7 @@ def loop(told, events=None):
     @jax.jit
     def run():
         return draft_loop.draft(
-            lambda going: source_of(told, events),
+            source_of(told, events),
             policy_of(told, events),
             Asked(zeros, zeros, zeros),
             context,
@@ -135,10 +131,29 @@ def test_a_round_is_the_twins(seed):
     assert lengths == set(range(MOST + 1)), "every length occurs"
 
 
-def test_a_token_is_drawn_after_the_check_and_before_the_next_pass():
+def test_a_rule_is_asked_for_the_token_by_check_and_sees_it_in_proceed():
     events = []
     loop(script(), events)
-    assert events[:3] == ["check", "draw", "proceed"] and len(events) % 3 == 0
+    assert events[:3] == ["predict", "check", "proceed"] and len(events) % 3 == 0
+
+
+def test_check_is_given_nothing_of_the_token():
+    """The line that makes every rule lossless: `check` gets the distribution, the count and the context alone."""
+    taken = []
+
+    def check(*given):
+        taken.append(given)
+        return jnp.ones(ROWS, bool), given[0]
+
+    told = script()
+    policy = policy_of(told, []).replace(check=check)
+    zeros = jnp.zeros(ROWS, jnp.int32)
+    context = RoundContext(zeros, zeros, zeros + MOST, zeros == 0, zeros.astype(jnp.uint32), make_warp(ROWS), ())
+    half = jnp.full(ROWS, 0.5)
+    seen = Distribution(None, zeros, half, half, half, half, half)
+    token = zeros + 5
+    draft_loop.step(policy, Asked(zeros, zeros, zeros), context, zeros == 0, zeros, seen, token)
+    assert len(taken) == 1 and all(leaf is not token for leaf in jax.tree.leaves(taken[0]))
 
 
 def test_no_room_and_no_row_alive_asks_for_nothing():

@@ -73,7 +73,7 @@ def other_source(drafter):
         tokens, length = source
         return drafter.init(params, batch, slots, ((tokens + 20) % SMALL.vocab_size, length))
 
-    return Drafter(init, drafter.propose, drafter.commit, MOST, drafter.model, prefill=drafter.prefill)
+    return Drafter(init, drafter.source, drafter.commit, MOST, drafter.model, prefill=drafter.prefill)
 
 
 def decoder_alone():

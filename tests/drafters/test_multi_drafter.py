@@ -15,11 +15,12 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, ngram, prompt_lookup
 from specdec_jax.drafters import multi_drafter as multi_drafter
 from specdec_jax.drafters import no_drafter as no_drafter
+from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters.multi_drafter import MultiDrafterState, _learnt
 from specdec_jax.lossless.toys import table_model, toy_pair, toy_phases
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import adaedl, static
-from specdec_jax.types import Draft, Drafter, DraftInfo, StoppingPolicy
+from specdec_jax.types import Drafter, StoppingPolicy
 from specdec_jax.verification import block, rejection
 
 pytestmark = pytest.mark.slow
@@ -131,16 +132,21 @@ def test_who_drafts_is_chosen_by_phase():
 
 
 def test_a_drafter_nobody_chose_does_not_run():
-    """Its propose and commit are behind `lax.cond`; of the prompt all are told once."""
-    calls = {"propose": 0, "commit": 0, "prefill": 0}
+    """Its passes and commit are behind `lax.cond`; of the prompt all are told once."""
+    calls = {"predict": 0, "commit": 0, "prefill": 0}
 
     def counted(drafter: Drafter) -> Drafter:
         def note(name):
             calls[name] += 1
 
-        def propose(*arguments):
-            jax.debug.callback(lambda: note("propose"))
-            return drafter.propose(*arguments)
+        def source(*arguments):
+            made = drafter.source(*arguments)
+
+            def predict(*asked):
+                jax.debug.callback(lambda: note("predict"))
+                return made.predict(*asked)
+
+            return made._replace(predict=predict)
 
         def commit(*arguments):
             jax.debug.callback(lambda: note("commit"))
@@ -150,15 +156,16 @@ def test_a_drafter_nobody_chose_does_not_run():
             jax.debug.callback(lambda: note("prefill"))
             return drafter.fill(*arguments)
 
-        return drafter.replace(propose=propose, commit=commit, prefill=prefill)
+        return drafter.replace(source=source, commit=commit, prefill=prefill)
 
     joined = multi_drafter([table(), counted(table())], drift=0.0, prior=4.0)
     state = decode(joined, (GOOD, BAD), prompts=((0, 1),))
     jax.effects_barrier()
-    by_other = int(np.sum(state.record.drafter_id[0, : rounds_of(state, 0)] == 1))
-    assert 0 < by_other < rounds_of(state, 0) / 2
-    assert calls["propose"] == by_other
-    assert calls["prefill"] == 1 and calls["commit"] <= 2 * by_other  # before it drafts, and of what was accepted
+    rounds = rounds_of(state, 0)
+    others = state.record.drafter_id[0, :rounds] == 1
+    assert 0 < np.sum(others) < rounds / 2
+    assert calls["predict"] == np.sum(state.record.drafter_passes[0, :rounds][others])
+    assert calls["prefill"] == 1 and calls["commit"] <= 2 * np.sum(others)  # before it drafts, and of what was accepted
 
 
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():
@@ -189,16 +196,13 @@ def test_rows_choose_for_themselves():
 def repeats_last(most=MOST, only_after=None) -> Drafter:
     """Drafts the row's last token again and again, without a model; nothing unless that token is `only_after`."""
 
-    def propose(params, state, tokens, context, uniform, policy, policy_state, keep_log_q):
-        last = jnp.take_along_axis(tokens, context.length[:, None] - 1, axis=1)
-        found = context.alive & (True if only_after is None else last[:, 0] == only_after)
-        length = jnp.where(found, context.budget, 0)
-        none = jnp.full((tokens.shape[0], most), jnp.nan, jnp.float32)
-        draft = Draft(jnp.broadcast_to(last, none.shape), None, jnp.ones(none.shape, bool), length)
-        return draft, DraftInfo(0 * length, 0 * length, none, none, 0 * length), state, policy_state
+    def source(params, state, tokens, context):
+        last = jnp.take_along_axis(tokens, context.length[:, None] - 1, axis=1)[:, 0]
+        found = context.alive & (True if only_after is None else last == only_after)
+        return lookup(state, lambda memory, drafted: (last, found, jnp.ones(last.shape)), VOCAB)
 
     keep = lambda params, state, tokens, length: state  # noqa: E731
-    return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), propose, keep, most)
+    return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), source, keep, most)
 
 
 def asking_costs():
@@ -254,8 +258,9 @@ def test_who_finds_nothing_hands_over_in_the_same_round():
 
 
 def test_a_rule_is_asked_by_one_drafter_a_round():
-    """What a lookup asked before it handed its row over is as if it had not been: the rule counts one drafter's
-    questions. With this drift nobody drafts twice in a row by choice, so that who does was handed the second round.
+    """Whether a lookup finds anything is known before the rule is called, which is called for one drafter alone, once a
+    round as beside a single drafter. With this drift no drafter is chosen twice in a row, so that one which drafts
+    twice was handed the second round.
     """
     joined, lengths = multi_drafter([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
     prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
@@ -272,8 +277,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
         rounds = rounds_of(state, row)
         record = jax.tree.map(lambda leaf, row=row, rounds=rounds: leaf[row, :rounds], state.record)
         asked = jax.tree.map(lambda leaf, row=row: int(leaf[row]), state.policy)
-        room = NEW - np.concatenate([[0], np.cumsum(record.emitted)[:-1]]) > 1  # a last token is not drafted
-        assert asked.begins == np.sum(room)
+        assert asked.begins == rounds
         assert asked.checks == np.sum(np.isfinite(record.entropy))
         assert asked.proceeds == np.sum(record.drafted) and asked.updates == rounds
         assert (asked.proceeds > 0) == (length > 0)

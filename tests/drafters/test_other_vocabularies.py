@@ -109,12 +109,13 @@ def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
     parts = decoder.parts
     honest = parts.drafter
 
-    def propose(*given):
-        draft, *rest = honest.propose(*given)
-        return draft._replace(log_q=draft.log_q - 1.0), *rest  # e of mass beyond the shared tokens
+    def source(*given):
+        made = honest.source(*given)
+        beyond = lambda drafted: drafted._replace(log_q=drafted.log_q - 1.0)  # noqa: E731  e of mass beyond them
+        return made._replace(rewrite=beyond)
 
     cheat = build_decoder(
-        parts.target, dataclasses.replace(honest, propose=propose), parts.policy, parts.verifier, prefill_chunk=4
+        parts.target, dataclasses.replace(honest, source=source), parts.policy, parts.verifier, prefill_chunk=4
     )
     assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=8192).lossless
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafting import draft_once
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
@@ -49,14 +50,13 @@ def context_of(lengths, budgets, temperature=0.0):
 
 
 def proposed(drafter, texts, budgets, slots=40, policy=None, **hyperparameters):
-    """(Draft, DraftInfo) of one round on those texts."""
+    """(Draft, Drafted) of one round on those texts."""
     rng, policy = np.random.default_rng(0), policy or static()
     tokens = rng.integers(0, 4, (len(texts), slots)).astype(np.int32)  # what lies beyond a text must not matter
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **hyperparameters)
-    draft, info, *_ = drafter.propose(None, (), jnp.array(tokens), now, None, policy, state, True)
-    return draft, info
+    return draft_once(drafter, None, (), jnp.array(tokens), now, policy, state)[:2]
 
 
 @pytest.mark.parametrize(("longest", "shortest", "vocab"), [(3, 1, 4), (5, 2, 3), (2, 2, 6), (1, 1, 12)])
@@ -78,7 +78,7 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
         sizes.add(size)
     assert sizes == {0, *range(shortest, longest + 1)}
     assert draft.log_q is None and bool(np.all(draft.one_hot))
-    assert not np.any(info.passes) and not np.any(info.discarded)
+    assert drafter.source(None, (), jnp.array(tokens), context_of([1] * len(texts), [5] * len(texts))).cost == 0
 
 
 def test_a_copy_goes_on_into_itself():
@@ -98,8 +98,8 @@ def test_budget_policy_and_finished_rows_bound_a_draft():
     draft, _ = proposed(drafter, texts, [4] * 4, draft_length=[1, 2, 3, 4])
     assert draft.length.tolist() == [1, 2, 3, 4]
     now = context_of([4], [4])._replace(alive=jnp.array([False]))
-    args = (None, (), jnp.ones((1, 8), jnp.int32), now, None, static(), static().init(1), False)
-    assert drafter.propose(*args)[0].length.tolist() == [0]
+    args = (None, (), jnp.ones((1, 8), jnp.int32), now, static(), static().init(1))
+    assert draft_once(drafter, *args)[0].length.tolist() == [0]
 
 
 def test_policies_see_a_longer_match_as_less_uncertain():
@@ -211,11 +211,8 @@ def test_a_source_is_looked_in_as_if_the_text_went_on_from_it():
     state = drafter.init(None, 3, 8, (jnp.asarray(tokens), jnp.asarray([6, 8, 1], jnp.int32)))
     texts = jnp.asarray([[0, 5, 6, 0, 0, 0, 0, 0], [0, 44, 5, 6, 0, 0, 0, 0], [0, 7, 7, 0, 0, 0, 0, 0]], jnp.int32)
     now = context_of([3, 4, 3], [3, 3, 3])
-    draft, *_ = drafter.propose(None, state, texts, now, None, static(), static().init(3), False)
+    draft, *_ = draft_once(drafter, None, state, texts, now, static(), static().init(3))
     assert draft.tokens.tolist() == [[7, 8, 1], [4, 3, 2], [7, 7, 7]] and draft.length.tolist() == [3, 3, 3]
     alone = drafter.init(None, 3, 8)
-    assert drafter.propose(None, alone, texts, now, None, static(), static().init(3), False)[0].length.tolist() == [
-        0,
-        0,
-        3,
-    ]
+    draft, *_ = draft_once(drafter, None, alone, texts, now, static(), static().init(3))
+    assert draft.length.tolist() == [0, 0, 3]

@@ -258,12 +258,17 @@ def test_drafts_that_are_told_as_drawn_are_rejected():
     decoder, params = toys()
     parts = decoder.parts
 
-    def propose(*given):
-        draft, *rest = parts.drafter.propose(*given)
-        even = jnp.full((*draft.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
-        return draft._replace(log_q=even, one_hot=jnp.zeros_like(draft.one_hot)), *rest
+    def source(*given):
+        made = parts.drafter.source(*given)
 
-    cheat = dataclasses.replace(parts.drafter, propose=propose)
+        def drawn(drafted):
+            drafted = made.rewrite(drafted)
+            even = jnp.full((*drafted.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
+            return drafted._replace(log_q=even)
+
+        return made._replace(rewrite=drawn, chosen=False)
+
+    cheat = dataclasses.replace(parts.drafter, source=source)
     decoder = build_decoder(parts.target, cheat, parts.policy, parts.verifier, prefill_chunk=4)
     assert not lossless.test_by_sampling(decoder, params, tokens=3, sequences=8192).lossless
 

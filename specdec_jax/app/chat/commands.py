@@ -262,9 +262,7 @@ _LIST = [
     Command("/system TEXT", "the system prompt; none: the template's own", _system),
     Command("/compare [N]", "the last prompt with plain, static N and the current policy", _compare, "Comparing"),
     Command("/stats", "the settings and the statistics of the last answer", _stats),
-    Command(
-        "/tokens all|on|off", "colour tokens: accepted, sibling, recovered, bonus; all: rejected drafts too", _tokens
-    ),
+    Command("/tokens all|on|off", "colour tokens: accepted, recovered, bonus; all: rejected drafts too", _tokens),
     Command("/phases [on|off]", "watch routine and reasoning phases; alone it shows the last answer's", _phases),
     Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
     Command("/reset", "begin a new conversation", _reset),

@@ -175,7 +175,7 @@ class Terminal:
     def _greet(self) -> None:
         self._console.print(Text(describe(self._chat.session.settings)))
         if self._colours:
-            self._console.print(legend(siblings=self._chat.session.pair.policy.siblings > 0))
+            self._console.print(legend())
         self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
 
     def _note(self, text: str) -> None:

@@ -19,7 +19,6 @@ from specdec_jax.text.generation import Generation
 
 KINDS = {
     "accepted": "accepted draft",
-    "sibling": "sibling, accepted in place of a rejected draft",
     "recovered": "the target's, in place of a rejected draft",
     "bonus": "the target's own",
 }
@@ -70,7 +69,6 @@ def page(
         line=_line(generation),
         tokens=[_drawn(token, tokenizer) for token in tokens],
         phases=phases_of(tokens),
-        siblings=any(token.siblings for token in tokens),
         chart=chart(tokens, entropy_factor),
         factor=entropy_factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
@@ -109,8 +107,6 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
         ("drafter", f"{token.drafter}"),
         ("phase", PHASES[min(token.phase, 1)]),
     ]
-    if token.siblings:
-        rows.append(("siblings tried", f"{token.siblings}"))
     if token.rejected:
         rows.append(("rejected here", "".join(draft.text for draft in token.rejected).replace("\n", "↵")))
     return rows

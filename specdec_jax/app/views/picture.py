@@ -15,7 +15,7 @@ from specdec_jax.text.generation import Generation
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Of Okabe and Ito's palette, told apart with any colour vision.
-COLOURS = {"accepted": "#009E73", "sibling": "#56B4E9", "recovered": "#E69F00", "bonus": "#0072B2"}
+COLOURS = {"accepted": "#009E73", "recovered": "#E69F00", "bonus": "#0072B2"}
 REJECTED, LIMIT, SHADE, INK = "#D55E00", "#CC79A7", "#F3E9C6", "#222222"
 NAMED = 100  # most tokens whose text is written under the axis
 

@@ -13,14 +13,12 @@ from specdec_jax.text.streaming import Piece
 
 STYLES = {
     "accepted": "green",
-    "sibling": "bold magenta",
     "recovered": "bold yellow",
     "bonus": "bold cyan",
     "rejected": "strike dim red",
 }
 LEGEND = {
     "accepted": "accepted draft",
-    "sibling": "accepted sibling of a rejected draft",
     "recovered": "recovered by the target",
     "bonus": "bonus of the target",
     "rejected": "rejected draft",
@@ -105,8 +103,8 @@ def _styled(text: str, kind: str, styled: bool) -> str:
     return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled else text
 
 
-def legend(show_rejected: bool = True, siblings: bool = False) -> Text:
-    """The colours and what they mean, on one line; `siblings`: of a rule that verifies some."""
-    hidden = {"rejected": not show_rejected, "sibling": not siblings}
+def legend(show_rejected: bool = True) -> Text:
+    """The colours and what they mean, on one line."""
+    hidden = {"rejected": not show_rejected}
     kinds = [kind for kind in LEGEND if not hidden.get(kind)]
     return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)

@@ -35,7 +35,6 @@ class Token(NamedTuple):
     max_prob: float
     threshold: float  # the policy's in this round, in its own units; NaN where it has none
     round: int  # from 0
-    siblings: int  # verified beside the drafts of this round
     first: bool  # of its round
     phase: int  # 0 routine, 1 reasoning
     drafter: int
@@ -115,7 +114,6 @@ def _round(
                 max_prob=max_prob,
                 threshold=_number(round_["threshold"]),
                 round=index,
-                siblings=int(round_.get("siblings", 0)),
                 first=place == 0,
                 phase=int(round_["phase"]),
                 drafter=int(round_["drafter_id"]),

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array, Children
+from specdec_jax.contrib.trees.seams import Children
+from specdec_jax.types import Array
 
 
 class Fed(NamedTuple):

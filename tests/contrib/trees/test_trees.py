@@ -4,11 +4,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import by_sampling, sharp_pair, texts, total
+from comb_texts import beside, by_sampling, sharp_pair, texts, total
 from tiny_llama import noisy_pair
 from tiny_reading import logits_of_drafts, reading_pair
 
-from specdec_jax.decoding import build_decoder, combs, expansion, rounds
+from specdec_jax.contrib.trees import (
+    Children,
+    TreeDraft,
+    Wanted,
+    comb,
+    draft_loop,
+    expansion,
+    layout,
+    rounds,
+    survival_tree,
+    traversal,
+)
+from specdec_jax.contrib.trees.sources import expanding
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding import rounds as chain_rounds
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
@@ -17,9 +31,9 @@ from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.models import mistral
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
-from specdec_jax.stopping import comb, static, survival, update_every
-from specdec_jax.types import Children, Draft, RoundContext, Wanted
-from specdec_jax.verification import greedy, rejection, traversal
+from specdec_jax.stopping import static, update_every
+from specdec_jax.types import RoundContext
+from specdec_jax.verification import greedy, rejection
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +51,7 @@ def taken(state):
     """Rounds by how many tokens were accepted beside the chain: 0, a sibling, a child too."""
     record = state.record
     played = np.asarray(record.emitted) > 0
-    return np.bincount(np.asarray(record.by_sibling)[played], minlength=3)
+    return np.bincount(np.maximum(np.asarray(record.emitted - record.accepted)[played] - 1, 0), minlength=3)
 
 
 @pytest.mark.parametrize("verifier", [rejection(), greedy(), traversal()])
@@ -49,11 +63,11 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     assert found == plain
     assert taken(state)[2] > 20 and taken(flat)[2] == 0
     assert total(state, "num_rounds") < total(flat, "num_rounds")
-    parts = ("num_accepted_siblings", "num_accepted_tokens", "num_rounds")
+    parts = ("num_accepted_tokens", "num_rounds")
     assert 0 <= sum(total(state, name) for name in parts) - total(state, "num_emitted_tokens") <= len(PROMPTS)
 
 
-@pytest.mark.parametrize("policy", [comb(expanded=2), survival(siblings=3, expanded=2)])
+@pytest.mark.parametrize("policy", [comb(expanded=2), survival_tree(siblings=3, expanded=2)])
 def test_models_that_read_their_target_write_its_text(policy):
     """Positions, masks, two moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
     target, params, drafter, own = reading_pair()
@@ -62,10 +76,10 @@ def test_models_that_read_their_target_write_its_text(policy):
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, state = texts(target, reading(drafter, MOST), both, policy, rejection(), prompts, hyperparameters, WIDTHS)
     assert found == plain
-    assert total(state, "num_sibling_tokens") > 20
+    assert beside(state, "draft") > 20
 
 
-@pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival(siblings=3, expanded=1))])
+@pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival_tree(siblings=3, expanded=1))])
 def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_children(policy):
     target, params, noisy = sharp_pair()
     prompts, both = [[5], [7, 3], [9, 1, 4]], ModelParams(params, noisy)
@@ -82,10 +96,14 @@ def proposed(target, drafter, params, policy, hyperparameters, prompt):
     warp = make_warp(1, temperature=1.0)
     options = {"policy_hyperparameters": hyperparameters, "stop_ids": (), "max_new_tokens": 20}
     state = decoder.prefill(params, [prompt], warp=warp, seed=[3], **options)
-    context = rounds._context(decoder.parts, state)
-    uniform = rounds.drafting_uniforms(state.key, context)
-    asked = params.drafter, state.drafter, state.tokens, context, uniform, policy, state.policy, True
-    return drafter.propose(*asked)[0]
+    context = chain_rounds.round_context(decoder.parts, state)
+    source, context = chain_rounds.open_source(decoder.parts, params, state, context)
+    source, predict_beside = expanding(source, drafter, params.drafter, context, state.tokens.shape[1])
+    log_q, uniform = (
+        chain_rounds.empty_log_q(decoder.parts, state, source),
+        chain_rounds.drafting_uniforms(state.key, context),
+    )
+    return draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, MOST, log_q)
 
 
 def expanded_texts(draft):
@@ -93,7 +111,7 @@ def expanded_texts(draft):
     parent, siblings = np.asarray(draft.children.parent)[0], np.asarray(draft.siblings)[0]
     for index in np.flatnonzero(parent >= 0):
         depth, candidate = divmod(int(parent[index]), siblings.shape[1])
-        yield [*np.asarray(draft.tokens)[0, :depth].tolist(), int(siblings[depth, candidate])], int(index)
+        yield [*np.asarray(draft.chain.tokens)[0, :depth].tolist(), int(siblings[depth, candidate])], int(index)
 
 
 def test_children_are_drawn_from_what_the_drafter_says_after_the_sibling():
@@ -125,7 +143,7 @@ def test_children_of_a_plain_model_too():
 CASES = {
     "comb": (comb(expanded=1), {**SHAPE, "siblings": (2, 1)}, False),
     "comb that reads": (comb(expanded=2), {**SHAPE, "siblings": (1, 2)}, True),
-    "survival": (survival(siblings=2, expanded=1), FREE, False),
+    "survival": (survival_tree(siblings=2, expanded=1), FREE, False),
 }
 
 
@@ -142,8 +160,8 @@ def test_sampled_texts_have_the_targets_distribution(case):
 
 def off_by_one(before, draft, start, width, slots):
     """A child sees the place before its sibling's."""
-    found = combs.laid_out(before, draft, start, width, slots)
-    place = jnp.arange(width)[None, :] - 1 - combs.places(draft._replace(children=None))[:, None]
+    found = layout.laid_out(before, draft, start, width, slots)
+    place = jnp.arange(width)[None, :] - 1 - layout.places(draft._replace(children=None))[:, None]
     return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
 
 
@@ -168,7 +186,7 @@ def draft_of(parent, count, beside=((1, 2, 0), (2, 0, 0)), lengths=(3, 1)):
     tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
     others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
     children = jnp.arange(1000, 1000 + 2 * len(parent[0]) * 2, dtype=jnp.int32).reshape(2, len(parent[0]), 2)
-    return Draft(
+    return TreeDraft(
         tokens,
         None,
         jnp.zeros(tokens.shape, bool),
@@ -181,7 +199,7 @@ def draft_of(parent, count, beside=((1, 2, 0), (2, 0, 0)), lengths=(3, 1)):
 
 def test_children_lie_behind_all_siblings_and_see_their_own():
     draft = draft_of([[0, 3], [1, -1]], [[2, 1], [1, 0]])
-    found = combs.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
+    found = layout.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
     first, second = np.asarray(found.tokens)
     assert first.tolist()[:10] == [10, 11, 12, 13, 1101, 1201, 1202, 1000, 1001, 1002]
     assert second.tolist()[:5] == [20, 21, 2101, 2102, 1004]
@@ -191,18 +209,18 @@ def test_children_lie_behind_all_siblings_and_see_their_own():
     assert seen[7] == [*range(6), 9, 12] and seen[8] == [*range(6), 9, 13]  # after the sibling of the first draft
     assert seen[9] == [*range(7), 11, 14]  # after the second sibling of the second draft
     assert np.flatnonzero(np.asarray(found.mask)[1, 4]).tolist() == [0, 1, 2, 5, 6]
-    assert combs.places(draft).tolist() == [9, 4]
-    place = combs.place_of_child(draft, jnp.array([1, 0]), jnp.array([1, 1]))
+    assert layout.places(draft).tolist() == [9, 4]
+    place = layout.place_of_child(draft, jnp.array([1, 0]), jnp.array([1, 1]))
     assert place.tolist() == [9, 4]
 
 
 def test_children_of_siblings_that_are_not_verified_are_left_out():
     draft = draft_of([[3, 0], [1, -1]], [[0, 0]] * 2, beside=None, lengths=(3, 3))
     wanted = Wanted(jnp.array([[1, 1, 0], [2, 0, 0]]), jnp.full((2, 2), 2))
-    found = combs.fitted(draft, wanted, jnp.array([9, 3]))
+    found = layout.fitted(draft, wanted, jnp.array([9, 3]))
     assert found.beside.tolist() == [[1, 1, 0], [2, 0, 0]]
     assert found.children.count.tolist() == [[0, 2], [1, 0]]  # the second sibling is not verified; one place is left
-    found = combs.fitted(draft, wanted, jnp.array([1, 1]))
+    found = layout.fitted(draft, wanted, jnp.array([1, 1]))
     assert found.beside.tolist() == [[1, 0, 0]] * 2 and found.children.count.tolist() == [[0, 0]] * 2
 
 
@@ -219,7 +237,7 @@ def test_the_best_siblings_are_expanded_once():
 
 
 def test_survival_ranks_children_beside_siblings():
-    policy = survival(siblings=2, positions=8, expanded=1)
+    policy = survival_tree(siblings=2, positions=8, expanded=1)
     state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
     state = state._replace(predicted=jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32))
     one = jnp.ones(1, jnp.int32)
@@ -254,8 +272,8 @@ def test_what_cannot_be_expanded_is_refused():
         build_decoder(target, model(window, MOST), comb(expanded=1), rejection())
     with pytest.raises(ValueError, match="9 siblings a pass expanded, more than 8, the widest verification"):
         build_decoder(TABLE, model(TABLE, MOST), comb(expanded=9), rejection(), verification_widths=(5, 8))
-    for wrong in (comb().replace(expanded=1), comb(expanded=1).replace(expand=None), static().replace(siblings=2)):
-        with pytest.raises(ValueError, match="must have `beside` as it has siblings, and `expand` as it has some"):
+    for wrong in (comb().replace(expanded=1), comb(expanded=1).replace(expand=None)):
+        with pytest.raises(ValueError, match="must have siblings of 1 or more with `beside`, and `expand` as"):
             build_decoder(TABLE, model(TABLE, MOST), wrong, rejection())
 
 
@@ -280,4 +298,4 @@ def test_a_drafter_with_a_draft_vocabulary_expands_siblings(most):
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, state = texts(target, model(own, most), both, comb(expanded=2), rejection(), prompts, SHAPE, WIDTHS)
     assert found == plain
-    assert (taken(state)[2] > 0) == (most > 1) and total(state, "num_accepted_siblings") > 0
+    assert (taken(state)[2] > 0) == (most > 1) and beside(state) > 0

@@ -15,46 +15,46 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.sampling import argmax, draw
-from specdec_jax.types import Array, Children, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
-
-BY_CANDIDATE = 4096
-"""What a candidate adds to the index that its uniform is keyed by: more than any draft is long."""
+from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft
+from specdec_jax.decoding.sampling import argmax, draw, normalised, without
+from specdec_jax.types import Array, Distribution, RoundContext, Verifier
 
 
-def candidates(seen: Distribution, is_sampled: Array, count: int, uniform: Callable[[int], Array]) -> list[Array]:
-    """A draft and its siblings, `count` tokens [B] int32 in all; meaningless where no token is left to draw.
+def further_candidates(
+    seen: Distribution, token: Array, is_sampled: Array, count: int, uniform: Callable[[int], Array]
+) -> Array:
+    """`count` siblings [B, count] int32 of a `token` [B] that was drawn; meaningless where no token is left to draw.
 
     Args:
-        seen: the distribution that they are drawn from, over whatever tokens a drafter has.
+        seen: the distribution that they are drawn from.
         is_sampled: [B] bool, the temperature is above 0.
-        uniform: (candidate, from 0 on) -> [B] float32 in [0, 1).
+        uniform: (candidate, from 1 on) -> [B] float32 in [0, 1).
     """
 
     def ranked() -> list[Array]:
-        found = [seen.top_token]
-        left = seen.raw_log_prob
-        for _ in range(1, count):
+        last, left, ranks = token, seen.raw_log_prob, []
+        for _ in range(count):
             assert left is not None  # only a replay does without
-            left = without(left, found[-1], -jnp.inf)
-            found.append(argmax(left))
-        return found
+            left = without(left, last, -jnp.inf)
+            last = argmax(left)
+            ranks.append(last)
+        return ranks
 
     def drawn() -> list[Array]:
-        left = jnp.exp(seen.log_prob)
-        found = [draw(left, uniform(0))]
-        for candidate in range(1, count):
-            left = without(left, found[-1], 0.0)
-            found.append(draw(left, uniform(candidate)))
-        return [jnp.where(is_sampled, token, other) for token, other in zip(found, ranked(), strict=True)]
+        last, left, draws = token, jnp.exp(seen.log_prob), []
+        for candidate in range(1, count + 1):
+            left = without(left, last, 0.0)
+            last = draw(left, uniform(candidate))
+            draws.append(last)
+        return [jnp.where(is_sampled, one, other) for one, other in zip(draws, ranked(), strict=True)]
 
-    return lax.cond(jnp.any(is_sampled), drawn, ranked)
+    return jnp.stack(lax.cond(jnp.any(is_sampled), drawn, ranked), axis=1)
 
 
 def outcomes(
     verifier: Verifier,
     next_distribution: Callable[[Array], Array],
-    draft: Draft,
+    draft: TreeDraft,
     distributions: Distribution,
     accepted: Array,
     context: RoundContext,
@@ -63,12 +63,13 @@ def outcomes(
 
     `distributions` are the target's, with a K+1 axis after B.
     """
-    if verifier.outcomes is not None:
-        return verifier.outcomes(draft, distributions, accepted, context)
+    decide = getattr(verifier, "outcomes", None)
+    if decide is not None:
+        return decide(draft, distributions, accepted, context)
     return sibling_outcomes(next_distribution(accepted), draft, accepted, context.warp.temperature > 0)
 
 
-def sibling_outcomes(following: Array, draft: Draft, accepted: Array, is_sampled: Array) -> SiblingOutcomes:
+def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sampled: Array) -> SiblingOutcomes:
     """What comes after `accepted` [B] drafts.
 
     Args:
@@ -174,15 +175,3 @@ def at_depth(tree: Any, depth: Array) -> Any:
         return jnp.take_along_axis(leaf, index.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]
 
     return jax.tree.map(one, tree)
-
-
-def without(values: Array, token: Array, instead: float) -> Array:
-    """[B, V] values with another one at `token` [B]."""
-    here = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :] == token[:, None]
-    return jnp.where(here, jnp.asarray(instead, values.dtype), values)
-
-
-def normalised(weights: Array) -> Array:
-    """[B, V] that sum to 1, or stay 0."""
-    total = jnp.sum(weights, axis=1, keepdims=True)
-    return weights / jnp.where(total > 0, total, 1.0)

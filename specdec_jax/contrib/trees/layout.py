@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.expansion import of_verified
-from specdec_jax.types import Array, Draft, Wanted
+from specdec_jax.contrib.trees.expansion import of_verified
+from specdec_jax.contrib.trees.seams import TreeDraft, Wanted
+from specdec_jax.types import Array
 
 
 class Comb(NamedTuple):
@@ -30,14 +31,14 @@ class Path(NamedTuple):
     place: Array  # [B, N] int32, of the pass
 
 
-def places(draft: Draft) -> Array:
+def places(draft: TreeDraft) -> Array:
     """[B] int32, places that a draft takes beside the token before it."""
     siblings = 0 if draft.beside is None else jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
     children = 0 if draft.children is None else jnp.sum(draft.children.count, axis=1, dtype=jnp.int32)
     return draft.length + siblings + children
 
 
-def fitted(draft: Draft, wanted: Wanted, room: Array) -> Draft:
+def fitted(draft: TreeDraft, wanted: Wanted, room: Array) -> TreeDraft:
     """The draft with siblings beside its first N tokens, as many as are wanted, and children; of all the first `room`.
 
     A token that was chosen, and not drawn, has no siblings, and a sibling that is not verified no children.
@@ -83,7 +84,7 @@ def _tokens_at(tokens: Array, places: _Places) -> Array:
     return jnp.take_along_axis(tokens.reshape(tokens.shape[0], -1), index, axis=1, mode="clip")
 
 
-def laid_out(before: Array, draft: Draft, start: Array, width: int, slots: int) -> Comb:
+def laid_out(before: Array, draft: TreeDraft, start: Array, width: int, slots: int) -> Comb:
     """The pass of `width` (W) places from slot start [B] on, where the token `before` [B] the draft goes."""
     assert draft.siblings is not None and draft.beside is not None
     place = jnp.arange(width, dtype=jnp.int32)[None, :]
@@ -106,7 +107,7 @@ def laid_out(before: Array, draft: Draft, start: Array, width: int, slots: int) 
     return Comb(tokens, start[:, None] + position, (seen <= behind[:, :, None]) | own)
 
 
-def place_of(draft: Draft, depth: Array, candidate: Array) -> Array:
+def place_of(draft: TreeDraft, depth: Array, candidate: Array) -> Array:
     """Where the sibling `candidate`, from 1 on, of the draft at `depth` stands in the pass; [B, N] int32 each."""
     assert draft.beside is not None
     before = jnp.cumsum(draft.beside, axis=1) - draft.beside
@@ -114,7 +115,7 @@ def place_of(draft: Draft, depth: Array, candidate: Array) -> Array:
     return draft.length[:, None] + before + candidate
 
 
-def place_of_child(draft: Draft, expansion: Array, candidate: Array) -> Array:
+def place_of_child(draft: TreeDraft, expansion: Array, candidate: Array) -> Array:
     """Where the child `candidate` [B], from 1 on, of the `expansion` [B] stands in the pass, [B] int32."""
     assert draft.beside is not None and draft.children is not None
     count = draft.children.count

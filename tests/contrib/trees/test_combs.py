@@ -3,19 +3,19 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import by_sampling, sharp_pair, texts, total
+from comb_texts import beside, by_sampling, sharp_pair, texts, total
 from tiny_reading import reading_pair
 
-from specdec_jax.decoding import build_decoder, combs, rounds, siblings
+from specdec_jax.contrib.trees import TreeDraft, Wanted, comb, layout, rounds, siblings, survival_tree, traversal
+from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.models import bloom, mistral
-from specdec_jax.stopping import comb, static, survival, update_every
-from specdec_jax.types import Draft, Wanted
-from specdec_jax.verification import block, greedy, rejection, traversal
+from specdec_jax.stopping import static, update_every
+from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +35,14 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     chain, alone = texts(TABLE, own, PARAMS, static(), verifier, PROMPTS, {"draft_length": 3})
     found, counts = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE)
     assert found == plain == chain
-    assert total(counts, "num_accepted_siblings") > 20
+    assert beside(counts) > 20
     assert total(counts, "num_rounds") < total(alone, "num_rounds")
-    parts = ("num_accepted_siblings", "num_accepted_tokens", "num_rounds")
+    parts = ("num_accepted_tokens", "num_rounds")
     ended = len(PROMPTS)  # the last round of a text may end before its last token
     assert 0 <= sum(total(counts, name) for name in parts) - total(counts, "num_emitted_tokens") <= ended
 
 
-@pytest.mark.parametrize("policy", [comb(), survival(siblings=3), update_every(survival(siblings=3))])
+@pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3), update_every(survival_tree(siblings=3))])
 def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_text(policy):
     """Positions, masks and the moved cache slot: a wrong one changes what the rounds after it write."""
     target, params, drafter, own = reading_pair()
@@ -51,10 +51,10 @@ def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_te
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, counts = texts(target, reading(drafter, MOST), both, policy, rejection(), prompts, hyperparameters)
     assert found == plain
-    assert total(counts, "num_sibling_tokens") > 20
+    assert beside(counts, "draft") > 20
 
 
-@pytest.mark.parametrize("policy", [comb(), survival(siblings=3)])
+@pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
 def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
     both = multi_drafter((model(TABLE, MOST, catch_up=4), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
@@ -62,9 +62,9 @@ def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     hyperparameters = SHAPE if policy.name == "comb" else FREE
     found, counts = texts(TABLE, both, own, policy, rejection(), PROMPTS, hyperparameters)
     assert found == plain
-    assert total(counts, "num_sibling_tokens") > 0 and total(counts, "num_accepted_siblings") > 5
+    assert beside(counts, "draft") > 0 and beside(counts) > 5
     lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
-    assert lookups > 0 or total(counts, "num_draft_tokens") > total(counts, "drafter_passes")
+    assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
 
 
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
@@ -74,13 +74,13 @@ def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, counts = texts(target, model(target, MOST), both, comb(), rejection(), prompts, SHAPE)
     assert found == plain
-    assert total(counts, "num_accepted_siblings") > 3
+    assert beside(counts) > 3
 
 
 CASES = {
     "comb": (comb(), SHAPE, False),
     "comb that reads": (comb(), {"links": 3, "siblings": (1, 2)}, True),
-    "survival": (survival(siblings=2), FREE, False),
+    "survival": (survival_tree(siblings=2), FREE, False),
 }
 
 
@@ -97,7 +97,7 @@ def test_sampled_texts_have_the_targets_distribution(case):
 
 
 def off_by_one(before, draft, start, width, slots):
-    found = combs.laid_out(before, draft, start, width, slots)
+    found = layout.laid_out(before, draft, start, width, slots)
     return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
 
 
@@ -130,30 +130,30 @@ def test_wrong_combs_are_found_out(what, monkeypatch):
 def draft_of(lengths, beside):
     tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
     others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
-    return Draft(tokens, None, jnp.zeros(tokens.shape, bool), jnp.array(lengths), others, jnp.array(beside))
+    return TreeDraft(tokens, None, jnp.zeros(tokens.shape, bool), jnp.array(lengths), others, jnp.array(beside))
 
 
 def test_rows_of_different_shapes_lie_in_one_pass():
     draft = draft_of([3, 1], [[0, 2, 1], [2, 0, 0]])
-    found = combs.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
+    found = layout.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
     first, second = np.asarray(found.tokens)
     assert first.tolist()[:7] == [10, 11, 12, 13, 1201, 1202, 1301] and second.tolist()[:4] == [20, 21, 2101, 2102]
     assert np.asarray(found.positions)[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8]
     assert np.asarray(found.positions)[1, :4].tolist() == [2, 3, 3, 3]
     seen = [np.flatnonzero(line).tolist() for line in np.asarray(found.mask)[0, :7]]
     assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
-    assert seen[3] == list(range(9)) and combs.places(draft).tolist() == [6, 3]
-    place = combs.place_of(draft, jnp.array([[1], [0]]), jnp.array([[2], [1]]))
+    assert seen[3] == list(range(9)) and layout.places(draft).tolist() == [6, 3]
+    place = layout.place_of(draft, jnp.array([[1], [0]]), jnp.array([[2], [1]]))
     assert place.tolist() == [[5], [2]]
 
 
 def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     draft = draft_of([3, 2], [[0] * 3] * 2)
     wanted = Wanted(jnp.array([[5, 1], [1, 1]]))
-    assert combs.fitted(draft, wanted, jnp.array([9, 9])).beside.tolist() == [[2, 1, 0], [1, 1, 0]]
-    assert combs.fitted(draft, wanted, jnp.array([2, 0])).beside.tolist() == [[2, 0, 0], [0, 0, 0]]
+    assert layout.fitted(draft, wanted, jnp.array([9, 9])).beside.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert layout.fitted(draft, wanted, jnp.array([2, 0])).beside.tolist() == [[2, 0, 0], [0, 0, 0]]
     chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
-    assert combs.fitted(chosen, wanted, jnp.array([9, 9])).beside.tolist() == [[0, 1, 0], [0, 1, 0]]
+    assert layout.fitted(chosen, wanted, jnp.array([9, 9])).beside.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
 def test_what_cannot_have_siblings_is_refused():

@@ -1,0 +1,116 @@
+"""What the decoder checks of rules and verifiers of trees before a program is built (`decoding/answers.py`)."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult, Wanted
+from specdec_jax.decoding.answers import (
+    Asked,
+    Sizes,
+    array,
+    context_shapes,
+    dims,
+    distribution_shapes,
+    draft_shapes,
+    said,
+)
+from specdec_jax.types import Drafter, LanguageModel, MonitorState, RoundContext, Verifier, VerifierState
+
+
+def max_tokens(policy: TreePolicy, max_draft_length: int) -> int:
+    """Tokens that a draft has at most: every draft with all its siblings."""
+    return max_draft_length * (1 + policy.siblings)
+
+
+def check_parts(target: LanguageModel, drafter: Drafter, policy: TreePolicy, widths: Sequence[int]) -> None:
+    """Raises ValueError for a policy whose siblings cannot be drawn or verified."""
+    if not policy.siblings or policy.beside is None or bool(policy.expanded) != (policy.expand is not None):
+        raise ValueError(
+            f"{policy.name} must have siblings of 1 or more with `beside`, and `expand` as it has some expanded"
+        )
+    if not draws_siblings(drafter):
+        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} draws none")
+    if target.moved is None:
+        raise ValueError(
+            f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
+            "slots (sliding windows, ALiBi), it has an encoder, or it was made without `moved`"
+        )
+    if policy.expanded and (drafter.model is None or drafter.model.moved is None):
+        raise ValueError(
+            f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
+            "that takes one language model of the target's vocabulary, whose attention goes by positions"
+        )
+    if policy.expanded > widths[-1]:  # which is as much as caches have room for behind a text
+        raise ValueError(
+            f"{policy.name} wants {policy.expanded} siblings a pass expanded, more than {widths[-1]}, "
+            "the widest verification"
+        )
+
+
+def draws_siblings(drafter: Drafter) -> bool:
+    """Whether it draws tokens from distributions over the target's vocabulary; what is looked up has no siblings."""
+    if drafter.call is not None and "drafters" in drafter.call.options:
+        return any(map(draws_siblings, drafter.call.options["drafters"]))
+    return drafter.model is not None and drafter.model.retokenizing is None
+
+
+def check_answers(
+    asked: Asked, policy: TreePolicy, sizes: Sizes, context: RoundContext, keep_log_q: bool
+) -> tuple[TreeDraft, TreeResult]:
+    """Refuses a policy whose `beside` or `expand` answers something else; gives the shapes that `update` gets.
+
+    Raises:
+        ValueError: names the function, and what it returns against what it must.
+    """
+    batch, expansions = sizes.batch, _expansions(policy, sizes)
+    whole = array(jnp.int32, batch)
+    parent = array(jnp.int32, batch, expansions) if expansions else None
+    wanted = asked.result("beside", asked.state, whole, whole, context, parent)
+    siblings, children = (dims(getattr(wanted, name, None)) for name in Wanted._fields)
+    whole_numbers = all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(wanted))
+    is_wanted = isinstance(wanted, Wanted) and whole_numbers and len(siblings) == 2 and siblings[0] == batch
+    if not is_wanted or (expansions and children != (batch, expansions)):
+        text = f"Wanted(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
+        asked.refuse("beside", f"must return {text}; it returns {said(wanted)}")
+    if policy.expand is not None:
+        worth = asked.result("expand", asked.state, whole, context)
+        shape = dims(worth)
+        if len(shape) != 3 or (shape[0], shape[2]) != (batch, policy.siblings):
+            text = f"float32[{batch},N,{policy.siblings}], a number for each sibling of the first N drafts"
+            asked.refuse("expand", f"must answer {text}; it answers {said(worth)}")
+    result = TreeResult(array(jnp.int32, batch, sizes.max_draft_length + 1), whole, whole)
+    return _shapes(policy, sizes, sizes.max_draft_length, keep_log_q), result
+
+
+def check_verifier(
+    policy: TreePolicy, verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState, held: int
+) -> None:
+    """Refuses a verifier's `outcomes` that returns something else, for drafts of `held` tokens. Raises ValueError."""
+    if getattr(verifier, "outcomes", None) is None or not held:
+        return
+    batch, vocab, most = sizes.batch, sizes.vocab_size, policy.siblings
+    asked, draft = Asked.of("verifier", verifier, state, batch), _shapes(policy, sizes, held, verifier.needs_log_q)
+    target = distribution_shapes(batch, vocab, held + 1)
+    ends = asked.result("outcomes", draft, target, array(jnp.int32, batch), context_shapes(batch, monitor))
+    shapes = SiblingOutcomes((batch, most + 1), (batch, most), (batch, vocab))  # type: ignore[arg-type]
+    wanted = f"SiblingOutcomes(float32[{batch},{most + 1}], int32[{batch},{most}], float32[{batch},{vocab}])"
+    if not isinstance(ends, SiblingOutcomes) or tuple(map(dims, ends)) != shapes:
+        asked.refuse("outcomes", f"must return {wanted}; it returns {said(ends)}")
+
+
+def _expansions(policy: TreePolicy, sizes: Sizes) -> int:
+    """Expanded siblings of a round: its first drafter pass is fed with none."""
+    return policy.expanded * (sizes.max_draft_length - 1)
+
+
+def _shapes(policy: TreePolicy, sizes: Sizes, held: int, keep_log_q: bool) -> TreeDraft:
+    """A draft of at most `held` tokens with all that may stand beside it."""
+    whole, most, count = functools.partial(array, jnp.int32, sizes.batch), policy.siblings, _expansions(policy, sizes)
+    children = None
+    if count:
+        log_q = array(jnp.float32, sizes.batch, count, sizes.vocab_size) if keep_log_q else None
+        children = Children(whole(count), whole(count, most), log_q, whole(count))
+    return TreeDraft(*draft_shapes(sizes, held, keep_log_q), whole(held, most), whole(held), children)

@@ -1,0 +1,160 @@
+"""The draft loop of chains with siblings: as `decoding/draft_loop.py`, and every position draws further candidates.
+
+A rule may expand siblings: they are chosen before a pass, which reads them beside the chain's last tokens, and what
+follows them are their children.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.contrib.trees.expansion import fed_with, no_children, to_expand, with_children
+from specdec_jax.contrib.trees.seams import Children, TreePolicy
+from specdec_jax.contrib.trees.siblings import further_candidates
+from specdec_jax.contrib.trees.sources import PredictBeside
+from specdec_jax.decoding.draft_loop import begin, step
+from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
+from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
+
+Uniform = Callable[[Array], Array]
+
+
+class TreeDrafted(NamedTuple):
+    """What came of a round's loop: the chain, and what was drawn beside it."""
+
+    chain: Drafted
+    siblings: Array  # [B, K, M] int32
+    children: Children | None  # of rules that expand siblings
+
+
+class _Loop(NamedTuple):
+    """The carry. `index` counts positions of the batch; a row that is still going has drafted as many tokens."""
+
+    index: Array  # [] int32
+    going: Array  # [B] bool
+    drafted: TreeDrafted
+
+
+def draft(
+    source: Source,
+    predict_beside: PredictBeside | None,
+    policy: TreePolicy,
+    state: PolicyState,
+    context: RoundContext,
+    uniform: Uniform,
+    max_draft_length: int,
+    log_q: Array | None = None,
+) -> TreeDrafted:
+    """One round's draft of a chain of at most `max_draft_length` (K) tokens a row, with `policy.siblings` beside each.
+
+    Args:
+        predict_beside: how expanded siblings are read; None for rules that expand none.
+        uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with; its sibling i with that of
+            index + i * BY_CANDIDATE, and so on with the children of what its pass was fed with.
+        log_q: [B, K, V] to write the distributions into; None keeps none.
+    """
+    going, policy_state = begin(policy, state, context, context.alive)
+    zeros = jnp.zeros(context.length.shape, jnp.int32)
+    unknown = jnp.full((zeros.shape[0], max_draft_length), jnp.nan, jnp.float32)
+    tokens = jnp.zeros(unknown.shape, jnp.int32)
+    siblings = jnp.zeros((*tokens.shape, policy.siblings), jnp.int32)
+    expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass is fed with no siblings
+    children = no_children(zeros.shape[0], expansions, policy.siblings, log_q) if expansions else None
+    chain = Drafted(tokens, zeros, zeros, log_q, unknown, unknown, policy_state, source.open(going))
+    body = partial(_draft_one, source, predict_beside, policy, context, uniform)
+    start = _Loop(jnp.int32(0), going, TreeDrafted(chain, siblings, children))
+    return lax.while_loop(lambda loop: jnp.any(loop.going), body, start).drafted
+
+
+def _draft_one(
+    source: Source,
+    predict_beside: PredictBeside | None,
+    policy: TreePolicy,
+    context: RoundContext,
+    uniform: Uniform,
+    loop: _Loop,
+) -> _Loop:
+    """One position of every row still going; they all stand at the same one, so it is written as a column."""
+    index, now = loop.index, loop.drafted.chain
+    if loop.drafted.children is None or predict_beside is None:
+        following, memory = source.predict(now.memory, now.length, uniform(index))
+        children = loop.drafted.children
+    else:
+        following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
+    going = loop.going if following.known is None else loop.going & following.known
+    done = step(policy, now.policy, context, going, now.length, following.distribution, following.token)
+    with jax.named_scope("draft_draw"):
+        beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
+    column = jnp.arange(now.tokens.shape[1], dtype=jnp.int32)[None, :] == index
+
+    def put(buffer: Array, rows: Array, value: Array) -> Array:
+        return jnp.where(column & rows[:, None], value.astype(buffer.dtype)[:, None], buffer)
+
+    log_q = now.log_q
+    if log_q is not None:
+        log_q = lax.dynamic_update_slice_in_dim(log_q, following.distribution.log_prob[:, None], index, axis=1)
+    chain = Drafted(
+        tokens=put(now.tokens, done.drawn, following.token),
+        length=done.drafted,
+        predictions=now.predictions + going.astype(jnp.int32),
+        log_q=log_q,
+        entropy=put(now.entropy, going, following.distribution.entropy),
+        max_prob=put(now.max_prob, going, following.distribution.max_prob),
+        policy=done.policy,
+        memory=source.keep(memory, following.token, done.drawn, now.length),
+    )
+    siblings = loop.drafted.siblings
+    if beside is not None:
+        siblings = lax.dynamic_update_slice_in_dim(siblings, beside[:, None], index, axis=1)
+    return _Loop(index + 1, done.going, TreeDrafted(chain, siblings, children))
+
+
+def _beside(
+    distribution: Distribution,
+    token: Array,
+    context: RoundContext,
+    count: int,
+    uniform: Uniform,
+    index: Array,
+    first: int,
+) -> Array | None:
+    """`count` candidates [B, count] after `token`, keyed from candidate `first` on; a lookup without a vocabulary has
+    no further candidates.
+    """
+    if not count or distribution.log_prob is None or distribution.raw_log_prob is None:
+        return None
+    is_sampled = context.warp.temperature > 0
+    each = lambda candidate: uniform(index + (first + candidate) * BY_CANDIDATE)  # noqa: E731
+    return further_candidates(distribution, token, is_sampled, count, each)
+
+
+def _expanded(
+    predict_beside: PredictBeside, policy: TreePolicy, context: RoundContext, uniform: Uniform, loop: _Loop
+) -> tuple[Next, Children, Any]:
+    """The next position, and the children of the siblings that its pass is fed with, chosen before they are read."""
+    index, now, drafted = loop.index, loop.drafted.chain, loop.drafted
+    assert policy.expand is not None and drafted.children is not None  # check_parts looked
+    with jax.named_scope("draft_expand"):
+        worth = policy.expand(now.policy, now.length, context)[:, : drafted.siblings.shape[1]]
+        chosen = to_expand(worth, drafted.children.parent, now.length, policy.expanded)
+        chosen = jnp.where(loop.going[:, None], chosen, -1)
+    fed = fed_with(chosen, drafted.siblings)
+    following, after, memory = predict_beside(now.memory, now.length, fed, uniform(index))
+
+    def drawn(distribution: Distribution, place: int) -> Array:
+        first = (place + 1) * (1 + policy.siblings)  # after the candidates of the chain and of the places before
+        token = draw_token(distribution, context.warp, uniform(index + first * BY_CANDIDATE))
+        others = _beside(distribution, token, context, policy.siblings - 1, uniform, index, first)
+        return token[:, None] if others is None else jnp.concatenate([token[:, None], others], axis=1)
+
+    with jax.named_scope("draft_draw"):
+        tokens = jnp.stack([drawn(each, place) for place, each in enumerate(after)], axis=1)
+    log_q = None
+    if drafted.children.log_q is not None:
+        log_q = jnp.stack([each.log_prob for each in after], axis=1)
+    at = jnp.maximum(index - 1, 0) * policy.expanded  # nothing is chosen before the first pass
+    return following, with_children(drafted.children, at, chosen, tokens, log_q), memory

@@ -1,0 +1,251 @@
+"""One round of chains with siblings: as `decoding/rounds.py`, with a mask in the target's pass and a path in it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.contrib.trees import draft_loop
+from specdec_jax.contrib.trees.expansion import child_of
+from specdec_jax.contrib.trees.layout import Path, along_path, fitted, laid_out, place_of, place_of_child, places
+from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
+from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
+from specdec_jax.contrib.trees.sources import expanding
+from specdec_jax.decoding.phase import recorded_phase
+from specdec_jax.decoding.rounds import (
+    ModelParams,
+    Parts,
+    Verified,
+    append,
+    apply_keeping,
+    commit_drafter,
+    cut,
+    draft_to_verify,
+    drafting_uniforms,
+    empty_log_q,
+    measure_round,
+    narrowest,
+    open_source,
+    padded,
+    round_context,
+    uniforms_of_verification,
+)
+from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
+from specdec_jax.decoding.statistics import count_round, record_round
+from specdec_jax.hyperparameters import select_rows
+from specdec_jax.types import Array, Cache, DecodeState, LanguageModel, Params, RoundContext, VerificationResult
+
+
+class _Chance(NamedTuple):
+    """A round's uniforms of the verification, made before the switch: in it every width would compile its own."""
+
+    accepted: Array  # [B] float32
+    following: Array  # [B, K+1] float32, by how many drafts were accepted
+    beside: Array  # [B, N] float32, of a sibling, and of its child; N: 1 or 2, as the rule wants them
+
+
+def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
+    """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length.
+
+    Statistics count the whole tree as drafted, and accepted siblings and children as accepted; those by position and
+    the record are of the chain, whose accepted drafts and last token are fewer than the tokens emitted by what was
+    accepted beside it.
+    """
+    context, policy = round_context(parts, state), parts.policy
+    assert isinstance(policy, TreePolicy) and policy.beside is not None  # check_parts looked
+    with jax.named_scope("draft"):
+        source, context = open_source(parts, params, state, context)
+        predict_beside = None
+        if policy.expanded:
+            slots = state.tokens.shape[1]
+            source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
+        log_q, uniform = empty_log_q(parts, state, source), drafting_uniforms(state.key, context)
+        most = parts.drafter.max_draft_length
+        drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, most, log_q)
+        drafter, chain = source.close(drafted.chain), draft_to_verify(source, drafted.chain)
+        room = parts.widths[-1] - 1 - chain.length
+        parent = None if drafted.children is None else drafted.children.parent
+        wanted = policy.beside(drafted.chain.policy, chain.length, room, context, parent)
+        draft = fitted(TreeDraft(*chain, siblings=drafted.siblings, children=drafted.children), wanted, room)
+    with jax.named_scope("verify"):
+        choice = narrowest(parts.widths, places(draft))
+        branches = [_verification(parts, width) for width in parts.widths]
+        chance = _chance(state.key, context, parts)
+        verified = lax.switch(choice, branches, params, state, draft, context, chance)
+    with jax.named_scope("commit"):
+        result, threshold = verified.result, policy.threshold(drafted.chain.policy)
+        learnt = policy.update(drafted.chain.policy, draft, result)
+        learnt = select_rows(context.alive, learnt, drafted.chain.policy)
+        emitted, stopped = cut(state, result.tokens, result.emitted, context)
+        tokens = append(state.tokens, state.length, result.tokens, emitted)
+        length = state.length + emitted
+        # What was fed in an accepted sibling's place is no longer the text's.
+        before = jnp.minimum(length, state.length + result.length)
+        drafter = _commit(parts, params.drafter, drafter, verified, draft, state, tokens, emitted, before, context)
+        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
+        beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
+        measured = measure_round(drafted.chain, chain, source, result.length - 1, emitted, width, threshold, phase)
+        statistics = count_round(state.statistics, context.alive, measured)
+        extra = jnp.where(context.alive, places(draft) - draft.length, 0)
+        statistics = statistics._replace(
+            num_draft_tokens=statistics.num_draft_tokens + extra,
+            num_accepted_tokens=statistics.num_accepted_tokens + jnp.where(context.alive, beside, 0),
+        )
+        return state._replace(
+            tokens=tokens,
+            length=length,
+            done=state.done | stopped | (length >= state.limit),
+            target_cache=parts.target.with_length(verified.cache, jnp.maximum(length - 1, 0)),
+            drafter=drafter,
+            policy=learnt,
+            verifier=verified.verifier,
+            monitor=verified.monitor,
+            statistics=statistics,
+            record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
+        )
+
+
+def _commit(
+    parts: Parts,
+    params: Params,
+    drafter: Any,
+    verified: Verified,
+    draft: TreeDraft,
+    state: DecodeState,
+    tokens: Array,
+    emitted: Array,
+    before: Array,
+    context: RoundContext,
+) -> Any:
+    """The drafter's state; it is first rolled back to the chain's own tokens, `before` [B] of the text."""
+    part = parts.drafter
+
+    def commit(params: Params, drafter: Any, tokens: Array, length: Array) -> Any:
+        return part.commit(params, part.commit(params, drafter, tokens, before), tokens, length)
+
+    rolled = part.replace(commit=commit)
+    return commit_drafter(rolled, params, drafter, verified, draft, state, tokens, emitted, context)
+
+
+def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
+    steps = 2 if getattr(parts.policy, "expanded", 0) else 1
+    index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
+    beside = [uniforms(key, context.emitted, each, ACCEPT) for each in index]
+    return _Chance(*uniforms_of_verification(parts, key, context), jnp.stack(beside, axis=1))
+
+
+def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
+    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
+    most = parts.drafter.max_draft_length
+    held = min(width - 1, most)  # drafts this width can hold
+
+    def verify(
+        params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, chance: _Chance
+    ) -> Verified:
+        draft = _first(draft, held)
+        logits, kept, cache = _target_pass(parts, params, state, draft, context, width)
+        shown = held + 1 if draft.beside is None else width
+        target = distributions(logits[:, :shown], state.warp)
+        chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)
+        accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
+        following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
+        if draft.beside is None:  # a width without room for a draft
+            path = Path(jnp.zeros_like(accepted), *[jnp.zeros((accepted.shape[0], 0), jnp.int32)] * 2)
+            after = next_distribution(accepted)
+        else:
+            ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
+            is_sampled = context.warp.temperature > 0
+            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.beside)
+            logits, target, kept = along_path((logits, target, kept), accepted, path)
+            cache = _moved(parts.target, cache, context.length - 1, accepted, path)
+        result = _result(draft.tokens, accepted, path, draw(after, following), most)
+        emitted = VerificationResult(result.tokens, result.emitted)
+        monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
+        read = parts.drafter.observer.read
+        seen = () if read is None else padded(read(target, draft, emitted, context), most + 1)
+        verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
+        return Verified(result, cache, verifier, monitor, seen, padded(kept, most + 1))  # type: ignore[arg-type]
+
+    return verify
+
+
+def _first(draft: TreeDraft, held: int) -> TreeDraft:
+    """The first `held` drafts, which no row exceeds, with their siblings."""
+    log_q = None if draft.log_q is None else draft.log_q[:, :held]
+    few = TreeDraft(draft.tokens[:, :held], log_q, draft.one_hot[:, :held], draft.length)
+    if draft.siblings is None or draft.beside is None or held == 0:
+        return few
+    return few._replace(siblings=draft.siblings[:, :held], beside=draft.beside[:, :held], children=draft.children)
+
+
+def _target_pass(
+    parts: Parts, params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, width: int
+) -> tuple[Array, Any, Cache]:
+    """As `apply_keeping`, over the last token, the draft and what is beside it, at that width."""
+    start = context.length - 1
+    last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+    cache = parts.target.with_length(state.target_cache, start)
+    missing = width - 1 - draft.tokens.shape[1]
+    fed, comb = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing))), ()
+    if draft.beside is not None:
+        fed, *comb = laid_out(last[:, 0], draft, start, width, state.tokens.shape[1])
+    with jax.named_scope("target_pass"):
+        return apply_keeping(parts.target, parts.drafter, params, fed, cache, *comb)
+
+
+def _path(
+    draft: TreeDraft, log_p: Array, ends: SiblingOutcomes, accepted: Array, is_sampled: Array, uniform: Array
+) -> tuple[Path, Array]:
+    """What of the tokens beside the draft follows the accepted ones, and the distribution [B, V] of the token after."""
+    assert draft.siblings is not None
+    candidate, token, place, after = _step(
+        ends, log_p, uniform[:, 0], lambda candidate: place_of(draft, accepted[:, None], candidate[:, None])[:, 0]
+    )
+    steps = [(candidate > 0, token, place)]
+    if draft.children is not None:
+        sibling = jnp.where(candidate > 0, accepted * draft.siblings.shape[2] + candidate - 1, -1)
+        expansion = child_of(draft.children, sibling)
+        ends = child_outcomes(after, draft.children, expansion, is_sampled)
+        candidate, token, place, after = _step(ends, log_p, uniform[:, 1], partial(place_of_child, draft, expansion))
+        steps.append((candidate > 0, token, place))
+    taken, tokens, where = (jnp.stack(each, axis=1) for each in zip(*steps, strict=True))
+    return Path(jnp.sum(taken, axis=1, dtype=jnp.int32), tokens, where), after
+
+
+def _step(
+    ends: SiblingOutcomes, log_p: Array, uniform: Array, place_of_candidate: Callable[[Array], Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Which candidate is accepted [B], 0: none, its token and place [B], and the distribution [B, V] after it."""
+    candidate = draw(ends.chance, uniform)
+    token = jnp.take_along_axis(ends.tokens, jnp.maximum(candidate - 1, 0)[:, None], axis=1)[:, 0]
+    place = jnp.clip(place_of_candidate(candidate), 0, log_p.shape[1] - 1)
+    own = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
+    return candidate, token, place, jnp.where((candidate > 0)[:, None], jnp.exp(own), ends.rest)
+
+
+def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
+    """The target's cache with accepted siblings' slots where the drafts' were that they replace.
+
+    One after the other: a child's slot lies behind that of its sibling's new place.
+    """
+    assert target.moved is not None  # check_parts looked
+    for step in range(path.place.shape[1]):
+        taken = step < path.length
+        source, slot = (jnp.where(taken, place, 0) for place in (path.place[:, step], accepted + 1 + step))
+        cache = target.moved(cache, start + source, start + slot)
+    return cache
+
+
+def _result(drafts: Array, accepted: Array, path: Path, token: Array, most: int) -> TreeResult:
+    held = drafts.shape[1]
+    index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
+    tokens = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
+    after = token[:, None]
+    for step, beside in enumerate(jnp.unstack(path.tokens, axis=1)):
+        here = (step < path.length)[:, None] & (index == accepted[:, None] + step)
+        after = jnp.where(here, beside[:, None], after)
+    return TreeResult(jnp.where(index < accepted[:, None], tokens, after), accepted + 1, path.length)
