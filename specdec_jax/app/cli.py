@@ -147,7 +147,7 @@ def _generate(command: Generate) -> int:
 
 
 def _compare(chunks: Any) -> None:
-    from specdec_jax.app.chat.comparing import against_plain
+    from specdec_jax.app.comparing import against_plain
     from specdec_jax.app.views.interrupts import interrupts_end_here
     from specdec_jax.app.views.printing import status
 
@@ -218,7 +218,7 @@ def run_verify(command: VerifyLossless) -> int:
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
-    from specdec_jax.app.chat.settings import build, download_models
+    from specdec_jax.app.settings import build, download_models
     from specdec_jax.app.views.printing import status
     from specdec_jax.compilation_cache import enable, kept
     from specdec_jax.text.streaming import stream
@@ -252,7 +252,7 @@ def _prompt(given: str) -> str:
 
 def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any, Any]:
     """Settings, the policy and the verifier; refuses what needs no weights to be refused."""
-    from specdec_jax.app.chat.settings import Settings, check
+    from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules
     if command.models.drafter == "none" and rules.policy.endswith(")"):

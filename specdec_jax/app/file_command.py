@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_jax import __version__
-from specdec_jax.app.chat.settings import Settings, build, download_models
 from specdec_jax.app.processes import Watch, merge
+from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
