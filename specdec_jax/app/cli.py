@@ -111,11 +111,11 @@ def _generate_together(command: Generate) -> int:
         raise ValueError(f"{'a prompt from standard input' if command.prompt == '-' else '--beams'} is for one process")
     from specdec_jax.processes import join
 
-    share = join(stay=True, watched=False)
+    share = join(watched=False)
     _use_all_devices(command.models.mesh)
     with contextlib.ExitStack() as stack:
         if share.index:
-            command = replace(command, output=replace(command.output, page=None, picture=None, profile=None))
+            command = replace(command, output=replace(command.output, page=None, profile=None))
             unheard = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(unheard))
             stack.enter_context(contextlib.redirect_stderr(unheard))
@@ -130,7 +130,7 @@ def _generate(command: Generate) -> int:
         return _run_search(command, prompt)
     from specdec_jax.app.views.interrupts import interrupts_end_here
     from specdec_jax.app.views.printing import print_json, print_stream, profiled
-    from specdec_jax.app.views.saving import check_output, save_drawings
+    from specdec_jax.app.views.saving import check_output, save_drawing
 
     check_output(output)
     with interrupts_end_here():
@@ -140,7 +140,7 @@ def _generate(command: Generate) -> int:
             finished = print_json(chunks, output.record)
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
-    save_drawings(command, prompt, policy, chunks)
+    save_drawing(command, prompt, policy, chunks)
     if output.compare and finished:
         _compare(chunks)
     return 0 if finished else INTERRUPTED
@@ -169,17 +169,14 @@ def _run_search(command: Generate, prompt: str) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
+    if command.distributed != command.spanning:
+        raise ValueError("--distributed and --spanning go together: all processes decode every line on all devices")
     if command.distributed:
         from specdec_jax.processes import join, leaving
 
-        options["share"] = share = join(stay=command.spanning)
-        if command.spanning:
-            with leaving(share):
-                _use_all_devices(command.models.mesh)
-        else:
-            _use_mesh(command)
-    elif command.spanning:
-        raise ValueError("--spanning is for the processes of --distributed")
+        options["share"] = share = join()
+        with leaving(share):
+            _use_all_devices(command.models.mesh)
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 

@@ -1,0 +1,1 @@
+"""Complete and tested, but outside the core: nothing in the package imports it."""
