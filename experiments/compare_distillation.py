@@ -29,13 +29,13 @@ from experiments.lib.distill_write import bar
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import Corpus
-from specdec_jax.distillation.judging import judge
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.metrics.acceptance import MACRO, by_task
+from specdec_jax.metrics.judging import judge
 from specdec_jax.sharding import use_mesh
 from specdec_jax.text.json_lines import json_lines
 

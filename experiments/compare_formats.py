@@ -22,7 +22,8 @@ from experiments.lib.options import Models
 from experiments.lib.prompts import read_prompts
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
-from specdec_jax.loading import load_model, refuse_encoders, save_gguf
+from specdec_jax.contrib.gguf_writer import save_gguf
+from specdec_jax.loading import load_model, refuse_encoders
 from specdec_jax.metrics.acceptance import MACRO
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
-        share = join(stay=True) if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
+        share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
         distill(_config(words[0], rest), stages, console, share)
     return 0

@@ -40,9 +40,9 @@ from experiments.lib.terminal import publish
 from experiments.lib.tiny_gpt2 import Size, bpe, corpus, language_model, train
 from experiments.lib.traced import load_traces
 from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.metrics.judging import answers
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace, save_trace
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.sampling_params import check_sampling

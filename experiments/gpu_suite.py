@@ -40,6 +40,7 @@ from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import Cost, alternate, summary
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.one_graph import CAPTURED, FLAG, options_here
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.models import llama
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare
 from specdec_jax.text.sampling_params import SamplingParams
@@ -132,7 +133,10 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
     shapes = (TINY, TINY) if config.smoke else (LLAMA_8B, LLAMA_1B)
     dtype = "float32" if config.smoke else config.dtype
     target, drafter = (with_ballast(model, shape, dtype) for model, shape in zip(models, shapes, strict=True))
-    costs, note = measured(target, drafter), "tiny shapes" if config.smoke else "8B and 1B shapes"
+    costs, note = (
+        measured(target, drafter, drafter_of=drafter_of),
+        "tiny shapes" if config.smoke else "8B and 1B shapes",
+    )
     folder.write_json("costs.json", costs._asdict())
     console.print(sentence(costs))
     real = sum(leaf.nbytes for leaf in jax.tree.leaves(models[0].params))

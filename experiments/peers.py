@@ -34,8 +34,9 @@ from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.app.views.live import progress
+from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_gguf, save_hf_folder
+from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import check_sampling
 

@@ -26,9 +26,9 @@ from experiments.lib.judged import task_of
 from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
-from specdec_jax.distillation.judging import answers
 from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.locks import claimed
+from specdec_jax.metrics.judging import answers
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode

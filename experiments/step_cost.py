@@ -44,11 +44,11 @@ from specdec_jax.costs.step_cost import (
     Cost,
     alternate,
     draft_round,
-    drafter_with,
     large_product,
     prompt_pass,
     target_pass,
 )
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.stopping import static
@@ -164,7 +164,7 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     for temperature in (0.0, 0.8):
         name = f"drafter {temperature:g}"
         programs[name] = draft_round(
-            drafter_with(drafter.model, config.draft_length),
+            drafter_of(drafter.model, config.draft_length),
             drafter.params,
             static(draft_length=config.draft_length),
             batch=config.batch,

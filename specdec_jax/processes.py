@@ -24,7 +24,6 @@ from specdec_jax.locks import held
 
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 LOOK = 5.0  # seconds between two looks at the others
-SERVED = 1.0  # seconds in which all others leave
 GRACE = 60.0  # seconds in which all others begin, or leave
 ALIKE = 3.0  # seconds after its error that a process keeps its lock: others with the same error are not told it is lost
 SAID = 8.0  # seconds in which all others notice that the first one has let go of its lock, or say their own error
@@ -32,23 +31,11 @@ LEFT = 30.0  # seconds in which a launch that was ended lets go of its locks
 AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
 
 
-class Lost(ConnectionError):
-    """Another process has ended before its work was done."""
-
-
 class Share(NamedTuple):
-    """This process's lines of a file are those at `index`, `index` + `count`, ..."""
+    """Process `index` of `count`."""
 
     index: int
     count: int
-
-    def file(self, output: Path) -> Path:
-        """Where this process writes."""
-        return output.with_name(f"{output.name}.part-{self.index + 1}-of-{self.count}")
-
-    def lines(self, total: int) -> int:
-        """How many of `total` lines are this process's."""
-        return len(range(self.index, total, self.count))
 
     @property
     def others(self) -> list["Share"]:
@@ -61,11 +48,10 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def join(stay: bool = False, watched: bool = True) -> Share:
-    """Meets the other processes of this launch. Raises ValueError where there are none to be found.
+def join(watched: bool = True) -> Share:
+    """Meets the other processes of this launch, for programs on the devices of all. Raises ValueError without others.
 
     Args:
-        stay: for programs on the devices of all. Else JAX is only asked who is here, and all leave its service.
         watched: those programs run `together`. Else JAX ends all when one is lost, within two minutes.
     """
     given: dict[str, Any] = {}
@@ -81,15 +67,7 @@ def join(stay: bool = False, watched: bool = True) -> Share:
     except (ValueError, RuntimeError) as error:
         names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
         raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
-    share = Share(jax.process_index(), jax.process_count())
-    if stay:
-        return share
-    multihost_utils.sync_global_devices("join")
-    if share.index:
-        jax.distributed.shutdown()
-    else:
-        time.sleep(SERVED)  # the service is this process's, and ends with it
-    return share
+    return Share(jax.process_index(), jax.process_count())
 
 
 def told_by_first(facts: Any) -> Any:
@@ -102,7 +80,7 @@ def told_by_first(facts: Any) -> Any:
 
 @contextlib.contextmanager
 def leaving(share: Share) -> Iterator[None]:
-    """A block of processes that stayed (`join(stay=True)`): one that ends by an error of its own leaves JAX's service.
+    """A block of processes that met (`join`): one that ends by an error of its own leaves JAX's service.
 
     The first one stays a while longer, since JAX aborts those who lose the service.
     """

@@ -10,9 +10,9 @@ from experiments.lib.distill_write import bar
 from experiments.lib.options import LoadedPair
 from experiments.lib.prompts import MT_BENCH, Prompt
 from experiments.step_cost import StepCost, measure_passes
-from specdec_jax.distillation.judging import answers, judge
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
+from specdec_jax.metrics.judging import answers, judge
 from specdec_jax.text.generation import encode
 
 

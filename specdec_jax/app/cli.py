@@ -111,11 +111,11 @@ def _generate_together(command: Generate) -> int:
         raise ValueError(f"{'a prompt from standard input' if command.prompt == '-' else '--beams'} is for one process")
     from specdec_jax.processes import join
 
-    share = join(stay=True, watched=False)
+    share = join(watched=False)
     _use_all_devices(command.models.mesh)
     with contextlib.ExitStack() as stack:
         if share.index:
-            command = replace(command, output=replace(command.output, page=None, picture=None, profile=None))
+            command = replace(command, output=replace(command.output, page=None, profile=None))
             unheard = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(unheard))
             stack.enter_context(contextlib.redirect_stderr(unheard))
@@ -130,7 +130,7 @@ def _generate(command: Generate) -> int:
         return _run_search(command, prompt)
     from specdec_jax.app.views.interrupts import interrupts_end_here
     from specdec_jax.app.views.printing import print_json, print_stream, profiled
-    from specdec_jax.app.views.saving import check_output, save_drawings
+    from specdec_jax.app.views.saving import check_output, save_drawing
 
     check_output(output)
     with interrupts_end_here():
@@ -140,14 +140,14 @@ def _generate(command: Generate) -> int:
             finished = print_json(chunks, output.record)
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
-    save_drawings(command, prompt, policy, chunks)
+    save_drawing(command, prompt, policy, chunks)
     if output.compare and finished:
         _compare(chunks)
     return 0 if finished else INTERRUPTED
 
 
 def _compare(chunks: Any) -> None:
-    from specdec_jax.app.chat.comparing import against_plain
+    from specdec_jax.app.comparing import against_plain
     from specdec_jax.app.views.interrupts import interrupts_end_here
     from specdec_jax.app.views.printing import status
 
@@ -169,17 +169,14 @@ def _run_search(command: Generate, prompt: str) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
+    if command.distributed != command.spanning:
+        raise ValueError("--distributed and --spanning go together: all processes decode every line on all devices")
     if command.distributed:
         from specdec_jax.processes import join, leaving
 
-        options["share"] = share = join(stay=command.spanning)
-        if command.spanning:
-            with leaving(share):
-                _use_all_devices(command.models.mesh)
-        else:
-            _use_mesh(command)
-    elif command.spanning:
-        raise ValueError("--spanning is for the processes of --distributed")
+        options["share"] = share = join()
+        with leaving(share):
+            _use_all_devices(command.models.mesh)
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 
@@ -218,7 +215,7 @@ def run_verify(command: VerifyLossless) -> int:
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
-    from specdec_jax.app.chat.settings import build, download_models
+    from specdec_jax.app.settings import build, download_models
     from specdec_jax.app.views.printing import status
     from specdec_jax.compilation_cache import enable, kept
     from specdec_jax.text.streaming import stream
@@ -252,7 +249,7 @@ def _prompt(given: str) -> str:
 
 def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any, Any]:
     """Settings, the policy and the verifier; refuses what needs no weights to be refused."""
-    from specdec_jax.app.chat.settings import Settings, check
+    from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules
     if command.models.drafter == "none" and rules.policy.endswith(")"):

@@ -30,15 +30,13 @@ class Output:
     rejected: Switch = True
     """Hide rejected drafts on a terminal."""
     phases: Switch = False
-    """Run the phase monitor even if no rule reads it; page and picture shade reasoning phases."""
+    """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True
     """Print no statistics to standard error at the end."""
     profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Write a JAX profile of the decoding (scopes draft, verify, commit) to this folder."""
     page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Write the entropies and thresholds as a picture: .png, .svg or .pdf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +107,8 @@ class GenerateFile(Drafting):
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
     distributed: Switch = False
-    """Share the lines with the other processes of this launch: SLURM, TPU pods and Kubernetes find each other, others
-    by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+    """With --spanning: the processes of this launch. SLURM, TPU pods and Kubernetes find each other, others by
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
     spanning: Switch = False
     """With --distributed, for a target too large for one process: all decode every line on the devices of all, --mesh
     among them; the first one writes."""

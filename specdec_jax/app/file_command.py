@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_jax import __version__
-from specdec_jax.app.chat.settings import Settings, build, download_models
-from specdec_jax.app.processes import Watch, merge
+from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
 from specdec_jax.app.views.writable import check_file
@@ -23,14 +22,14 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.processes import LOOK, Share, is_first, together, told_by_first
+from specdec_jax.processes import Share, is_first, together, told_by_first
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, finished, opened
+from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -57,7 +56,6 @@ class _Lines:
 
     numbers: list[int]  # of each request in the file, from 1
     lines: list[bytes]
-    places: list[int]  # among all requests of the file, from 0
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of requests that are being decoded
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
@@ -85,12 +83,11 @@ def generate_file(
 ) -> int:
     """Decode what `output` does not have yet; returns how many lines of the input were refused.
 
-    `share`: who this process is among those of a launch (processes.py); None: there are no others. Each decodes its
-    share of the lines; on a mesh that spans the processes all decode every line, and the first one writes.
+    `share`: which of several processes this is, on a mesh that spans them (processes.py): all decode every line, and
+    the first one writes. None: there are no others.
 
     Raises:
         ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
-        Lost: another process has ended too early.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
@@ -104,31 +101,10 @@ def generate_file(
     heard = not spans_processes() or is_first()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
     run = _Run(settings, policy, verifier, batch, with_tokens, console)
-    if share is not None and spans_processes():
-        return _together(run, share, output, wanted, content, overwrite)
     if share is not None:
-        return _shared(run, share, output, wanted, content, overwrite)
+        return _together(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _lines(content), results, lambda: True)
-
-
-def _shared(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
-    """This process's lines into a file of its own; the first process makes one of all."""
-    lines = _lines(content)
-    total = len(lines.lines)
-    done = None if overwrite else finished(output, wanted, content, total)
-    if done is not None:
-        run.console.print(f"{output} is complete: {done.lines} lines")
-        return done.refused
-    with opened(share.file(output), wanted, content, overwrite) as results:
-        watch = Watch(share, output, total)
-        own = slice(share.index, None, share.count)
-        refused = _complete(run, _Lines(lines.numbers[own], lines.lines[own], lines.places[own]), results, watch)
-    if share.index == 0:
-        while not watch():
-            time.sleep(LOOK)
-        refused = merge(output, share, overwrite).refused
-    return refused
+        return _complete(run, _lines(content), results)
 
 
 def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
@@ -149,18 +125,18 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         if (told["options"], told["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
         results = results or Unwritten(output, told["lines"], told["refused"], told["decided"])
-        return _complete(run, _lines(content), results, lambda: True)
+        return _complete(run, _lines(content), results)
 
 
-def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> int:
-    """Decodes the lines that the results lack; `watch` is called now and then. Returns how many were refused."""
+def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
+    """Decodes the lines that the results lack. Returns how many were refused."""
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
     enable()
     with interrupts_end_here():  # every line is written in one piece: nothing is lost
         pair = _pair(run, results)
-        _decode(run, pair, lines, results, watch)
+        _decode(run, pair, lines, results)
     return results.refused + lines.refused
 
 
@@ -175,9 +151,9 @@ def _wanted(settings: Settings) -> dict[str, Any]:
 
 
 def _lines(content: bytes) -> _Lines:
-    """Every line that is not blank, with its number and its place."""
+    """Every line that is not blank, with its number."""
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    return _Lines([number for number, _ in numbered], [line for _, line in numbered], list(range(len(numbered))))
+    return _Lines([number for number, _ in numbered], [line for _, line in numbered])
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
@@ -225,7 +201,7 @@ def _same(known: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any
     return len(known) == len(weights) and all(map(same, known, weights))
 
 
-def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten, watch: Callable[[], Any]) -> None:
+def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
@@ -243,7 +219,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             fields: Mapping[str, Any] = {}
             try:
                 fields = read_line(lines.lines[index])
-                request = request_of(pair, fields, defaults, lines.places[index])
+                request = request_of(pair, fields, defaults, index)
                 fits(size_of(pair, request))
             except ValueError as error:
                 lines.refused += 1
@@ -256,7 +232,6 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     with progress(console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(lines.lines), completed=first)
         for done in complete(pair, requests(), run.batch):
-            watch()
             index = indices[done.index]
             if done.result.compile_seconds:
                 console.print(_shape(pair, done), style="dim")

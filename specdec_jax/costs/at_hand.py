@@ -31,12 +31,11 @@ from specdec_jax.costs.step_cost import (
     turns,
 )
 from specdec_jax.costs.store import doubted, file_for, measured_here, once, say, steadiest, where
-from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Statistics
+from specdec_jax.types import Drafter, LanguageModel, Statistics
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
 DRAFTS, SLOTS, PASSES = 7, 512, 2
@@ -47,11 +46,18 @@ SAME = 0.1  # of a pass, by which a second measurement may differ and still conf
 _disagreed: set[Path] = set()  # files that were measured again because decoding disagreed, once a process
 
 
-def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -> CostModel:
+def measured(
+    target: LoadedModel,
+    drafter: LoadedModel | None,
+    batch: int = 1,
+    *,
+    drafter_of: Callable[[LanguageModel, int], Drafter],
+) -> CostModel:
     """c and V(k) of this pair on this machine, from disk or measured now: seconds, after compiling for as many.
 
     Args:
         drafter: None for one without a model: its step costs nothing.
+        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured.
         batch: rows that share the passes.
     """
     # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
@@ -64,7 +70,7 @@ def measured(target: LoadedModel, drafter: LoadedModel | None, batch: int = 1) -
     def measure(before: CostModel | None) -> CostModel:
         rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        table = _measure(target, drafter, batch, before)
+        table = _measure(target, drafter, batch, before, drafter_of)
         say(sentence(table) + kept)
         return table
 
@@ -112,7 +118,13 @@ def sentence(costs: CostModel) -> str:
     return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
 
 
-def _measure(target: LoadedModel, drafter: LoadedModel | None, batch: int, before: CostModel | None) -> CostModel:
+def _measure(
+    target: LoadedModel,
+    drafter: LoadedModel | None,
+    batch: int,
+    before: CostModel | None,
+    drafter_of: Callable[[LanguageModel, int], Drafter],
+) -> CostModel:
     """`before`: an earlier table, which confirms passes of a strange shape if they are the same."""
     busy = busy_doubts()
     programs: dict[str, Callable[[], Any]] = {

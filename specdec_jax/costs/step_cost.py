@@ -22,8 +22,6 @@ from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import draft_to_verify, drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
-from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.drafters.retokenized import RetokenizedState, as_if_spelled
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 SOURCE = 128  # slots of what an encoder has read, all full
@@ -104,10 +102,12 @@ def draft_round(
         return (*used, *passes) if measure else used
 
     compiled = jax.jit(draft, compiler_options=options_here() or None)
-    state = jax.jit(lambda params, source: drafter.init(params, batch, slots, source))(params, _source(batch))
-    state = state._replace(valid=begin)
     tokens = jnp.ones((batch, slots), jnp.int32)
-    state = as_if_spelled(state, tokens) if isinstance(state, RetokenizedState) else state
+
+    def half_full(params: Params, source: tuple[Array, Array], tokens: Array) -> Any:
+        return drafter.fill(params, drafter.init(params, batch, slots, source), tokens, begin)
+
+    state = jax.jit(half_full)(params, _source(batch), tokens)
     context = RoundContext(
         length=begin,
         emitted=jnp.zeros_like(begin),
@@ -124,11 +124,6 @@ def draft_round(
 def _source(batch: int) -> tuple[Array, Array]:
     """What encoders read: a pass that follows costs the same whatever it says."""
     return jnp.ones((batch, SOURCE), jnp.int32), jnp.full((batch,), SOURCE, jnp.int32)
-
-
-def drafter_with(model: LanguageModel, length: int) -> Drafter:
-    """A drafter of up to `length` tokens, for `draft_round`."""
-    return drafter_of(model, length)
 
 
 def alternate(

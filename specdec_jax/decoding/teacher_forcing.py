@@ -3,12 +3,17 @@
 A drafter that reads its target reads it at every position, as it does in the first pass of a round.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from specdec_jax.decoding.cache_feed import check_reads, keep_reads, noted, reads_at
 from specdec_jax.types import Array, Cache, LanguageModel, Params
+
+PREFILL = 64  # prompt tokens a pass takes
+Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
 
 
 class PairCache(NamedTuple):
@@ -58,3 +63,20 @@ def feed_both(
     if drafter.reduced is not None:
         q_logits = drafter.reduced.spread(params[1], drafter_cache, q_logits)
     return p_logits, q_logits, PairCache(target_cache, drafter_cache, reads)
+
+
+def filled_caches(
+    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, wanted: Array
+) -> PairCache:
+    """Caches that hold the first `wanted` of tokens [B, S], and perhaps some after them."""
+
+    def feed(step: Array, caches: PairCache) -> PairCache:
+        return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]
+
+    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, init_caches(models, params, *tokens.shape))
+
+
+def window(tokens: Array, start: Array, width: int) -> Array:
+    """tokens [B, S] from start [B] on, [B, width]."""
+    slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")

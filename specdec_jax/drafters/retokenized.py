@@ -134,12 +134,6 @@ def own_length(state: RetokenizedState) -> Array:
     return jnp.take_along_axis(state.ends, state.known[:, None], axis=1)[:, 0]
 
 
-def as_if_spelled(state: RetokenizedState, tokens: Array) -> RetokenizedState:
-    """The state as if its valid entries stood for as many of tokens [B, S], one for one; for measuring a round."""
-    ends = jnp.broadcast_to(jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :], state.ends.shape)
-    return state._replace(text=tokens, ends=ends, known=state.valid)
-
-
 def aligned(state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
     """What still holds when the text is the first `length` [B] of tokens [B, S], up to where both vocabularies end."""
     slot = jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :]

@@ -2,7 +2,6 @@
 
 from specdec_jax.loading.across import for_target, needs_translation
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
-from specdec_jax.loading.gguf.writer import save_gguf
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import (
     LoadedModel,
@@ -31,7 +30,6 @@ __all__ = [
     "outline",
     "refuse_encoders",
     "restore_orbax",
-    "save_gguf",
     "save_hf_folder",
     "save_orbax",
     "with_draft_vocabulary",

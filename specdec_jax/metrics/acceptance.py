@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.distillation.judging import Judgement
 from specdec_jax.metrics.intervals import Interval, bootstrap, ratio_of_totals
+from specdec_jax.metrics.judging import Judgement
 from specdec_jax.replay.trace import Trace
 
 MACRO = "macro"  # the mean of the tasks, each counting the same

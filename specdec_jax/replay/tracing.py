@@ -25,8 +25,15 @@ from specdec_jax.decoding.sampling import (
     uniforms,
 )
 from specdec_jax.decoding.siblings import BY_CANDIDATE
-from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position
-from specdec_jax.distillation.judging import PREFILL, Text, filled_caches, window
+from specdec_jax.decoding.teacher_forcing import (
+    PREFILL,
+    PairCache,
+    Text,
+    feed_both,
+    filled_caches,
+    from_position,
+    window,
+)
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary

@@ -295,7 +295,8 @@ def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDr
         return None
     if isinstance(asked, CostModel):
         return asked
-    return measured(big, next((one for one in found if isinstance(one, LoadedModel)), None), batch)
+    model = next((one for one in found if isinstance(one, LoadedModel)), None)
+    return measured(big, model, batch, drafter_of=drafter_of)
 
 
 def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:

@@ -114,14 +114,6 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         lock.release()
 
 
-def finished(path: Path, settings: Mapping[str, Any], source: bytes, total: int) -> Whole | None:
-    """What a file of results of these settings holds if it has all `total` lines, else None. Raises as `opened`."""
-    if not path.is_file() or (whole := whole_lines(path)).lines < total:
-        return None
-    _check_same(path, path.with_name(path.name + SETTINGS), settings, source)
-    return whole
-
-
 def known_settings(path: Path) -> dict[str, Any]:
     """What stands beside a file of results; {} where nothing can be read."""
     try:

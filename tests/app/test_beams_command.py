@@ -86,7 +86,6 @@ def test_what_is_off_may_be_said(capsys, target):
         (["--record", "--json"], "--record has no use"),
         (["--phases"], "--phases has no use"),
         (["--page", "a.html"], "--page has no use"),
-        (["--picture", "a.png"], "--picture has no use"),
         (["--profile", "a"], "--profile has no use"),
         (["--beams", "0"], "beams must be at least 1, got 0"),
         (["--beams", "-2"], "beams must be at least 1, got -2"),

@@ -5,8 +5,8 @@ from chat_sessions import ask, shown
 
 from specdec_jax.app.chat import commands
 from specdec_jax.app.chat.completion import complete
-from specdec_jax.app.chat.settings import Settings
 from specdec_jax.app.chat.suggest import suggest
+from specdec_jax.app.settings import Settings
 
 
 def figures(rate, mean=3.0, passes=30):

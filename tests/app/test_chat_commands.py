@@ -10,7 +10,7 @@ from chat_sessions import SAMPLED, ask, shown
 
 from specdec_jax.app.chat import commands, terminal
 from specdec_jax.app.chat.reports import fitted
-from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
 
 

@@ -15,14 +15,14 @@ from tiny_weights import weights, write_folder
 from experiments.lib.rules import rule
 from experiments.lib.traced import replay_rule
 from specdec_jax.app import cli
-from specdec_jax.app.chat.settings import Settings
 from specdec_jax.app.doctor import examining, memory, page, pairing
 from specdec_jax.app.doctor.conclusion import conclude
+from specdec_jax.app.settings import Settings
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
-from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import load_model, outline
 from specdec_jax.loading.intersection import SAMPLE_TEXT
 from specdec_jax.metrics.intervals import Interval
+from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival

@@ -1,4 +1,4 @@
-"""`generate --page FILE --picture FILE`: what is written, what is refused, and that the text stays the same."""
+"""`generate --page FILE`: what is written, what is refused, and that the text stays the same."""
 
 import json
 
@@ -22,18 +22,17 @@ def models(tmp_path_factory):
     return ["--target", target, "--drafter", drafter]
 
 
-def test_a_page_and_a_picture_beside_the_same_text(capsys, models, tmp_path):
+def test_a_page_beside_the_same_text(capsys, models, tmp_path):
     arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
     assert cli.main(arguments) == 0
     plain = capsys.readouterr()
-    files = [tmp_path / "a.html", tmp_path / "b.svg"]
-    assert cli.main([*arguments, "--page", str(files[0]), "--picture", str(files[1])]) == 0
+    file = tmp_path / "a.html"
+    assert cli.main([*arguments, "--page", str(file)]) == 0
     drawn = capsys.readouterr()
-    assert sorted(tmp_path.iterdir()) == files
-    html = files[0].read_text(encoding="utf-8")
+    assert list(tmp_path.iterdir()) == [file]
+    html = file.read_text(encoding="utf-8")
     assert "hello &lt;b&gt;" in html and "adaedl(threshold=0.1)" in html and "bound 1" in html
-    assert files[1].read_text(encoding="utf-8").startswith("<?xml")
-    assert plain.err == "" and drawn.err == f"page: {files[0]}\npicture: {files[1]}\n"
+    assert plain.err == "" and drawn.err == f"page: {file}\n"
     assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]
 
 
@@ -43,7 +42,6 @@ def test_a_page_and_a_picture_beside_the_same_text(capsys, models, tmp_path):
         ("--page", "no/a.html", "No such file or directory"),
         ("--page", ".", "it is a folder"),
         ("--page", "a.txt", "must end in .html or .htm"),
-        ("--picture", "a.jpeg", "must end in .png or .svg or .pdf"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_path, option, name, message):

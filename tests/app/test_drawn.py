@@ -1,4 +1,4 @@
-"""A decoded text told token by token, and drawn on a terminal, as a page and as a picture."""
+"""A decoded text told token by token, and drawn on a terminal and as a page."""
 
 import io
 import json
@@ -17,7 +17,6 @@ from tiny_pair import write_pair
 from specdec_jax.app.views.charting import nice
 from specdec_jax.app.views.coloured import block, render
 from specdec_jax.app.views.page import page, save_page
-from specdec_jax.app.views.picture import figure, save_picture
 from specdec_jax.app.views.printing import plain
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
@@ -168,30 +167,12 @@ def test_blocks(value, most, shown):
     assert block(value, most) == shown
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
-def test_a_picture_of_each_kind(tmp_path, suffix):
-    path = save_picture(tmp_path / f"a{suffix}", example("$x$"), tokenizer(), title="$ and $", entropy_factor=0.2)
-    assert path.stat().st_size > 5000 and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_picture_shows_what_was_told():
-    upper, lower = figure(example(), tokenizer(), entropy_factor=0.2).axes
-    names = upper.get_legend_handles_labels()[1]
-    assert {"accepted", "recovered", "bonus", "drafts rejected", "reasoning phase"} == set(names)
-    heights = sorted(patch.get_height() for bars in upper.containers for patch in bars if patch.get_height() > 0)
-    np.testing.assert_allclose(heights, [0.1, 0.2, 0.5, 2.5, 3.0], rtol=1e-6)
-    assert lower.get_legend_handles_labels()[1][1:] == ["1 - sqrt(0.2 H)", "threshold of the round (lambda)"]
-    assert [label.get_text() for label in lower.get_xticklabels()] == ["a", "b", "c", "d", "·", "é", "■"]
-
-
 def test_files_that_cannot_be_written_are_refused(tmp_path):
     for path, message in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", "No such file")):
         with pytest.raises(ValueError, match=message):
             save_page(path, example(), tokenizer())
         with pytest.raises(ValueError, match=message):
             check_file(path)
-    with pytest.raises(ValueError, match="must end in .png or .svg or .pdf"):
-        save_picture(tmp_path / "a.jpg", example(), tokenizer())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +199,7 @@ def test_the_pages_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     code = code.replace("pair=pair,", "pair=pair, chat=False,").replace("width=4", "width=4, chat=False")
     code = code.replace("width=4", f"width=4, target={target!r}")
     exec(compile(code, "docs/views.md", "exec"), {})
-    assert (tmp_path / "run.html").is_file() and (tmp_path / "run.png").is_file()
+    assert (tmp_path / "run.html").is_file()
     assert len(blocks) == 2 and capsys.readouterr().out.count("length '") == 4
 
 
@@ -367,7 +348,6 @@ def test_a_sibling_is_shown_in_every_view(tmp_path):
     assert '<span class="token sibling"' in html and "accepted sibling of a rejected draft</span>" in html
     assert '["siblings tried", "4"]' in html
     assert "accepted sibling of" not in page(example(), tokenizer())
-    assert "sibling" in figure(shown, tokenizer()).axes[0].get_legend_handles_labels()[1]
     console = Console(file=io.StringIO(), width=100)
     console.print(render(shown, tokenizer()))
     assert "accepted sibling of a rejected draft" in console.file.getvalue()

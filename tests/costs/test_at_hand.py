@@ -1,5 +1,6 @@
 """Costs of the machine at hand: measured once, kept on disk, given to whoever weighs them."""
 
+import functools
 import os
 import threading
 import time
@@ -15,12 +16,16 @@ from specdec_jax.costs.choices import longest_draft, told, widths_for
 from specdec_jax.costs.cost_model import between, cost_model, decoding_seconds, disagreement, load_cost_model
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding.statistics import no_counts
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
 
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
 DTYPE_TIMES = {"bfloat16": 2.0, "float32": 1.5}
+
+
+measured = functools.partial(at_hand.measured, drafter_of=drafter_of)
 
 
 class Made(list):
@@ -70,9 +75,9 @@ def another_process():
 
 def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path, capsys):
     target, drafter = tiny_pair()
-    found = at_hand.measured(target, drafter)
+    found = measured(target, drafter)
     said = capsys.readouterr().err
-    assert at_hand.measured(target, drafter) == found and len(measuring) == 1
+    assert measured(target, drafter) == found and len(measuring) == 1
     assert capsys.readouterr().err == ""
     assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
     assert "a drafter step is 0.130 of a pass" in said and "1.20 at 8" in said and "~/.cache/specdec_jax/costs" in said
@@ -83,7 +88,7 @@ def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path,
 def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
     """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
     target, drafter = tiny_pair()
-    alone, four = at_hand.measured(target, drafter), at_hand.measured(target, drafter, batch=4)
+    alone, four = measured(target, drafter), measured(target, drafter, batch=4)
     assert alone.at(64) == alone and measuring[1] == ["few", "many"] and len(measuring) == 3
     assert "every hundred cache slots 100.0 ms" in capsys.readouterr().err
     assert four.slots == 512 and four.slot_time == pytest.approx(0.001) and four.at(512) == four
@@ -107,23 +112,23 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
 
 def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch):
     target, drafter = tiny_pair()
-    at_hand.measured(target, drafter)
-    at_hand.measured(drafter, drafter)
-    at_hand.measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
+    measured(target, drafter)
+    measured(drafter, drafter)
+    measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
     assert len(measuring) == 3 and "drafter" not in measuring[-1]
     monkeypatch.setattr(store, "device", lambda: "64 cores of another processor")
-    at_hand.measured(target, drafter)
+    measured(target, drafter)
     monkeypatch.setattr(jax, "__version__", "99.0")
-    at_hand.measured(target, drafter)
+    measured(target, drafter)
     assert len(measuring) == 5
 
 
 def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
     target, drafter = tiny_pair()
-    at_hand.measured(target, drafter)
+    measured(target, drafter)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     file.write_text('{"drafter_step": ')
-    at_hand.measured(target, drafter)
+    measured(target, drafter)
     assert len(measuring) == 2 and "is not a cost model" in capsys.readouterr().err
     load_cost_model(file)
 
@@ -141,24 +146,24 @@ def test_what_was_measured_in_a_busy_moment_is_measured_again(
     target, drafter = tiny_pair()
     quiet = dict(TIMES)
     every_pass(was)
-    first = at_hand.measured(target, drafter)
+    first = measured(target, drafter)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     every_pass(now)
-    assert at_hand.measured(target, drafter) == first and len(measuring) == 1, "the same process"
+    assert measured(target, drafter) == first and len(measuring) == 1, "the same process"
     for _ in range(2):
         another_process()
-        found = at_hand.measured(target, drafter)
+        found = measured(target, drafter)
     assert measuring[1] == ["1"] and found.plain_pass == (now if again else was)
     looks = [made for made in measuring if made == ["1"]]
     assert len(looks) == (2 if now > was else 1), "looked at after one had agreed, or not"
     assert ("busy then" in capsys.readouterr().err) == again and len(measuring) == 1 + len(looks) + again
     file.write_text("damaged")
-    assert at_hand.measured(target, drafter).plain_pass == now
+    assert measured(target, drafter).plain_pass == now
     count = len(measuring)
     if file.with_suffix(".agreed").exists():
         os.utime(file.with_suffix(".agreed"), (time.time() - 7200,) * 2)
     another_process()
-    at_hand.measured(target, drafter)
+    measured(target, drafter)
     assert measuring[count:] == [["1"]], "a new file was not looked at"
 
 
@@ -190,17 +195,17 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
     doubts = ["a pass of 8 tokens took only 0.71 times 1's" if clause == "V" else clause for clause in doubts]
     measuring.series += series
     target, drafter = tiny_pair()
-    found = at_hand.measured(target, drafter)
+    found = measured(target, drafter)
     assert list(found.doubts) == doubts and len(measuring) == (2 if series and series[0] != QUIET else 1)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
     said = capsys.readouterr().err
     assert load_cost_model(file) == found and said.count("\n") == 2 and ("doubtful" in said) == bool(doubts)
     assert all(clause in said for clause in doubts)
     count = len(measuring)
-    assert at_hand.measured(target, drafter) == found and len(measuring) == count, "the same process goes by it"
+    assert measured(target, drafter) == found and len(measuring) == count, "the same process goes by it"
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     another_process()
-    again = at_hand.measured(target, drafter)
+    again = measured(target, drafter)
     assert not again.doubts and not load_cost_model(file).doubts
     assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
     assert dict(zip(again.widths, again.target_pass, strict=True)) == TIMES or not doubts
@@ -209,17 +214,17 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
 def test_a_flat_table_that_another_measurement_confirms_is_believed(measuring):
     target, drafter = tiny_pair()
     measuring.series += [FLAT] * 2
-    assert at_hand.measured(target, drafter).doubts
+    assert measured(target, drafter).doubts
     another_process()
     measuring.series += [{name: [1.05 * time for time in times] for name, times in FLAT.items()}]
-    assert not at_hand.measured(target, drafter).doubts and not measuring.series and len(measuring) == 3
+    assert not measured(target, drafter).doubts and not measuring.series and len(measuring) == 3
 
 
 def test_doubtful_costs_leave_no_verification_width_out(measuring):
     """A table that a busy moment made flat chose one width of 8 for every round."""
     target, drafter = tiny_pair()
     measuring.series += [FLAT] * 2
-    flat = at_hand.measured(target, drafter)
+    flat = measured(target, drafter)
     assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (2, 4, 8)
     assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
     pair = build_pair(target, drafter, costs="measured")
@@ -238,7 +243,7 @@ def test_the_comparison_of_dtypes_and_the_table_must_agree_on_a_pass_of_one_toke
     half = tiny_pair("bfloat16")[0]
     load = lambda dtype: target  # noqa: E731
     dtypes.faster_dtype(half, load)
-    found = at_hand.measured(target, drafter)
+    found = measured(target, drafter)
     clause = f"a pass of 1 token took {1e3 * probed:.1f} ms when dtypes were compared, then 1000.0"
     assert found.doubts == ((clause,) if table_doubted else ())
     assert ("doubtful: " + clause in dtypes.dtype_sentence(target)) == dtypes_doubted
@@ -258,16 +263,16 @@ EXPECTED = 13 * 1.0 + 4 * 1.01 + 3 * 1.1 + 33 * 0.13
 
 def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful_at_once(measuring, tmp_path):
     target, drafter = tiny_pair()
-    kept = at_hand.measured(target, drafter)
+    kept = measured(target, drafter)
     costs = between(kept, (2, 4, 6))
     assert decoding_seconds(costs, COUNTS) == pytest.approx(EXPECTED)
     for times in (1.3, 1 / 1.3):
         assert not at_hand.look_at(costs, COUNTS, times * EXPECTED)
-    assert at_hand.measured(target, drafter) == kept and len(measuring) == 1
+    assert measured(target, drafter) == kept and len(measuring) == 1
     assert at_hand.look_at(costs, COUNTS, 1.7 * EXPECTED)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
     assert load_cost_model(file).doubts == ("decoding took 41.87 s where these costs predict 24.63",)
-    assert at_hand.measured(target, drafter) == kept and len(measuring) == 2, "measured again at once"
+    assert measured(target, drafter) == kept and len(measuring) == 2, "measured again at once"
     assert not at_hand.look_at(costs, COUNTS, 1.7 * EXPECTED) and load_cost_model(file) == kept, "once a process"
     another_process()
     assert not at_hand.look_at(costs._replace(drafter_step=0.2), COUNTS, 999.0), "costs that are kept nowhere"
@@ -289,7 +294,7 @@ def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
 
 def test_who_comes_second_waits_for_the_first(measuring):
     target, drafter = tiny_pair()
-    threads = [threading.Thread(target=at_hand.measured, args=(target, drafter)) for _ in range(3)]
+    threads = [threading.Thread(target=measured, args=(target, drafter)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -301,7 +306,7 @@ def test_without_a_home_that_can_be_written_nothing_is_kept(measuring, monkeypat
     (tmp_path / ".cache").write_text("a file where the folder would be")
     target, drafter = tiny_pair()
     for _ in range(2):
-        at_hand.measured(target, drafter)
+        measured(target, drafter)
     assert len(measuring) == 2 and "kept nowhere" in capsys.readouterr().err
 
 

@@ -7,9 +7,9 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import judge
-from specdec_jax.distillation.judging import answers
-from specdec_jax.distillation.judging import judge as judge_texts
 from specdec_jax.loading import load_model
+from specdec_jax.metrics.judging import answers
+from specdec_jax.metrics.judging import judge as judge_texts
 from specdec_jax.text.generation import encode
 
 pytestmark = pytest.mark.slow

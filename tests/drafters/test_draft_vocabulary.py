@@ -9,11 +9,12 @@ import pytest
 from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
 
 from specdec_jax import lossless
+from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax, with_draft_vocabulary
+from specdec_jax.loading import load_model, save_hf_folder, save_orbax, with_draft_vocabulary
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.lossless.toys import table_model, toy_pair

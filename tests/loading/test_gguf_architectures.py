@@ -11,7 +11,8 @@ import tiny_converter
 import tiny_weights as tiny
 from refusals import assert_says, refusal
 
-from specdec_jax.loading import load_model, save_gguf
+from specdec_jax.contrib.gguf_writer import save_gguf
+from specdec_jax.loading import load_model
 from specdec_jax.loading.gguf.architectures import ARCHITECTURES, MIXTURES
 from specdec_jax.loading.gguf.file import config_from_gguf
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf

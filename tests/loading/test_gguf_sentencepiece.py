@@ -7,10 +7,10 @@ import tiny_weights as tiny
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers, pre_tokenizers
 
+from specdec_jax.contrib.gguf_writer import tokenizer_metadata
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
-from specdec_jax.loading.gguf.tokenizer_writer import tokenizer_metadata
 
 SPECIAL, WHOLE = ["<unk>", "<s>", "</s>"], ["  ", "<b>"]
 BYTES = [f"<0x{i:02X}>" for i in range(256)]

@@ -421,7 +421,7 @@ def test_the_command_line_takes_revisions_and_downloads_before_it_draws_a_spinne
     def built(*_):
         raise OSError("enough")
 
-    monkeypatch.setattr("specdec_jax.app.chat.settings.build", built)
+    monkeypatch.setattr("specdec_jax.app.settings.build", built)
     monkeypatch.setattr("specdec_jax.app.views.printing.status", lambda _: sent.append(server.sent()) or Terminal())
     assert cli.main(["generate", "hello", "--target", "org/tiny@v1", "--drafter", "ngram,org/tiny@v1"]) == 2
     assert capsys.readouterr().err == "error: enough\n"

@@ -11,10 +11,11 @@ from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
 
 from specdec_jax.app.cli import main
+from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.distillation.exporting import export
 from specdec_jax.distillation.initial import Shape, initial_params
-from specdec_jax.loading import load_model, save_gguf, save_hf_folder, save_orbax
+from specdec_jax.loading import load_model, save_hf_folder, save_orbax
 from specdec_jax.models.int8 import as_float32, is_matrix
 from specdec_jax.stopping import static
 from specdec_jax.text.calibration import fingerprint

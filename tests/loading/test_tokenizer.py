@@ -10,10 +10,10 @@ import tiny_weights as tiny
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from specdec_jax.contrib.gguf_writer import tokenizer_metadata
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
-from specdec_jax.loading.gguf.tokenizer_writer import tokenizer_metadata
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from specdec_jax.distillation.judging import Judgement
 from specdec_jax.metrics.acceptance import (
     best_draft_length,
     by_task,
@@ -12,6 +11,7 @@ from specdec_jax.metrics.acceptance import (
     mean_of_tasks,
 )
 from specdec_jax.metrics.intervals import RESAMPLES
+from specdec_jax.metrics.judging import Judgement
 
 TASKS = ["qa", "math", "qa", "math", "qa"]
 

@@ -11,10 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specdec_jax.app.chat import comparing, reports
+from specdec_jax.app import comparing
+from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.settings import LONGEST, check
 from specdec_jax.app.chat.suggest import same_drafts, suggest
+from specdec_jax.app.settings import LONGEST, check
 from specdec_jax.text.strategies import parse_call
 
 
@@ -186,7 +187,7 @@ def _most(chat: Chat, text: str) -> RenderableType:
 def _compare(chat: Chat, text: str) -> RenderableType:
     session = chat.session
     length = _number("the static length", text, int) if text else min(3, session.longest)
-    rows = comparing.compare(session, length)
+    rows = comparing.measure(session.methods(length))
     return comparing.table(rows, session.settings.temperature, session.pair.decoder.parts.verifier.lossless)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
-from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.settings import Settings
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.pair import split_drafters
 

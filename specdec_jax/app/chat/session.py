@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from specdec_jax.app.chat.settings import Settings, build, check
+from specdec_jax.app.settings import Settings, build, check
 from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import refuse_encoders
-from specdec_jax.text.generation import Generation, Pair, Request, prepare
+from specdec_jax.stopping.static import static
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
@@ -55,6 +56,26 @@ class Session:
     def longest(self) -> int:
         """Tokens drafted a round at most, as set or as chosen for this machine."""
         return self.settings.max_draft_length or self.pair.decoder.parts.drafter.max_draft_length or DRAFTS
+
+    def methods(self, length: int) -> list[tuple[str, Pair, Request]]:
+        """The last prompt by plain decoding, static drafts of `length` and the session's own policy: name, models and
+        request of each. Plain decoding has no verifier to be changed by.
+
+        Raises:
+            ValueError: nothing was asked yet, or the length is out of range.
+        """
+        if self.last is None or not self.last.ids:
+            raise ValueError("there is no prompt to compare on yet: ask something first")
+        if not 1 <= length <= (most := self.longest):
+            raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
+        ids, plain = self.last.ids, build_pair(self.pair.target, None)
+        methods = [("plain", plain, self.request(ids, plain))]
+        if self.settings.drafter == "none":
+            return methods
+        if self.pair.policy.name != "static":
+            fixed = self.pair.using(policy=static(draft_length=length))
+            methods.append((f"static {length}", fixed, self.request(ids, fixed)))
+        return [*methods, (repr(self.pair.policy), self.pair, self.request(ids))]
 
     def change(self, **values: Any) -> None:
         """Other settings, by the names of `Settings`; a new model is loaded here."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.settings import Settings
 from specdec_jax.text.strategies import choose, name_in
 
 HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with

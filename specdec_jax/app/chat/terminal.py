@@ -19,8 +19,8 @@ from specdec_jax.app.chat.commands import LOADING, Chat, find
 from specdec_jax.app.chat.completion import complete
 from specdec_jax.app.chat.reports import describe, fitted
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.settings import Settings, download_models
 from specdec_jax.app.chat.suggest import suggest
+from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible

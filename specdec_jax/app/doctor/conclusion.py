@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec_jax.app.chat.settings import Settings
+from specdec_jax.app.settings import Settings
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.acceptance import break_even_acceptance
 from specdec_jax.metrics.intervals import Interval

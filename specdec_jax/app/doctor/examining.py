@@ -8,23 +8,23 @@ from typing import Any
 
 from rich.console import Console
 
-from specdec_jax.app.chat.settings import Settings, build
 from specdec_jax.app.doctor import page
 from specdec_jax.app.doctor.conclusion import Conclusion, conclude, refused
 from specdec_jax.app.doctor.memory import Caches, Weights, caches_of, weights_of
 from specdec_jax.app.doctor.pairing import agreements, facts, refusal_of
 from specdec_jax.app.doctor.prompts import PROMPTS
+from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
 from specdec_jax.app.views.writable import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.distillation.judging import answers
 from specdec_jax.loading import LoadedModel, outline, refuse_encoders
 from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.metrics.acceptance import by_draft
+from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
 from specdec_jax.replay.trace import Trace
 from specdec_jax.replay.tracing import trace_texts

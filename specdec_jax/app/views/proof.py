@@ -12,7 +12,6 @@ import jax
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
@@ -265,7 +264,7 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
         )
     _show_together(proof, console, seed)
     if not proof.alone:
-        console.print("A row's results depend on its neighbours or on its place in the batch.", style="bold red")
+        console.print("A row's results depend on its neighbours or on its place in the batch.")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
     console.print(f"The same, drafting every length in turn: {_sentence(proof.sampled_in_turn)}.")
     for report, where in ((proof.several, "prompt lookup and a model"), (proof.drafter, "this drafter")):
@@ -281,12 +280,12 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
     if proof.counterexample is not None and not proof.passed:
         console.print(f"Smallest counterexample: {counterexample_text(proof.counterexample)}.")
     if proof.conclusion == NOT_SHOWN:
-        console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.", style="bold yellow")
+        console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.")
         console.print("--max-draft-length sets the longest draft tested.")
     elif proof.conclusion == LOSSLESS:
-        console.print(f"Lossless for {'; '.join((scope, *proof.never))}.", style="bold green")
+        console.print(f"Lossless for {'; '.join((scope, *proof.never))}.")
     else:
-        console.print("NOT lossless.", style="bold red")
+        console.print("NOT lossless.")
 
 
 def _show_together(proof: Proof, console: Console, seed: int) -> None:
@@ -401,12 +400,8 @@ def _table(cases: Sequence[Case], title: str) -> Table:
         row = worst.setdefault((warp_text(case.warp), case.batch), {})
         row[case.toy] = max(row.get(case.toy, 0.0), case.total_variation)
     for (warp, batch), row in worst.items():
-        table.add_row(warp, str(batch), *(_distance(row[toy]) for toy in toys))
+        table.add_row(warp, str(batch), *(f"{row[toy]:.1e}" for toy in toys))
     return table
-
-
-def _distance(value: float) -> Text:
-    return Text(f"{value:.1e}", "" if value < TOLERANCE else "bold red")
 
 
 def _sentence(report: SampledReport) -> str:

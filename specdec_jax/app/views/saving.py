@@ -1,4 +1,4 @@
-"""What `generate --page FILE --picture FILE` writes."""
+"""What `generate --page FILE` writes."""
 
 import sys
 from typing import Any
@@ -22,25 +22,17 @@ def check_output(output: Any) -> None:
     check_writable(output.profile)
     if output.page is not None:
         check_file(output.page, PAGES)
-    if output.picture is not None:
-        from specdec_jax.app.views.picture import SUFFIXES
-
-        check_file(output.picture, SUFFIXES)
 
 
-def save_drawings(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
-    """The page and the picture that the `generate` command asks for, of all that was decoded."""
+def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
+    """The page that the `generate` command asks for, with all that was decoded."""
     from specdec_jax.app.views.page import save_page
-    from specdec_jax.app.views.picture import save_picture
 
     output, models, rules, decoding = command.output, command.models, command.rules, command.decoding
-    if output.page is None and output.picture is None:
+    if output.page is None:
         return
     line = " ".join(prompt.split())
-    drawn = {
-        "title": line if len(line) <= 80 else line[:79] + "…",
-        "entropy_factor": entropy_factor(policy),
-    }
+    title = line if len(line) <= 80 else line[:79] + "…"
     details = {
         "prompt": prompt,
         "target": models.target,
@@ -50,11 +42,8 @@ def save_drawings(command: Any, prompt: str, policy: StoppingPolicy, chunks: Str
         "temperature": f"{decoding.temperature:g}",
         "seed": str(decoding.seed),
     }
-    result = chunks.result()
-    if output.page is not None:
-        print("page:", save_page(output.page, result, chunks.tokenizer, details=details, **drawn), file=sys.stderr)
-    if output.picture is not None:
-        print("picture:", save_picture(output.picture, result, chunks.tokenizer, **drawn), file=sys.stderr)
+    drawn: dict[str, Any] = {"title": title, "details": details, "entropy_factor": entropy_factor(policy)}
+    print("page:", save_page(output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
 
 
 def entropy_factor(policy: StoppingPolicy) -> float | None:

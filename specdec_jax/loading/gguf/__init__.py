@@ -1,1 +1,1 @@
-"""GGUF files: reading and writing weights and tokenizers."""
+"""GGUF files: reading weights and tokenizers. `contrib/gguf_writer.py` writes them."""

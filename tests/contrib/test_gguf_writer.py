@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from specdec_jax.loading import Tokenizer, load_model, save_gguf
-from specdec_jax.loading.gguf import writer as gguf_writer
+from specdec_jax.contrib import gguf_writer
+from specdec_jax.contrib.gguf_writer import pre_tokenizer_name, save_gguf
+from specdec_jax.loading import Tokenizer, load_model
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
 from specdec_jax.loading.gguf.tokenizer import NAMES, pre_tokenizer
-from specdec_jax.loading.gguf.tokenizer_writer import pre_tokenizer_name
 from specdec_jax.models import llama, llama_reading
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())

@@ -1,12 +1,9 @@
-"""The last prompt through plain decoding, static lengths and the session's own policy, with the same seed."""
+"""A request by several methods in turns, with the same seed: plain decoding and rules, by the clock."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from rich.table import Table
 
-from specdec_jax.app.chat.session import Session
-from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode
 
 REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
@@ -19,22 +16,6 @@ class Compared(NamedTuple):
     result: Generation
     tokens_per_second: float  # total tokens over total seconds, without prefill and compilation
     identical: bool  # to plain decoding's tokens
-
-
-def compare(session: Session, length: int = 3) -> list[Compared]:
-    """Plain, static and current (left out where it is one of the two), each compiled before it is timed.
-
-    Args:
-        length: of the static drafts.
-
-    Raises:
-        ValueError: nothing was asked yet, or the length is out of range.
-    """
-    if session.last is None or not session.last.ids:
-        raise ValueError("there is no prompt to compare on yet: ask something first")
-    if not 1 <= length <= (most := session.longest):
-        raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
-    return measure(list(_methods(session, session.last.ids, length)))
 
 
 def against_plain(pair: Pair, request: Request) -> str:
@@ -81,17 +62,3 @@ def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Ta
         cells += ["-" if rate is None else f"{rate:.0%}", "-" if mean is None else f"{mean:.2f}"]
         grid.add_row(*cells, str(figures["num_rounds"]), "identical" if row.identical else "differs")
     return grid
-
-
-def _methods(session: Session, ids: list[int], length: int) -> Iterator[tuple[str, Pair, Request]]:
-    """Name, models and request of every method. Plain decoding has no verifier to be changed by."""
-    settings, target = session.settings, session.pair.target
-    plain = build_pair(target, None)
-    yield "plain", plain, session.request(ids, plain)
-    if settings.drafter == "none":
-        return
-    current = session.request(ids)
-    if session.pair.policy.name != "static":
-        fixed = session.pair.using(policy=static(draft_length=length))
-        yield f"static {length}", fixed, session.request(ids, fixed)
-    yield repr(session.pair.policy), session.pair, current

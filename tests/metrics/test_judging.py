@@ -8,8 +8,8 @@ from scripted import tokenizer
 from tiny_pair import write_pair
 from tiny_weights import CONFIG
 
-from specdec_jax.distillation.judging import answers, judge
 from specdec_jax.loading import LoadedModel, load_model
+from specdec_jax.metrics.judging import answers, judge
 from specdec_jax.models.adapters import TokenCache, from_function
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams

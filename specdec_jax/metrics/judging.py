@@ -17,15 +17,21 @@ from jax import lax
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
 from specdec_jax.decoding.sources import refuse_encoder
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, from_position, init_caches
+from specdec_jax.decoding.teacher_forcing import (
+    PREFILL,
+    PairCache,
+    Text,
+    feed_both,
+    filled_caches,
+    from_position,
+    window,
+)
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
 from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.text.generation import build_pair
+from specdec_jax.text.pair import build_pair
 from specdec_jax.types import Array, LanguageModel, Params, Warp
 
 TEMPERATURES = (0.3, 0.7, 1.0)
-PREFILL = 64  # prompt tokens a pass takes
-Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
 
 
 class Judgement(NamedTuple):
@@ -181,23 +187,6 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
         return same, lax.map(mass, warps), after
 
     return Programs(jax.jit(fill), jax.jit(compare, donate_argnums=2))
-
-
-def filled_caches(
-    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, wanted: Array
-) -> PairCache:
-    """Caches that hold the first `wanted` of tokens [B, S], and perhaps some after them."""
-
-    def feed(step: Array, caches: PairCache) -> PairCache:
-        return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]
-
-    return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, init_caches(models, params, *tokens.shape))
-
-
-def window(tokens: Array, start: Array, width: int) -> Array:
-    """tokens [B, S] from start [B] on, [B, width]."""
-    slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
 
 
 def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
