@@ -126,7 +126,7 @@ def test_the_chunked_loss_and_its_gradient_are_the_plain_ones(shard):
         np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_texts_of_a_row_do_not_see_each_other(family):
     """Packed with segments as in training, and one by one through the cache of decoding: the same logits."""
     config = initial.drafter_config(of_family(family), TARGET)
@@ -219,14 +219,13 @@ def test_learned_positions_reach_as_far_as_the_target():
     assert params["embed"]["positions"].shape == (TARGET.context, SHAPE.width)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
-def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target, family):
+def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target):
     """The most probable next token is a function of the present one, so that it can be learnt in few steps."""
     classes, rest = shard.tokens % 4, shard.top[:, 1:] % 20 + 10
     top = np.concatenate([3 + classes[:, None], rest], axis=1).astype(np.uint16)
     log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
     told = shard._replace(top=top, log_prob=log_prob.astype(np.float16))
-    shape = of_family(family, init="projection")
+    shape = of_family("gpt2", init="projection")
     config, counts = initial.drafter_config(shape, TARGET), np.ones(VOCAB)
     state = training.init_state(initial.initial_params(shape, TARGET, target[1], counts, 0), SCHEDULE)
     packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
@@ -324,19 +323,6 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, shard, monkeypat
         folder.add("00001", shard)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "manifest.json"]
     assert ShardFolder(tmp_path).load(0).num_tokens == shard.num_tokens
-
-
-def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path, shard, monkeypatch):
-    trained(tmp_path, shard, 3)
-
-    def full(*_, **__):
-        raise RuntimeError("RESOURCE_EXHAUSTED: no space")
-
-    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
-    with pytest.raises(OSError, match="checkpoints/6.*no space"):
-        trained(tmp_path, shard, 6)
-    monkeypatch.undo()
-    assert int(trained(tmp_path, shard, 6).step) == 6
 
 
 def test_shards_come_back_and_damage_is_named(tmp_path, shard):

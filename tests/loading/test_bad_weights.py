@@ -153,22 +153,9 @@ def folder(tmp_path):
 # The hub
 
 
-def test_hub_id_without_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    message = refusal("nobody/no-such-model", cache_dir=tmp_path)
-    assert_says(message, "'nobody/no-such-model'", "cannot be reached", "hf download nobody/no-such-model")
-
-
 def test_hub_id_that_cannot_be_one(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert_says(refusal("nobody/bad--name", cache_dir=tmp_path), "'nobody/bad--name'", "no valid hub id")
-
-
-def test_hub_snapshot_that_is_incomplete(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    snapshot = tiny.write_hub_cache(tmp_path, "org/half", tiny.weights())
-    (snapshot / "model.safetensors").unlink()
-    assert_says(refusal("org/half", cache_dir=tmp_path), "no such weight file", snapshot / "model.safetensors")
 
 
 def test_revision_of_a_folder(folder):

@@ -14,7 +14,6 @@ from specdec_jax import models
 from specdec_jax.loading import builtin, check_same_vocabulary, load_model, restore_orbax, save_hf_folder, save_orbax
 from specdec_jax.loading.families import config_class, family
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
-from specdec_jax.loading.new_folder import new_folder
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -199,21 +198,6 @@ def test_saving_never_replaces_by_accident_and_never_half(tmp_path, save, monkey
     assert_same_params(load_model(tmp_path / "copy").params, loaded.params)
 
 
-def test_new_folder_is_absent_until_it_is_whole(tmp_path):
-    with new_folder(tmp_path / "deep" / "x") as folder:
-        (folder / "a").write_text("1")
-        assert not (tmp_path / "deep" / "x").exists()
-    assert (tmp_path / "deep" / "x" / "a").read_text() == "1"
-
-
-def test_hub_id_comes_from_the_cache_without_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    snapshot = tiny.write_hub_cache(tmp_path / "cache", "org/tiny-model", tiny.weights())
-    loaded = load_model("org/tiny-model", cache_dir=tmp_path / "cache")
-    assert loaded.name == "org/tiny-model"
-    assert_same_params(loaded.params, load_model(snapshot).params)
-
-
 def test_folder_in_the_working_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny.write_folder(tmp_path / "org" / "name", tiny.weights())
@@ -258,12 +242,6 @@ def test_a_builtin_drafter_is_one_small_file(name, most, parameters):
     assert drafter.name == name
     assert drafter.config.vocab_size == drafter.tokenizer.vocab_size == 49152
     assert sum(leaf.size for leaf in jax.tree.leaves(drafter.params)) == pytest.approx(parameters, rel=0.02)
-
-
-def test_builtin_target_file_is_where_the_variable_says(tmp_path, monkeypatch):
-    path = tiny.write_gguf(tmp_path / "other.gguf", tiny.weights())
-    monkeypatch.setenv(builtin.TARGET_VARIABLE, str(path))
-    assert load_model("smollm2").config.hidden_size == 64
 
 
 def test_smollm2():

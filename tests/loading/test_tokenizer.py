@@ -1,8 +1,6 @@
 """SmolLM2's tokenizer, rebuilt from GGUF metadata, against references made without it; streaming; chat templates."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from tokenizers import decoders, models
 from specdec_jax.contrib.gguf_writer import tokenizer_metadata
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
 from specdec_jax.loading.gguf.reader import read_gguf
-from specdec_jax.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
@@ -38,11 +36,6 @@ def smollm(request, tmp_path_factory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     from_drafter().save(folder)
     return tokenizer_from_folder(folder)
-
-
-def test_reference_is_varied():
-    assert len({row["text"] for row in REFERENCE["encodings"]}) == 66
-    assert sum("transformers" in row for row in REFERENCE["encodings"]) == 5  # where transformers lacks the digit rule
 
 
 @pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
@@ -151,10 +144,6 @@ def test_words_of_each_pre_tokenizer(tmp_path, pre, pieces):
     assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word in words] == pieces
 
 
-def test_pre_tokenizers_are_distinct_names():
-    assert {"smollm", "llama-bpe", "gpt-2", "qwen2"} <= PRE_TOKENIZERS.keys()
-
-
 def test_whole_words_first_only_where_llama_3_does(tmp_path):
     tokens = [*tiny.vocabulary(), "worlds"]  # no merges lead to it
     more = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * len(tokens)}
@@ -217,38 +206,13 @@ def test_templates_may_use_what_transformers_offers(template, text):
         "{% set n = namespace(__call__=1) %}",
         "{{ messages.append(1) }}",
         "{% for %}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0]['none'].strip() }}",
     ],
 )
 def test_templates_that_fail_or_reach_out_are_errors(template):
     with pytest.raises(ValueError, match="chat template refuses"):
         with_template(template).chat(MESSAGES)
-
-
-def test_a_template_that_fails_in_its_own_way_is_an_error_too():
-    for template in ("{{ 1 // 0 }}", "{{ messages[0]['none'].strip() }}", "{{ messages[9].content }}"):
-        with pytest.raises(ValueError, match="chat template refuses these messages"):
-            with_template(template).chat(MESSAGES)
-    with pytest.raises(ValueError, match="chat template refuses these messages"):
-        with_template("{{ messages }}").chat([])
-
-
-LAZY = """
-import os, sys
-from specdec_jax.loading import builtin
-from specdec_jax.loading.gguf.reader import read_gguf
-from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
-
-tokenizer, before = tokenizer_from_gguf(read_gguf(builtin.drafter_file())), dict(os.environ)
-assert tokenizer.decode(tokenizer.encode("hello")) == "hello" and "transformers" not in sys.modules
-assert "hello" in tokenizer.chat([{"role": "user", "content": "hello"}]) and "transformers" in sys.modules
-assert dict(os.environ) == before
-"""
-
-
-def test_transformers_is_imported_for_chats_alone_and_quietly():
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", LAZY], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_a_template():

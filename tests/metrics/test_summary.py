@@ -97,25 +97,6 @@ def test_the_terminal_table_cuts_nothing(width):
         assert cell in text, cell
 
 
-@pytest.mark.parametrize("width", [80, 60])
-def test_the_terminal_table_cuts_no_head_and_no_cell_of_a_long_name(width):
-    """As many tables as are needed: every line is a whole row, the main figures of it first."""
-    screen = io.StringIO()
-    rows = [{**entry, "method": {"plain": "plain", "fast": "survival-reading"}[entry["method"]]} for entry in ROWS]
-    Console(file=screen, width=width).print(rich_table(summarise(rows), "title"))
-    lines = screen.getvalue().splitlines()
-    head = " ".join(lines[: next(number for number, line in enumerate(lines) if line.startswith("─"))])
-    assert "…" not in screen.getvalue() and max(map(len, lines)) <= width
-    assert "method" in head and "speed-up" in head and "total" in head and lines[0].strip() == "title"
-    assert sum(line.startswith("survival-reading") for line in lines) == sum(line.startswith("─") for line in lines)
-    assert "3.20" in next(line for line in lines if line.startswith("survival-reading"))
-    assert all(word in screen.getvalue() for word in ("acceptance", "discarded", "quartiles", "repeats", "[2.00–4.00]"))
-
-
-def test_a_single_prompt_is_not_called_prompts():
-    assert markdown_table(summarise(ROWS[:1])).splitlines()[-1].startswith("1 prompt. Speed-up")
-
-
 def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
     """All rows of a method together; those without a prediction say nothing."""
     took = lambda name, seconds, said: row("a", name, seconds) | {"predicted_seconds": said}  # noqa: E731

@@ -90,6 +90,17 @@ def test_verifiers_are_their_papers(name, options):
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
+def test_a_chosen_draft_has_its_own_distribution_whatever_log_q_holds(name):
+    """Several drafters share one log_q: in rows whose drafts were looked up it holds nothing, or what another left."""
+    draft, target, _ = case(200, seed=5, chosen=True)
+    expected = verified(FACTORIES[name](), draft, target)
+    left = case(200, seed=6)[0].log_q
+    for log_q in (left, jnp.full_like(left, -jnp.inf)):
+        for mine, plain in zip(verified(FACTORIES[name](), draft._replace(log_q=log_q), target), expected, strict=True):
+            np.testing.assert_array_equal(mine, plain)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
 def test_verifiers_are_their_papers_in_float64(name):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         compare(name, 100, 1e-12, seed=1, dtype=np.float64)
