@@ -11,8 +11,8 @@ over `static-3` is what drawing siblings and a mask cost where none is verified.
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.stopping import comb, static, survival
-from specdec_jax.verification import traversal
+from specdec_jax.contrib.trees import comb, survival_tree, traversal
+from specdec_jax.stopping import static, survival
 
 config = CompareConfig(
     name="combs",
@@ -23,9 +23,9 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("survival", survival()),
-        Method("survival-siblings", survival(siblings=3)),
-        Method("survival-siblings-traversal", survival(siblings=3), verifier=traversal()),
-        Method("survival-tree", survival(siblings=3, expanded=2)),
+        Method("survival-siblings", survival_tree(siblings=3)),
+        Method("survival-siblings-traversal", survival_tree(siblings=3), verifier=traversal()),
+        Method("survival-tree", survival_tree(siblings=3, expanded=2)),
         Method("comb", comb(links=3, siblings=(2, 1, 1))),
         Method("static-3", static(draft_length=3)),
         Method("comb-bare", comb(links=3, siblings=(0,))),

@@ -16,12 +16,13 @@ lookup taking turns; the methods after it leave one ingredient out, put nano in,
 """
 
 from configs.base import CompareConfig, Method
+from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.stopping import phase_length, static, survival
 
 LONGEST = 7
 WHOLE, FEW, NANO = "smollm2-drafter", "smollm2-drafter@8192", "smollm2-drafter-nano@8192"
 READING = "smollm2-drafter-reading@8192"
-RULE, COMBS = survival(positions=LONGEST), survival(siblings=3)
+RULE, COMBS = survival(positions=LONGEST), survival_tree(siblings=3)
 LOOKUP = "prompt_lookup(shortest=4, longest=6)"
 
 config = CompareConfig(

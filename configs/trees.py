@@ -10,6 +10,7 @@ speed-up over plain decoding.
 """
 
 from configs.base import CompareConfig, Method
+from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.stopping import survival
 
 FLAT = {"drafter_cost": 0.096, "verification_times": (1.0,) * 17}
@@ -24,9 +25,9 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("survival", survival(**FLAT)),
-        Method("siblings", survival(siblings=3, **FLAT)),
-        Method("one-expanded", survival(siblings=3, expanded=1, **FLAT)),
-        Method("two-expanded", survival(siblings=3, expanded=2, **FLAT)),
+        Method("siblings", survival_tree(siblings=3, **FLAT)),
+        Method("one-expanded", survival_tree(siblings=3, expanded=1, **FLAT)),
+        Method("two-expanded", survival_tree(siblings=3, expanded=2, **FLAT)),
     ),
     temperatures=(0.0, 0.7, 1.0),
     max_new_tokens=96,

@@ -85,7 +85,7 @@ def _rules_of(run: Run) -> tuple[str, ...]:
     if all(source.trace.candidate is not None for source in run.sources):
         return tuple(entry.name for entry in RULES)
     run.console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
-    return tuple(entry.name for entry in RULES if not entry.policy.siblings)
+    return tuple(entry.name for entry in RULES if entry.policy.rounds is None)
 
 
 class Shown(NamedTuple):

@@ -28,10 +28,10 @@ from experiments.lib.rules import rule
 from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import ALL, Source, TraceOptions
 from experiments.lib.traced import costs_or_default, faster, replay_rule
+from specdec_jax.contrib.trees.rejections import Rejections, chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.replay.candidates import CANDIDATES
-from specdec_jax.replay.siblings import Rejections, chances, rejections
 
 EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, float("inf"))  # nats
 LEAST = 20  # rejections; of fewer a line says nothing
@@ -63,7 +63,7 @@ NOTES = (
     "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
     "Then predicted speed-ups of chains over plain decoding, and of combs and trees over chains; bold where an "
     "interval excludes 0. Drafted beside: tokens a round beside its chain; taken: rounds that leave the chain. Last "
-    "the rules themselves, replayed: `survival` over plain decoding, `survival(siblings=3)` over it."
+    "the rules themselves, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it."
 )
 
 
@@ -141,7 +141,7 @@ def replayed_table(source: Source, longest: int) -> str:
         )
         over_plain = interval(faster(chain, trace.length * costs.plain_pass))
         lines.append([name, over_plain, tables.percent_more(faster(comb, chain))])
-    return markdown(["machine, replayed", "survival", "survival(siblings=3)"], lines)
+    return markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines)
 
 
 main = command(Siblings, study, __doc__)

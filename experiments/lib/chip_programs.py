@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from specdec_jax import stopping, verification
+from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
@@ -75,7 +76,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     decoder = build_decoder(
         target,
         drafter_of(drafter, max_draft_length),
-        stopping.survival(siblings=pair.siblings, expanded=pair.expanded),
+        survival_tree(siblings=pair.siblings, expanded=pair.expanded) if pair.siblings else stopping.survival(),
         verification.rejection(),
         compiler_options=compiler_options,
     )

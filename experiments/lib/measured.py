@@ -142,7 +142,7 @@ def _predict(trace: Trace, rule: Rule, longest: int, costs: CostModel) -> tuple[
     path = phase_path(trace, **rule.phases) if rule.policy.needs_phases else None
     # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
     one = {name: np.asarray(value)[None] for name, value in rule.hyperparameters.items()}
-    widest = costs.widths[-1] if rule.policy.siblings else None
+    widest = costs.widths[-1] if rule.policy.rounds is not None else None
     found = replay(trace, rule.policy, one, max_draft_length=longest, phases=path, widest=widest)
     speedup = ratio_of_totals(trace.length * costs.plain_pass, found.seconds(costs)[0])
     return speedup, float(found.acceptance_rate[0])

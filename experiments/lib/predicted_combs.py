@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec_jax.contrib.trees.rejections import candidates, chances, entropies, runs
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.replay.candidates import CANDIDATES
-from specdec_jax.replay.siblings import candidates, chances, entropies, runs
 from specdec_jax.replay.trace import Trace, select
 
 EDGES = np.array([0.05, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])  # nats

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax import stopping
+from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.choices import told
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.strategy import nearest
@@ -80,8 +81,8 @@ RULES: tuple[Rule, ...] = (
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival()),
     Rule("survival-one-step", stopping.survival(look_ahead=False)),
-    Rule("comb", stopping.comb()),
-    Rule("survival-siblings", stopping.survival(siblings=3)),
+    Rule("comb", comb()),
+    Rule("survival-siblings", survival_tree(siblings=3)),
     Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),
     Rule("phase-length", stopping.phase_length(), {"routine_length": LENGTHS, "reasoning_length": LENGTHS}),
 )

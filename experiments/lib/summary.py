@@ -18,7 +18,6 @@ COUNTS = (
     "drafter_passes",
     "discarded_passes",
 )
-SIBLINGS = "num_accepted_siblings"
 
 
 class MethodSummary(NamedTuple):
@@ -35,7 +34,7 @@ class MethodSummary(NamedTuple):
     repeated_share: float  # of all tokens
     draft_acceptance_rate: float | None  # accepted / drafted tokens
     mean_draft_length: float | None  # drafted tokens / drafts
-    mean_acceptance_length: float | None  # 1 + accepted / drafts, siblings among the accepted
+    mean_acceptance_length: float | None  # 1 + accepted / drafts
     discarded_fraction: float | None  # drafter passes whose distribution gave no token
     equal: tuple[int, int] | None  # outputs equal to plain decoding, outputs compared
 
@@ -86,8 +85,6 @@ def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
     try:
         for name in (*COUNTS, "seconds"):
             total[name] = total.get(name, 0) + row[name]
-        siblings = row.get(SIBLINGS, 0)  # runs from before there were combs say nothing of them
-        total[SIBLINGS] = total.get(SIBLINGS, 0) + siblings
         repeated = row["repeated_share"] * row["num_emitted_tokens"]
         total["repeated"] = total.get("repeated", 0.0) + repeated
         equal = row["equals_plain"]
@@ -111,8 +108,8 @@ def doubts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) -> MethodSummary:
     mine = list(prompts.values())
     theirs = [plain[name] for name in prompts]
-    total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, SIBLINGS, "seconds", "repeated")}
-    accepted = total["num_accepted_tokens"] + total[SIBLINGS]
+    total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, "seconds", "repeated")}
+    accepted = total["num_accepted_tokens"]
     ratios = _ratios(prompts, plain)
     clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
     compared = [entry["equal"] for entry in mine if "equal" in entry]

@@ -20,7 +20,7 @@ from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import draft_to_verify, drafting_uniforms
+from specdec_jax.decoding.rounds import draft_of, drafting_uniforms
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
@@ -96,9 +96,9 @@ def draft_round(
         if keep_log_q and source.chosen is not True:
             log_q = jnp.full((batch, most, vocab_size), -jnp.inf, jnp.float32)
         drafted = draft_loop.draft(source, policy, policy_state, context, uniform, most, log_q)
-        verified = draft_to_verify(source, drafted)
+        verified = draft_of(source.close(drafted)[1])
         used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
-        passes = drafted.predictions, drafted.entropy, drafted.max_prob
+        passes = drafted.passes, drafted.entropy, drafted.max_prob
         return (*used, *passes) if measure else used
 
     compiled = jax.jit(draft, compiler_options=options_here() or None)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.rounds import ModelParams, Parts, draft_to_verify
+from specdec_jax.decoding.rounds import ModelParams, Parts, draft_of
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.user_code import Refused, definition, described, first_definition, is_users
 from specdec_jax.strategy import Strategy
@@ -20,6 +20,7 @@ from specdec_jax.types import (
     DecodeState,
     Distribution,
     Draft,
+    Drafted,
     Drafter,
     Monitor,
     MonitorState,
@@ -240,8 +241,10 @@ def _check_drafts(
         uniform = lambda index: jnp.zeros((batch,), jnp.float32)  # noqa: E731
         _check_source(asked, source, sizes, context)
         end = draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)
-        draft = draft_to_verify(source, end)
-        return draft, source.close(end)
+        closed = source.close(end)
+        if not isinstance(closed, tuple) or len(closed) != 2 or not isinstance(closed[1], Drafted):
+            asked.refuse("source", f"must close with (state, Drafted); its close returns {said(closed)}")
+        return draft_of(closed[1]), closed[0]
 
     arguments = (params.drafter, begun, tokens, context, before)
     draft, after = asked.result("source", *arguments, of=drafted)

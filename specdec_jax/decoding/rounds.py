@@ -65,11 +65,12 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
     context = round_context(parts, state)
     with jax.named_scope("draft"):
-        source, context = open_source(parts, params, state, context)
+        source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
         log_q = empty_log_q(parts, state, source)
         uniform, most = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, most, log_q)
-        drafter, draft = source.close(drafted), draft_to_verify(source, drafted)
+        drafter, to_verify = source.close(drafted)
+        draft = draft_of(to_verify)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
@@ -86,7 +87,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
             parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted, context
         )
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
-        measured = measure_round(drafted, draft, source, result.length - 1, emitted, width, threshold, phase)
+        measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
         return state._replace(
             tokens=tokens,
             length=length,
@@ -115,28 +116,18 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
     )
 
 
-def open_source(
-    parts: Parts, params: ModelParams, state: DecodeState, context: RoundContext
-) -> tuple[Source, RoundContext]:
-    """The drafter's source of this round, and the context with what its predictions cost."""
-    source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-    cost = jnp.broadcast_to(jnp.asarray(source.cost, jnp.float32), context.length.shape)
-    return source, context._replace(relative_drafter_cost=cost)
-
-
 def empty_log_q(parts: Parts, state: DecodeState, source: Source) -> Array | None:
     """[B, K, V] float32 for the drafts' distributions; None where the verifier reads none or all tokens are chosen."""
-    if not parts.verifier.needs_log_q or source.chosen is True:
+    if not parts.verifier.needs_log_q or (source.chosen is True and source.otherwise is None):
         return None
     shape = state.tokens.shape[0], parts.drafter.max_draft_length, parts.target.spec.vocab_size
     return jnp.full(shape, -jnp.inf, jnp.float32)
 
 
-def draft_to_verify(source: Source, drafted: Drafted) -> Draft:
-    """What the target verifies of a round's loop."""
-    drafted = drafted if source.rewrite is None else source.rewrite(drafted)
-    chosen = jnp.broadcast_to(jnp.asarray(source.chosen).reshape(-1, 1), drafted.tokens.shape)
-    return Draft(drafted.tokens, drafted.log_q, chosen, drafted.length)
+def draft_of(drafted: Drafted) -> Draft:
+    """What the target verifies."""
+    one_hot = jnp.broadcast_to(drafted.chosen[:, None], drafted.tokens.shape)
+    return Draft(drafted.tokens, drafted.log_q, one_hot, drafted.length)
 
 
 def narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
@@ -277,27 +268,24 @@ def commit_drafter(
 def measure_round(
     drafted: Drafted,
     draft: Draft,
-    source: Source,
     accepted: Array,
     emitted: Array,
     width: Array,
     threshold: Array,
     phase: Array,
 ) -> RoundInfo:
-    """The round as it is counted and recorded; a prediction that is looked up is no pass."""
-    passes = jnp.where(jnp.asarray(source.cost) == 0, 0, drafted.predictions)
-    discarded = jnp.where(jnp.asarray(source.cost) == 0, 0, drafted.predictions - drafted.length)
+    """The round as it is counted and recorded. A pass that gave no token of the loop's draft is discarded."""
     return RoundInfo(
         proposed=draft.tokens,
         drafted=draft.length,
         accepted=jnp.minimum(accepted, emitted),
         emitted=emitted,
-        drafter_passes=passes,
-        discarded=discarded,
+        drafter_passes=drafted.passes,
+        discarded=jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0),
         width=jnp.broadcast_to(width, emitted.shape),
         entropy=drafted.entropy,
         max_prob=drafted.max_prob,
         threshold=threshold.astype(jnp.float32),
-        drafter_id=jnp.broadcast_to(jnp.asarray(source.drafter_id, jnp.int32), emitted.shape),
+        drafter_id=drafted.drafter_id,
         phase=phase,
     )

@@ -42,7 +42,7 @@ def lookup(
         del drafted
         return select_rows(drawn, remember(memory, token), memory)
 
-    return Source(lambda going: memory, predict, keep, lambda drafted: state, cost=0.0, chosen=True)
+    return Source(lambda going: memory, predict, keep, lambda drafted: (state, drafted), cost=0.0, chosen=True)
 
 
 def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distribution:

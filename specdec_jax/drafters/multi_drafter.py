@@ -106,41 +106,50 @@ def multi_drafter(
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
         phase, nobody = phase_of(context), len(parts) + 1
         worth = _worth(state, phase)
-        idle = ~context.alive | (context.budget == 0)  # they draft nothing: nobody is to catch up for them
-        choice = jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)
-        told, sources = {}, {}
+        idle = ~context.alive | (context.budget == 0)  # they draft nothing: no drafter is to catch up for them
+        choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
+        known = {index: state.known[:, index] for index in range(len(parts))}
 
-        def ask(index: int) -> None:
-            mine = choice == index
-            length = jnp.where(mine, context.length, state.known[:, index])
-            own, part = state.states[index], parts[index]
-            tell = partial(part.commit, params[index], own, tokens, length)
-            told[index] = lax.cond(jnp.any(mine), tell, lambda: own), length
-            sources[index] = parts[index].source(params[index], told[index][0], tokens, context)
+        def join(indices: Sequence[int], choice: Array) -> Source:
+            """The source of these drafters, each for the rows that chose it, after it was told what it missed."""
+            sources = []
+            for index in indices:
+                mine, before, part = choice == index, state.states[index], parts[index]
+                known[index] = jnp.where(mine, context.length, state.known[:, index])
+                tell = partial(part.commit, params[index], before, tokens, known[index])
+                after = lax.cond(jnp.any(mine), tell, lambda before=before: before)
+                sources.append(part.source(params[index], after, tokens, context))
+            there = jnp.isin(choice, jnp.array(indices, jnp.int32))
+            who = jnp.where(there, choice, 0)
+            joined = _joined(sources, [choice == index for index in indices])
+            return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[who], drafter_id=who)
 
-        for index in free:
-            ask(index)
-        if free and paid:  # who finds nothing hands its row on
-            passed_on = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
-            for index in free:
-                choice = jnp.where((choice == index) & ~_finds(sources[index], choice), passed_on, choice)
-        for index in paid:
-            ask(index)
-        known = jnp.stack([told[index][1] for index in range(len(parts))], axis=1)
-        relative = jnp.array(relative_costs, jnp.float32)[jnp.where(idle, 0, choice)]
-        joined = _joined(tuple(sources[index] for index in range(len(parts))), choice, free)
+        def hand_over(rows: Array) -> Source:
+            """Rows whose lookup drafted nothing go to the best of those with a model."""
+            best = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
+            choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(free, jnp.int32)), best, choices[0]))
+            joins.append(join(paid, choices[1]))
+            return joins[1]
 
-        def close(drafted: Drafted) -> MultiDrafterState:
+        joins = [join(free or paid, choices[0])]
+
+        def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
+            states, verified = list(state.states), drafted
+            memories = [drafted.memory] if len(joins) == 1 else drafted.memory[:2]
+            for indices, joined, memory in zip((free or paid, paid), joins, memories, strict=False):
+                after, verified = joined.close(verified._replace(memory=memory))
+                for index, one in zip(indices, after, strict=True):
+                    states[index] = one
             return state._replace(
-                states=joined.close(drafted),
-                known=known,
-                drafter=choice,
-                passes=jnp.where(relative == 0, 0, drafted.predictions),
+                states=tuple(states),
+                known=jnp.stack([known[index] for index in range(len(parts))], axis=1),
+                drafter=choices[-1],
+                passes=drafted.passes,
                 phase=phase,
                 length=context.length,
-            )
+            ), verified
 
-        return joined._replace(close=close, cost=relative, drafter_id=jnp.where(idle, 0, choice))
+        return joins[0]._replace(close=close, otherwise=hand_over if free and paid else None)
 
     def commit(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
         state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
@@ -185,73 +194,64 @@ def _checked(
     return lengths.pop()
 
 
-def _finds(source: Source, rows: Array) -> Array:
-    """Whether a lookup has a first token, [B] bool."""
-    none = jnp.zeros(rows.shape, jnp.int32)
-    known = source.predict(source.open(none == 0), none, none.astype(jnp.float32))[0].known
-    return none == 0 if known is None else known
+def _joined(sources: Sequence[Source], rows: Sequence[Array]) -> Source:
+    """Of several sources one, in which each has its own rows [B] bool; a model without any is not run.
 
-
-def _joined(sources: tuple[Source, ...], choice: Array, free: Sequence[int]) -> Source:
-    """Of several sources one, in which each row has its own; a model that no row chose is not run."""
-    own = tuple(choice == index for index in range(len(sources)))
+    Its `close` gives a state for each.
+    """
 
     def open(going: Array) -> tuple[Any, ...]:
-        return tuple(one.open(going & mine) for one, mine in zip(sources, own, strict=True))
+        return tuple(one.open(going & mine) for one, mine in zip(sources, rows, strict=True))
 
     def predict(memory: tuple[Any, ...], drafted: Array, uniform: Array) -> tuple[Next, tuple[Any, ...]]:
         each, after = [], []
-        for index, (one, mine, before) in enumerate(zip(sources, own, memory, strict=True)):
+        for one, mine, before in zip(sources, rows, memory, strict=True):
             run = partial(one.predict, before, drafted, uniform)
-            found, left = run() if index in free else _if_any(mine, run, before)
-            each.append(found)
+            following, left = run() if _is_free(one) else _if_any(mine, run, before)
+            each.append(following)
             after.append(left)
-        return _by_row(own, each), tuple(after)
+        return _by_row(rows, each), tuple(after)
 
     def keep(memory: tuple[Any, ...], token: Array, drawn: Array, drafted: Array) -> tuple[Any, ...]:
-        each = zip(sources, own, memory, strict=True)
+        each = zip(sources, rows, memory, strict=True)
         return tuple(one.keep(before, token, drawn & mine, drafted) for one, mine, before in each)
 
-    def close(drafted: Drafted) -> tuple[DrafterState, ...]:
-        each = zip(sources, own, drafted.memory, strict=True)
-        return tuple(
-            one.close(drafted._replace(predictions=jnp.where(mine, drafted.predictions, 0), memory=left))
-            for one, mine, left in each
-        )
+    def close(drafted: Drafted) -> tuple[tuple[DrafterState, ...], Drafted]:
+        states, verified = [], drafted
+        for one, mine, memory in zip(sources, rows, drafted.memory, strict=True):
+            passes, length = jnp.where(mine, drafted.passes, 0), jnp.where(mine, drafted.length, 0)
+            masked = drafted._replace(passes=passes, length=length, memory=memory)
+            state, own = one.close(masked)
+            states.append(state)
+            if own is not masked:  # it rewrote its draft
+                length = jnp.where(mine, own.length, verified.length)
+                verified = verified._replace(
+                    tokens=jnp.where(mine[:, None], own.tokens, verified.tokens), length=length
+                )
+        return tuple(states), verified
 
-    chosen = [
-        jnp.broadcast_to(jnp.asarray(one.chosen), mine.shape) & mine for one, mine in zip(sources, own, strict=True)
-    ]
-    all_chosen = all(one.chosen is True for one in sources)
-
-    def rewrite(drafted: Drafted) -> Drafted:
-        for one, mine, memory in zip(sources, own, drafted.memory, strict=True):
-            if one.rewrite is not None:
-                again = one.rewrite(drafted._replace(memory=memory))
-                length = jnp.where(mine, again.length, drafted.length)
-                tokens = jnp.where(mine[:, None], again.tokens, drafted.tokens)
-                drafted = drafted._replace(tokens=tokens, length=length)
-        return drafted
-
-    return Source(
-        open,
-        predict,
-        keep,
-        close,
-        chosen=True if all_chosen else functools.reduce(jnp.logical_or, chosen),
-        rewrite=rewrite if any(one.rewrite is not None for one in sources) else None,
-    )
+    chosen: Array | bool = all(one.chosen is True for one in sources)
+    if not chosen:
+        each = [jnp.asarray(one.chosen) & mine for one, mine in zip(sources, rows, strict=True)]
+        chosen = functools.reduce(jnp.logical_or, each)
+    return Source(open, predict, keep, close, chosen=chosen)  # type: ignore[arg-type]
 
 
-def _by_row(own: Sequence[Array], each: Sequence[Next]) -> Next:
+def _is_free(source: Source) -> bool:
+    return isinstance(source.cost, float) and source.cost == 0
+
+
+def _by_row(rows: Sequence[Array], each: Sequence[Next]) -> Next:
     """Each row's own next position. Of a lookup that has no distributions none is read: its tokens are chosen."""
     known = [one.distribution.log_prob for one in each if one.distribution.log_prob is not None]
     joined: Next | None = None
-    for mine, one in zip(own, each, strict=True):
-        log_prob = jnp.full_like(known[0], -jnp.inf) if known and one.distribution.log_prob is None else None
-        log_prob = one.distribution.log_prob if log_prob is None else log_prob
-        distribution = one.distribution._replace(log_prob=log_prob, raw_log_prob=None)
-        there = jnp.ones_like(mine) if one.known is None else one.known
+    for mine, one in zip(rows, each, strict=True):
+        log_prob = one.distribution.log_prob
+        if known and log_prob is None:
+            log_prob = jnp.full_like(known[0], -jnp.inf)
+        raw = one.distribution.raw_log_prob if len(each) == 1 else None
+        distribution = one.distribution._replace(log_prob=log_prob, raw_log_prob=raw)
+        there = mine if one.known is None else mine & one.known
         one = Next(distribution, one.token, there)
         joined = one if joined is None else select_rows(mine, one, joined)
     assert joined is not None

@@ -94,10 +94,10 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
             last = jnp.where(drawn[:, None], longer[0], memory.last)
             return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
 
-        def close(drafted: Drafted) -> ReadingState:
+        def close(drafted: Drafted) -> tuple[ReadingState, Drafted]:
             # Only the first pass read the target; entries of later ones are fed anew if their tokens are accepted.
-            fed = jnp.where(drafted.predictions > 0, context.length, state.valid)
-            return state._replace(cache=drafted.memory.cache, valid=jnp.maximum(state.valid, fed))
+            fed = jnp.where(drafted.passes > 0, context.length, state.valid)
+            return state._replace(cache=drafted.memory.cache, valid=jnp.maximum(state.valid, fed)), drafted
 
         return Source(open, predict, keep, close)
 

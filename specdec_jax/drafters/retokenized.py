@@ -86,21 +86,16 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
             following, memory = inner.predict(memory, drafted, uniform)
             return following._replace(token=following.distribution.top_token), memory
 
-        def retokenize(drafted: Drafted) -> tuple[Array, Array, Array]:
+        def close(drafted: Drafted) -> tuple[RetokenizedState, Drafted]:
+            (cache, valid), _ = inner.close(drafted)
             with jax.named_scope("draft_retokenize"):
                 again_tokens, count, ends = again.retokenize(params, drafted.tokens, drafted.length)
-            return again_tokens, jnp.minimum(count, context.budget), ends
-
-        def close(drafted: Drafted) -> RetokenizedState:
-            cache, valid = inner.close(drafted)
+            count = jnp.minimum(count, context.budget)
             after = state._replace(cache=cache, valid=valid)
-            return with_drafts(after, drafted.tokens, length, *retokenize(drafted))
+            after = with_drafts(after, drafted.tokens, length, again_tokens, count, ends)
+            return after, drafted._replace(tokens=again_tokens, length=count)
 
-        def rewrite(drafted: Drafted) -> Drafted:
-            again_tokens, count, _ = retokenize(drafted)
-            return drafted._replace(tokens=again_tokens, length=count)
-
-        return Source(inner.open, predict, inner.keep, close, chosen=True, rewrite=rewrite)
+        return Source(inner.open, predict, inner.keep, close, chosen=True)
 
     def commit(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
         """Roll back to the last common alignment. What is missing is spelled and fed when the row drafts again."""

@@ -1,6 +1,5 @@
 """Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
 
-from specdec_jax.lossless.comb_rounds import CombRoundsReport, prove_comb_rounds
 from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
@@ -16,7 +15,6 @@ __all__ = [
     "TOYS",
     "WARPS",
     "Case",
-    "CombRoundsReport",
     "Counterexample",
     "Coverage",
     "LongTextsReport",
@@ -27,7 +25,6 @@ __all__ = [
     "SampledReport",
     "check_on_toy",
     "drawn_warps",
-    "prove_comb_rounds",
     "prove_exactly",
     "prove_long_drafts",
     "prove_long_texts",

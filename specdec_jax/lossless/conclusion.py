@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax.lossless.comb_rounds import CombRoundsReport
 from specdec_jax.lossless.counterexample import Counterexample, shortest
 from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.exact import LosslessReport
@@ -26,7 +25,7 @@ class Proof(NamedTuple):
     sampled_in_turn: SampledReport  # drafts of all lengths in turn, whatever the policy
     pair: SampledReport | None = None  # on the user's own models
     texts: LongTextsReport | None = None
-    combs: CombRoundsReport | None = None  # of verifiers that decide about siblings, and of policies that have some
+    trees: Any = None  # of verifiers and policies of trees (`rounds.prove_rounds`): has `lossless` and `gaps`
     together: RoundsReport | None = None  # rows of several warps in one batch, drafts drawn and chosen
     verifier: RoundsReport | None = None  # the same without the policy, a case for each longest draft
     real_size: RealSizeReport | None = None
@@ -43,7 +42,8 @@ class Proof(NamedTuple):
         """What was not put to the test, a clause each."""
         gaps = *_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair)
         nothing = self.drafter is not None and not any(self.drafter.drafted)
-        return (*gaps, *_comb_gaps(self.combs), *(["the drafter drafted nothing"] if nothing else []))
+        trees = () if self.trees is None else self.trees.gaps
+        return (*gaps, *trees, *(["the drafter drafted nothing"] if nothing else []))
 
     @property
     def shown(self) -> int:
@@ -88,12 +88,12 @@ class Proof(NamedTuple):
         """What was put to the test, such as "drafts of up to 5 tokens, chains, batches of mixed warps, ..."."""
         most = len(self.rounds.cases[0].coverage.asked)
         tokens = "1 token" if most == 1 else f"{most} tokens"
-        siblings = f"chains and up to {policy.siblings} siblings of a draft" if policy.siblings else "chains"
+        shapes = "chains" if policy.rounds is None else policy.rounds.shapes_of(policy)
         warps = "temperature 0" if verifier.greedy_only else "batches of mixed warps" if self.together else "one warp"
         drafters = "model, lookup and mixed drafters" if self.several else "model drafters"
         drafters += " and this one" if self.drafter else ""
         pair = ", this pair of models" if self.pair else ""
-        return f"drafts of up to {tokens}, {siblings}, {warps}, {drafters}{pair}, at these hyperparameters"
+        return f"drafts of up to {tokens}, {shapes}, {warps}, {drafters}{pair}, at these hyperparameters"
 
     @property
     def conclusion(self) -> str:
@@ -134,11 +134,6 @@ def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> 
             found.setdefault(gap, []).append(warp_text(case.warp))
     everywhere = len(report.cases)
     return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in found.items()]
-
-
-def _comb_gaps(report: CombRoundsReport | None) -> list[str]:
-    missing = () if report is None else report.never_accepted
-    return [f"no sibling of {_drafts(missing)} was accepted"] if missing else []
 
 
 def _pair_gaps(report: SampledReport | None) -> list[str]:

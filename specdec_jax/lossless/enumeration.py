@@ -16,8 +16,6 @@ import numpy as np
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
-from specdec_jax.lossless.comb_outcomes import CombOutcomes, comb_leaves, verified_combs, with_siblings
-from specdec_jax.lossless.leaves import Leaf, to_expand_of
 from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
@@ -89,15 +87,12 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
     joint = np.zeros((vocab,) * setting.tokens)
     while len(nodes.chance):
         branches = draft_tree(setting, nodes)
-        if setting.policy.beside is None:
+        if setting.policy.rounds is None:
             outcomes = verified(setting, nodes, branches)
             chosen = np.nonzero(outcomes.chance)
             following = after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
         else:
-            branches, draft = with_siblings(setting, nodes, branches)
-            combs = verified_combs(setting, nodes, branches, draft)
-            chosen, leaf = comb_leaves(setting, nodes, branches, combs)
-            following = after(setting, nodes, branches, combs, chosen, leaf.chance, leaf)
+            following = setting.policy.rounds.enumerate_round(setting, nodes, branches)
         following = _merged(following)
         done = following.emitted >= setting.tokens
         finished = take(following, done)
@@ -129,14 +124,17 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
     log_q[1::2] = -np.log(vocab)  # nothing, or the distributions of tokens that other rows needed
     none = np.zeros(count, np.int32)
-    parent = np.full((count, setting.policy.expanded * (most - 1)), -1, np.int32)
-    branches = Branches(np.arange(count), nodes.table, text, log_q, none, parent, nodes.chance, policy)
+    rounds = setting.policy.rounds
+    extra = () if rounds is None else rounds.without_extras(setting, count)
+    branches = Branches(np.arange(count), nodes.table, text, log_q, none, extra, nodes.chance, policy)
     room = context.budget > 0
     tally.asks(0, going[room])
     going, finished = going & room, []
     for step in range(most):
         finished.append(take(branches, ~going))
-        branches = _expanded(setting, context, take(branches, going), step)
+        branches = take(branches, going)
+        if rounds is not None:
+            branches = rounds.before_pass(setting, context, branches, step)
         here = (branches.table // vocab**2 * most + step) * vocab + branches.text[:, 0]
         here = here * vocab**2 + pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
@@ -154,15 +152,6 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         tally.asks(step + 1, going[room])
         going = going & room
     return joined([*finished, branches])
-
-
-def _expanded(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
-    """With the siblings that the pass of this step is fed with; the first is fed with none."""
-    count = setting.policy.expanded
-    if count and step:
-        asked = take(context, branches.node), branches.policy, branches.drafted, branches.parent
-        branches.parent[:, (step - 1) * count : step * count] = to_expand_of(setting.policy, setting.batch)(*asked)
-    return branches
 
 
 def _each_token(
@@ -205,37 +194,53 @@ def after(
     setting: Setting,
     nodes: Nodes,
     branches: Branches,
-    outcomes: Outcomes | CombOutcomes,
+    outcomes: Outcomes,
     chosen: tuple[np.ndarray, ...],
     chance: np.ndarray,
-    leaf: Leaf | None = None,
 ) -> Nodes:
-    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), of such a `chance` each.
-
-    Between drafts and token stands what `leaf` has.
-    """
+    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), of such a `chance` each."""
     branch, accepted, token = chosen
-    most, rules = setting.most, _rules(setting.policy.bare, setting.batch)
-    context = take(context_of(setting, nodes), branches.node[branch])
-    drafts = branches.text[:, 2:]
-    index = np.arange(most + 1)[None, :]
-    padded = np.pad(drafts, ((0, 0), (0, 1)))[branch]
-    new = np.where(index < accepted[:, None], padded, token[:, None]).astype(np.int32)
-    beside = None
-    if leaf is not None:
-        for step, other in enumerate((leaf.sibling, leaf.child)):
-            new = np.where((other >= 0)[:, None] & (index == accepted[:, None] + step), other[:, None], new)
-        beside = host(np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32))
-    result = VerificationResult(host(new), host((accepted + 1).astype(np.int32)), beside)
+    tokens = tokens_of(branches, chosen)
+    result = VerificationResult(host(tokens), host((accepted + 1).astype(np.int32)))
+    return advance(setting, nodes, branches, outcomes, branch, chance, result, result)
+
+
+def tokens_of(branches: Branches, chosen: tuple[np.ndarray, ...]) -> np.ndarray:
+    """[N, K+1] int32, the accepted drafts of the chosen (branch, accepted, token) and the token after them."""
+    branch, accepted, token = chosen
+    index = np.arange(branches.text.shape[1] - 1)[None, :]
+    drafts = np.pad(branches.text[:, 2:], ((0, 0), (0, 1)))[branch]
+    return np.where(index < accepted[:, None], drafts, token[:, None]).astype(np.int32)
+
+
+def advance(
+    setting: Setting,
+    nodes: Nodes,
+    branches: Branches,
+    outcomes: Any,
+    branch: np.ndarray,
+    chance: np.ndarray,
+    result: Any,
+    emitted: VerificationResult,
+) -> Nodes:
+    """The rows at the beginning of the next round.
+
+    Args:
+        outcomes: `draft`, `distributions` and `verifier` of all branches, as in `Outcomes`.
+        branch: [N], of which branch each row is; chance: [N], of the row.
+        result: what the policy's `update` gets; emitted: the tokens that the round emits.
+    """
+    rules, context = _rules(setting.policy.bare, setting.batch), take(context_of(setting, nodes), branches.node[branch])
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor.bare, setting.batch)
+        # Of the drafts alone: the toys' monitor reads the distributions at the chain's positions.
         monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
     node = branches.node[branch]
-    tokens = _appended(nodes.tokens[node], nodes.emitted[node], result)
-    emitted = (nodes.emitted[node] + result.emitted).astype(np.int32)
-    return Nodes(tokens, branches.table[branch], emitted, chance, policy, take(outcomes.verifier, branch), monitor)
+    tokens = _appended(nodes.tokens[node], nodes.emitted[node], emitted)
+    count = (nodes.emitted[node] + emitted.length).astype(np.int32)
+    return Nodes(tokens, branches.table[branch], count, chance, policy, take(outcomes.verifier, branch), monitor)
 
 
 def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResult) -> np.ndarray:
@@ -243,7 +248,7 @@ def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResul
     tokens = tokens.copy()
     for k in range(result.tokens.shape[1]):
         place = 2 + emitted + k
-        rows = np.flatnonzero((k < result.emitted) & (place < tokens.shape[1]))
+        rows = np.flatnonzero((k < result.length) & (place < tokens.shape[1]))
         tokens[rows, place[rows]] = result.tokens[rows, k]
     return tokens
 

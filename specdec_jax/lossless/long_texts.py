@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding import Decoder, build_decoder
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
@@ -27,7 +28,7 @@ from specdec_jax.types import DecodeState, Monitor, StoppingPolicy, Verifier
 
 ROWS = 256  # texts of either test
 TOKENS, STRETCH = 192, 32  # of a text, and of what is summed
-VOCAB, CANDIDATES = 8, 3  # of the toy, and the tokens it has more than a draft has siblings
+VOCAB, CANDIDATES = 8, 3  # of the toy, and the tokens it has more than a draft has others beside it
 DISTANCE = 0.5  # of its drafter, as of `toy_pair`
 PROMPT = (0, 1)
 GREEDY = 3  # which of the warps below is
@@ -58,9 +59,10 @@ def prove_long_texts(
     max_draft_length: int = 5,
     tokens: int | None = None,
 ) -> LongTextsReport:
-    """Both tests, of texts of so many tokens, a multiple of STRETCH. None: TOKENS, and half of that with siblings."""
-    tokens = tokens or (TOKENS // 2 if policy.siblings else TOKENS)  # rounds with siblings take several times as long
-    vocab = max(VOCAB, policy.siblings + CANDIDATES)
+    """Both tests, of texts of so many tokens, a multiple of STRETCH. None: TOKENS, half of it for trees."""
+    widest = widest_draft(policy, max_draft_length)
+    tokens = tokens or (TOKENS if widest == max_draft_length else TOKENS // 2)  # rounds of trees take longer
+    vocab = max(VOCAB, widest // max_draft_length - 1 + CANDIDATES)
     tables, small = toy_pair(vocab, distance=DISTANCE), table_model(vocab)
     decoder = build_decoder(
         small,
@@ -68,7 +70,7 @@ def prove_long_texts(
         policy,
         verifier,
         monitor=monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None),
-        verification_widths=(1 + max_draft_length * (1 + policy.siblings),),
+        verification_widths=(1 + widest,),
         prefill_chunk=4,
     )
     params = ModelParams(tables.target, tables.drafter)

@@ -52,7 +52,7 @@ class Branches(NamedTuple):
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
-    parent: np.ndarray  # [M, E] int32, of siblings that are expanded
+    extra: Any  # leaves [M, ...], of rules whose drafts are no chains; ()
     chance: np.ndarray  # [M] float64, of the node and the draft
     policy: Any
 

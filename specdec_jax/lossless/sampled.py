@@ -19,6 +19,7 @@ from scipy import stats
 
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
@@ -103,7 +104,7 @@ def check_on_toy(
     Raises:
         ValueError: one line with the file and line (`answers.check_parts`).
     """
-    widths = (1, *default_widths(most * (1 + policy.siblings)))
+    widths = (1, *default_widths(widest_draft(policy, most)))
     decoder, params = toy_decoder(policy, verifier, most, monitor=monitor, widths=widths, **options)
     warp = make_warp(1, temperature=0.0)
     check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]], max_new_tokens=0, warp=warp))

@@ -52,7 +52,7 @@ def prove_together(
 ) -> RoundsReport:
     """As `prove_long_drafts`, of rows that differ: of all the warps, of drafts drawn, chosen, and partly chosen.
 
-    One case, whose warp is the arguments of `make_warp` with an entry a warp. A policy's siblings are left out.
+    One case, whose warp is the arguments of `make_warp` with an entry a warp. A rule of trees drafts chains here.
 
     Args:
         warps: a verifier for greedy decoding is held to those at temperature 0.
@@ -60,7 +60,7 @@ def prove_together(
     """
     several = [{"temperature": 0.0, **OFF, **warp} for warp in warps_for(verifier, warps)]
     warp = {name: np.array([one[name] for one in several]) for name in several[0]}
-    policy = policy.replace(siblings=0, beside=None, expanded=0, expand=None) if policy.siblings else policy
+    policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
     vocab, rng = toys[0].target.shape[-1], np.random.default_rng(0)
     each = [rng.permutation(len(toys) * vocab**2)[:prompts] for _ in several]
     index = np.repeat(np.arange(len(several)), [len(some) for some in each])

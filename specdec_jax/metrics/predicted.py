@@ -37,11 +37,11 @@ class Predicted(NamedTuple):
 def every_rule(longest: int) -> list[StoppingPolicy]:
     """The files of stopping/ at their defaults, but those that only wrap others, and static lengths of 1 to longest.
 
-    Rules of chains: what siblings bring is another decoder's, with other widths (docs/combs.md).
+    Rules of chains: trees are verified in other widths (docs/combs.md).
     """
     built = [build("policy", name, {}) for name in names("policy") if name != static().name]
     own = [rule for rule in built if not any(isinstance(part, StoppingPolicy) for part in rule.options.values())]
-    own = [rule for rule in own if not rule.siblings]
+    own = [rule for rule in own if rule.rounds is None]
     return [*own, *(static(draft_length=length) for length in range(1, longest + 1))]
 
 

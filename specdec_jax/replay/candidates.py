@@ -1,10 +1,11 @@
 """Which of the drafter's candidates becomes the text's token, where its first one is rejected.
 
-Siblings are drawn without replacement and tried one after the other (recursive rejection sampling without replacement:
-arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's distribution p
-becomes max(p - q, 0), the drafter's q loses x, both are normalised, and the next candidate is tried on them. Told which
-token y came out in the end, it came out at stage i with probability min(1, q_i(y) / p_i(y)) unless before, and what was
-rejected is drawn from max(q_i - p_i, 0). Under greedy decoding the candidate is y's rank among the drafter's tokens.
+Further candidates are drawn without replacement and tried one after the other (recursive rejection sampling without
+replacement: arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's
+distribution p becomes max(p - q, 0), the drafter's q loses x, both are normalised, and the next candidate is tried on
+them. Told which token y came out in the end, it came out at stage i with probability min(1, q_i(y) / p_i(y)) unless
+before, and what was rejected is drawn from max(q_i - p_i, 0). Under greedy decoding the candidate is y's rank among the
+drafter's tokens.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.sampling import ACCEPT, DRAFT, draw
-from specdec_jax.decoding.siblings import normalised, without
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, draw, normalised, without
 from specdec_jax.types import Array
 
 CANDIDATES = 4
-"""That are told apart: the draft itself and three siblings."""
+"""Candidates that a trace distinguishes: the draft itself and three others."""
 
 
 class Rejected(NamedTuple):

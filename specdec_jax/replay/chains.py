@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import reads_at
-from specdec_jax.decoding.sampling import ACCEPT, DRAFT, distribution, draw, uniforms
-from specdec_jax.decoding.siblings import BY_CANDIDATE
+from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, distribution, draw, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass

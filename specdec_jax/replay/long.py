@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.replay.rounds import (
     Counts,
     Rows,
@@ -91,7 +92,7 @@ def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tu
 
     def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
         size = texts.text.shape[0]
-        rows, counts = first_rows(texts, begun, most * (1 + policy.siblings), rounds)
+        rows, counts = first_rows(texts, begun, widest_draft(policy, most), rounds)
         seen = jnp.full((size, rounds), jnp.nan, jnp.float32)
 
         def step(carry: tuple[Rows, Counts, Array]) -> tuple[Rows, Counts, Array]:

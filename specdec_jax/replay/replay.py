@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.replay.rounds import (
     Counts,
     Texts,
@@ -43,7 +44,7 @@ class Replay(NamedTuple):
     accepted: np.ndarray  # after the end-of-sequence cut
     passes: np.ndarray  # drafter passes
     discarded: np.ndarray  # of these, those whose distribution gave no token
-    by_length: np.ndarray  # [S, N, P+1], rounds by tokens verified after the first: drafts, and siblings beside them
+    by_length: np.ndarray  # [S, N, P+1], rounds by tokens verified after the first
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
     @property
@@ -92,7 +93,7 @@ def replay(
             that is itself a vector of n has shape [S, n] or [1, n].
         max_draft_length: K, most drafts a round; the trace's longest unless given.
         record: keep every round.
-        widest: most tokens a verification holds, with the one before the draft; all siblings unless given.
+        widest: most tokens a verification holds, with the one before the draft; the widest draft unless given.
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
@@ -105,7 +106,7 @@ def replay(
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     most = most_drafts(trace, max_draft_length)
-    places = most * (1 + policy.siblings) if widest is None else max(widest - 1, most)
+    places = widest_draft(policy, most) if widest is None else max(widest - 1, most)
     given, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
@@ -157,7 +158,7 @@ def _replay_block(
 ) -> tuple[np.ndarray | None, ...]:
     """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds.
 
-    `most`: drafts a round, and drafts and siblings.
+    `most`: drafts a round, and tokens that are verified after the first.
     """
     texts = len(every.text)
     begun = policy.init(

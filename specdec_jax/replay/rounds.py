@@ -7,11 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.combs import fitted, places
 from specdec_jax.decoding.sampling import policy_seeds
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.replay.candidates import CANDIDATES
-from specdec_jax.replay.siblings import candidates
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.replay.unrecorded import Unrecorded
 from specdec_jax.types import (
@@ -46,7 +43,7 @@ class Counts(NamedTuple):
     accepted: Array
     passes: Array
     discarded: Array
-    by_length: Array  # [R, P+1], by drafts and siblings
+    by_length: Array  # [R, P+1], by tokens verified after the first
     record: Array | None  # [R, rounds, 4] int16
 
 
@@ -79,19 +76,11 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
 
 
 def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that looks at the rows beside it, or wants of siblings what the trace lacks."""
+    """Raises ValueError for a policy that looks at other rows, or wants of a tree what the trace lacks."""
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
-    if policy.expanded:
-        raise ValueError(
-            f"a trace does not hold what follows siblings, and {policy.name} wants {policy.expanded} expanded"
-        )
-    if policy.siblings:
-        candidates(trace)
-        if policy.siblings >= CANDIDATES:
-            raise ValueError(
-                f"a trace tells {CANDIDATES - 1} siblings apart, and {policy.name} wants {policy.siblings}"
-            )
+    if policy.rounds is not None:
+        policy.rounds.check_replay(policy, trace)
 
 
 def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
@@ -115,7 +104,7 @@ def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
 
 
 def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tuple[Rows, Counts]:
-    """Every row before its first round, of up to `places` drafts and siblings; `rounds` above 0 keeps a record."""
+    """Every row before its first round, which verifies up to `places` tokens; `rounds` above 0 keeps a record."""
     size = texts.text.shape[0]
     zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
     record = jnp.full((size, rounds, 4), -1, jnp.int16) if rounds else None
@@ -132,7 +121,9 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
     begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
     going = begins | ~(rows.done | rows.fresh)
     distribution, hit = _distribution(texts, rows)
-    step = draft_loop.step(policy, state, context, going, rows.drafted, distribution, _unrecorded_token)
+    step = draft_loop.step(
+        policy, state, context, going, rows.drafted, distribution, unrecorded("which token was drawn")
+    )
     rows = rows._replace(
         drafted=step.drafted,
         accepted=rows.accepted + (step.drawn & hit).astype(jnp.int32),
@@ -142,11 +133,6 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
         policy=step.policy,
     )
     return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going, context)
-
-
-def _unrecorded_token() -> draft_loop.Drawn:
-    """A trace holds the drawn token's probability, and nothing else of it."""
-    return draft_loop.Drawn(unrecorded("which token was drawn"))
 
 
 def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
@@ -204,16 +190,6 @@ def _along_chain(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], rows.drafted < ends
 
 
-def _sibling_is_right(texts: Texts, rows: Rows, draft: Draft) -> Array:
-    """[R] bool, whether one of the siblings beside the first rejected draft is the text's token."""
-    assert texts.candidate is not None and draft.beside is not None  # check_replayed looked
-    at = rows.at if texts.run is not None else rows.at + rows.accepted
-    right = texts.candidate[texts.text, jnp.minimum(at, texts.candidate.shape[1] - 1)].astype(jnp.int32)
-    depth = jnp.minimum(rows.accepted, draft.beside.shape[1] - 1)
-    count = jnp.take_along_axis(draft.beside, depth[:, None], axis=1)[:, 0]
-    return (rows.accepted < rows.drafted) & (right > 0) & (right <= count)
-
-
 def _watched(phase: Array) -> Phases:
     """What a replayed policy sees of the monitor."""
     others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
@@ -242,22 +218,18 @@ def _end(
         one_hot=jnp.zeros((size, most), bool),
         length=rows.drafted,
     )
-    most_places = counts.by_length.shape[1] - 1
-    sibling = None
-    if policy.beside is not None:
-        siblings = jnp.zeros((size, most, policy.siblings), jnp.int32)  # which tokens they are, nobody asks
-        room = most_places - rows.drafted
-        wanted = policy.beside(rows.policy, rows.drafted, room, context, None)
-        draft = fitted(draft._replace(siblings=siblings), wanted, room)
-        sibling = _sibling_is_right(texts, rows, draft).astype(jnp.int32)
-    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1, sibling)
+    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
+    if policy.rounds is not None:
+        ended = policy.rounds.end_round(policy, texts, rows, context, draft, most_places)
+        draft, result, verified, emitted = ended
     state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]
-    emitted = jnp.minimum(result.emitted, length - rows.at)
+    emitted = jnp.minimum(emitted, length - rows.at)
     accepted = jnp.minimum(rows.accepted, emitted)
     added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
     sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
-    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == places(draft)[:, None]
+    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == verified[:, None]
     record = counts.record
     if record is not None:
         index = jnp.where(ends, counts.rounds, record.shape[1])

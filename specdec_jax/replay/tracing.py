@@ -15,6 +15,7 @@ from jax import lax
 
 from specdec_jax.decoding.sampling import (
     ACCEPT,
+    BY_CANDIDATE,
     DRAFT,
     distribution,
     distributions,
@@ -24,7 +25,6 @@ from specdec_jax.decoding.sampling import (
     raw_entropy,
     uniforms,
 )
-from specdec_jax.decoding.siblings import BY_CANDIDATE
 from specdec_jax.decoding.teacher_forcing import (
     PREFILL,
     PairCache,

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.combs import places
 from specdec_jax.stopping._evaluated import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
@@ -39,8 +38,6 @@ class Settings(NamedTuple):
     initial_rate: Array  # [B]
     rate_weight: Array  # [B]
     rate_decay: Array  # [B]
-    greedy_siblings: Array  # [B, M] float32, h
-    sampled_siblings: Array  # [B, M]
 
 
 class SurvivalState(NamedTuple):
@@ -108,11 +105,15 @@ def learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult,
     return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
 
 
-def learn_rate(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
-    """Tokens and time of the round join the decayed sums; what the prior counts for does not decay."""
+def learn_rate(state: SurvivalState, verified: Array, emitted: Array) -> SurvivalState:
+    """Tokens and time of the round join the decayed sums; what the prior counts for does not decay.
+
+    Args:
+        verified: [B] int32, drafted tokens that were verified; emitted: [B] int32, tokens of the round.
+    """
     settings = state.settings
-    spent = time_of(state, places(draft)[:, None])[:, 0] + settings.drafter_cost * state.passes
+    spent = time_of(state, verified[:, None])[:, 0] + settings.drafter_cost * state.passes
     prior = settings.rate_weight * settings.initial_rate
-    tokens = prior + settings.rate_decay * (state.tokens - prior) + result.emitted.astype(jnp.float32)
+    tokens = prior + settings.rate_decay * (state.tokens - prior) + emitted.astype(jnp.float32)
     time = settings.rate_weight + settings.rate_decay * (state.time - settings.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import show_length
-from specdec_jax.stopping._siblings import beside_inner
+from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
@@ -70,16 +70,15 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
 
-    return StoppingPolicy(
-        init,
-        begin,
-        check,
-        proceed,
-        update,
-        threshold,
+    return wrapped(
+        inner,
+        init=init,
+        begin=begin,
+        check=check,
+        proceed=proceed,
+        update=update,
+        threshold=threshold,
         needs_phases=True,
-        joins_rows=inner.joins_rows,
-        **beside_inner(inner),
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )
 

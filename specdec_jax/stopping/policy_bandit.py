@@ -102,10 +102,8 @@ def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, .
     if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
         raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {_described(policies)}")
     for policy in policies:
-        if isinstance(policy, StoppingPolicy) and policy.siblings:
-            raise ValueError(
-                f"policy_bandit chooses among rules of chains, and {policy.name} wants siblings beside them"
-            )
+        if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
+            raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
         if not isinstance(policy, StoppingPolicy):
             raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
     return tuple(policies)

@@ -16,13 +16,6 @@ prior, learnt once per pair of models (metrics/prior.py) for greedy and for samp
 an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
 positions that are rarely evaluated need no estimate of their own.
 
-With siblings, further tokens of a draft's distribution that are verified beside it and cost no drafter pass, the rule
-also fills what a width has room for, and buys a wider one where that pays: the draft at depth d is the first that is
-rejected with the chance S_d (1 - a_d), and its i-th sibling is right then with (1 - h_1) ... (1 - h_(i-1)) h_i, each
-worth one token. The n siblings of most worth are verified where that exceeds R (V(k + n) - V(k)) by most. With
-`expanded` the drafter's next pass reads the siblings of most worth too, and their children are weighed beside siblings:
-by the worth of the sibling and the chance of a token whose distribution is not known.
-
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
 every row drafts. Rows are as independent as ever in distribution, but no longer in their draws.
@@ -30,7 +23,6 @@ every row drafts. Rows are as independent as ever in distribution, but no longer
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,8 +32,7 @@ from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._evaluated import remember
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
-from specdec_jax.stopping._siblings import check_expanded
-from specdec_jax.stopping._survival_gain import gain_by_row, gain_together, wanted_beside, worth_expanding
+from specdec_jax.stopping._survival_gain import Gain, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     Prior,
     Settings,
@@ -54,7 +45,7 @@ from specdec_jax.stopping._survival_state import (
     rate_of,
 )
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult, Wanted
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
 # `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1. But
 # next_bias, which was 0.33 and -0.05, is chosen by replays of that pair and of Qwen2.5-Coder 1.5B with 0.5B
@@ -63,40 +54,35 @@ GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.25)
 SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, 1.0, 0.3)
 
 
-# h of smollm2 and smollm2-drafter-reading: of the second, third and fourth candidate (docs/combs.md).
-GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
-
-
 @strategy
-def survival(
-    look_ahead: bool = True, positions: int = 32, together: bool = False, siblings: int = 0, expanded: int = 0
-) -> StoppingPolicy:
+def survival(look_ahead: bool = True, positions: int = 32, together: bool = False) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
-        positions: drafts a round that are weighed and learnt from (P); with siblings, places of a pass that are filled.
+        positions: drafts a round that are weighed and learnt from (P).
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
             (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
-        siblings: most siblings verified beside a draft (M), up to 3; 0 drafts chains alone.
-        expanded: siblings that a drafter pass reads besides (W), for their children: a tree; 0 drafts none.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or
     fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
     unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
     roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain
-    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round),
-    greedy_siblings and sampled_siblings (h of the second, third and fourth candidate).
+    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
 
     Raises:
-        ValueError: positions below 1, siblings out of range, or expanded below 0 or without siblings.
+        ValueError: positions below 1.
     """
     if positions < 1:
         raise ValueError(f"survival needs positions of 1 or more, got {positions}")
-    if not 0 <= siblings <= len(GREEDY_SIBLINGS):
-        raise ValueError(f"survival needs siblings of 0 to {len(GREEDY_SIBLINGS)}, got {siblings}")
-    check_expanded("survival", expanded, siblings)
+    return survival_with(
+        gain_together if together else gain_by_row, positions if look_ahead else 1, positions, together
+    )
+
+
+def survival_with(gain: Gain, horizon: int, positions: int, together: bool = False) -> StoppingPolicy:
+    """`survival` by a gain, which weighs up to `horizon` further tokens at once; P (`positions`) as of `survival`."""
 
     def init(
         batch: int,
@@ -109,8 +95,6 @@ def survival(
         initial_rate: Any = 1.5,
         rate_weight: Any = 5.0,
         rate_decay: Any = 0.98,
-        greedy_siblings: Any = GREEDY_SIBLINGS,
-        sampled_siblings: Any = SAMPLED_SIBLINGS,
     ) -> SurvivalState:
         zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
         rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
@@ -126,8 +110,6 @@ def survival(
             initial_rate=rate,
             rate_weight=weight,
             rate_decay=per_row(batch, rate_decay, "rate_decay", low=0.0, high=1.0),
-            greedy_siblings=_chances_of_siblings(batch, greedy_siblings, "greedy_siblings"),
-            sampled_siblings=_chances_of_siblings(batch, sampled_siblings, "sampled_siblings"),
         )
         return SurvivalState(
             survival=one,
@@ -140,9 +122,6 @@ def survival(
             time=weight,
             settings=settings,
         )
-
-    horizon = positions if look_ahead else 1
-    gain = gain_together if together else partial(gain_by_row, siblings=siblings)
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
         state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
@@ -176,19 +155,9 @@ def survival(
         return gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
-        return learn_rate(learn_offset(state, draft, result, positions), draft, result)
+        return learn_rate(learn_offset(state, draft, result, positions), draft.length, result.length)
 
-    def beside(state: SurvivalState, length: Array, room: Array, context: RoundContext, parent: Array | None) -> Wanted:
-        return wanted_beside(state, length, room, context, siblings, parent)
-
-    more: dict[str, Any] = {"siblings": siblings, "beside": beside} if siblings else {}
-    if expanded:
-        more |= {"expanded": expanded, "expand": partial(worth_expanding, most=siblings)}
-    return StoppingPolicy(init, begin, check, proceed, update, rate_of, joins_rows=together, **more)
-
-
-def _chances_of_siblings(batch: int, chances: Any, name: str) -> Array:
-    return vector_per_row(batch, chances, name, len(GREEDY_SIBLINGS), low=0.0, high=1.0)
+    return StoppingPolicy(init, begin, check, proceed, update, rate_of, joins_rows=together)
 
 
 def _verification(batch: int, times: Any, positions: int) -> Array:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row, select_rows
-from specdec_jax.stopping._siblings import beside_inner
+from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.strategy import beside, strategy
 from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
@@ -63,15 +63,13 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    return StoppingPolicy(
-        init,
-        begin,
-        check,
-        proceed,
-        update,
-        lambda state: policy.threshold(state.policy),
-        needs_phases=policy.needs_phases,
-        joins_rows=policy.joins_rows,
-        **beside_inner(policy),
+    return wrapped(
+        policy,
+        init=init,
+        begin=begin,
+        check=check,
+        proceed=proceed,
+        update=update,
+        threshold=lambda state: policy.threshold(state.policy),
         hyperparameters=beside(policy, "update_every", rounds=4),
     )

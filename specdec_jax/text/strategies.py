@@ -24,11 +24,12 @@ from specdec_jax.strategy import nearest, renamed
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
-    "policy": "specdec_jax.stopping",
-    "verifier": "specdec_jax.verification",
-    "drafter": "specdec_jax.drafters",
-    "monitor": "specdec_jax.monitors",
+    "policy": ("specdec_jax.stopping", "specdec_jax.contrib.trees.stopping"),
+    "verifier": ("specdec_jax.verification", "specdec_jax.contrib.trees.verification"),
+    "drafter": ("specdec_jax.drafters",),
+    "monitor": ("specdec_jax.monitors",),
 }
+"""The folders that a name is looked for in; those of contrib are imported when a name is looked up."""
 FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
 """What policies and verifiers are first tried with, before models are read; nothing is computed of these shapes."""
 LENGTHS = (1, 3, 5, 7, 10)
@@ -44,9 +45,16 @@ CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def names(kind: str) -> list[str]:
-    """The built-in policies, verifiers or drafters: the files of their folder."""
-    package = importlib.import_module(PACKAGES[kind])
-    return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
+    """The built-in policies, verifiers or drafters: the files of their folders."""
+    return sorted(_modules(kind))
+
+
+@functools.cache
+def _modules(kind: str) -> dict[str, str]:
+    """The module of every built-in name."""
+    packages = [importlib.import_module(package) for package in PACKAGES[kind]]
+    files = ((package.__name__, info.name) for package in packages for info in pkgutil.iter_modules(package.__path__))
+    return {name: f"{package}.{name}" for package, name in files if not name.startswith("_")}
 
 
 def find_factory(kind: str, name: str) -> Callable[..., Any]:
@@ -58,9 +66,9 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
     if name.endswith(".py"):
         path = Path(name).expanduser()
         return _factory_of_file(kind, name, path.stat().st_mtime_ns if path.is_file() else 0)
-    if name not in names(kind):
+    if name not in _modules(kind):
         raise ValueError(f"unknown {kind} {name!r}{nearest(name, names(kind))}")
-    return getattr(importlib.import_module(f"{PACKAGES[kind]}.{name}"), name)
+    return getattr(importlib.import_module(_modules(kind)[name]), name)
 
 
 def search_beside(path: Path) -> None:
@@ -174,7 +182,7 @@ def _check_answers(kind: str, name: str, made: Any) -> None:
         for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
             sizes = FIRST._replace(max_draft_length=length)
             if kind == "policy":
-                check_policy(made, state, monitor, sizes._replace(siblings=made.siblings, expanded=made.expanded))
+                check_policy(made, state, monitor, sizes)
             elif kind == "verifier":
                 check_verifier(made, state, sizes, monitor)
             else:

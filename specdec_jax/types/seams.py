@@ -314,11 +314,13 @@ class Source(NamedTuple):
     open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds what their caches lack
     predict: Predict
     keep: Keep
-    close: Callable[[Drafted], DrafterState]  # the drafter's state after the loop
+    close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
     cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the pair's first model; 0: it is looked up
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn: their distribution is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all
-    rewrite: Callable[[Drafted], Drafted] | None = None  # the draft to verify, where that is not what the loop drafted
+    otherwise: Callable[[Array], "Source"] | None = (
+        None  # what drafts in its place for rows [B] that it drafts nothing for
+    )
 
 
 class OpenSource(Protocol):

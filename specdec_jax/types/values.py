@@ -67,8 +67,10 @@ class Drafted(NamedTuple):
 
     tokens: Array  # [B, K] int32
     length: Array  # [B] int32
-    predictions: Array  # [B] int32, positions whose distribution was asked for
-    log_q: Array | None  # [B, K, V], the distributions as the source gave them
+    passes: Array  # [B] int32, positions whose distribution a pass gave; 0 where it is looked up
+    log_q: Array | None  # [B, K, V] float32, the distributions as the source gave them
+    chosen: Array  # [B] bool, tokens were chosen, not drawn: their distribution is one-hot
+    drafter_id: Array  # [B] int32
     entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState

@@ -29,13 +29,13 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
     Hyperparameters (`init`): those of both; a hyperparameter that both have is routine_NAME and reasoning_NAME.
 
     Raises:
-        ValueError: something other than a Verifier, or one that decides about siblings itself.
+        ValueError: something other than a Verifier, or one that decides about more than chains.
     """
     for name, part in (("routine", routine), ("reasoning", reasoning)):
         if not isinstance(part, Verifier):
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
-        if part.outcomes is not None:
-            raise ValueError(f"by_phase takes no {part.name}, which decides about siblings itself: use block")
+        if part.rounds is not None:
+            raise ValueError(f"by_phase takes no {part.name}, which decides about trees itself: use block")
     routine_names, reasoning_names = _hyperparameter_names(routine, reasoning)
 
     def init(batch: int, **hyperparameters: Any) -> ByPhaseState:

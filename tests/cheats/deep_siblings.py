@@ -2,7 +2,8 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding.siblings import sibling_outcomes
+from specdec_jax.contrib.trees import TreeVerifier
+from specdec_jax.contrib.trees.siblings import sibling_outcomes
 from specdec_jax.verification import draft_log_probabilities, rejection, residual
 from specdec_jax.verification._common import at_position
 
@@ -20,4 +21,5 @@ def deep_siblings(first: int = 2):
         following = jnp.where((accepted < draft.length)[:, None], at_draft, bonus)
         return sibling_outcomes(following, draft, accepted, sampled)
 
-    return rejection().replace(outcomes=outcomes)
+    inner = rejection()
+    return TreeVerifier(inner.init, inner.verify, lossless=True, outcomes=outcomes)

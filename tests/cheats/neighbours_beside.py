@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.stopping import comb
-from specdec_jax.types import Wanted
+from specdec_jax.contrib.trees import Wanted, comb
 
 
 def neighbours_beside():

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.decoding.siblings import after_rejection, at_depth, by_candidate, normalised, without
-from specdec_jax.types import SiblingOutcomes
+from specdec_jax.contrib.trees import SiblingOutcomes, TreeVerifier
+from specdec_jax.contrib.trees.siblings import after_rejection, at_depth, by_candidate
+from specdec_jax.decoding.sampling import normalised, without
 from specdec_jax.verification import draft_log_probabilities, rejection, residual
 from specdec_jax.verification._common import at_position
 
@@ -31,4 +32,5 @@ def third_sibling(forgotten: int = 1):
             left = left if index >= forgotten else without(left, token, 0.0)
         return SiblingOutcomes(by_candidate(jnp.stack(accepts, axis=1)), tokens, p)
 
-    return rejection().replace(outcomes=outcomes)
+    inner = rejection()
+    return TreeVerifier(inner.init, inner.verify, lossless=True, outcomes=outcomes)

@@ -8,9 +8,14 @@ from specdec_jax.drafters import prompt_lookup
 def wrong_log_q(max_draft_length=3, vocab_size=1):
     inner = prompt_lookup(max_draft_length, vocab_size=vocab_size)
 
-    def propose(*arguments):
-        draft, *rest = inner.propose(*arguments)
-        log_q = jnp.full((*draft.tokens.shape, vocab_size), -jnp.log(vocab_size), jnp.float32)
-        return draft._replace(log_q=log_q, one_hot=jnp.zeros_like(draft.one_hot)), *rest
+    def source(*arguments):
+        made = inner.source(*arguments)
 
-    return inner.replace(propose=propose)
+        def close(drafted):
+            state, drafted = made.close(drafted)
+            log_q = jnp.full((*drafted.tokens.shape, vocab_size), -jnp.log(vocab_size), jnp.float32)
+            return state, drafted._replace(log_q=log_q, chosen=jnp.zeros_like(drafted.chosen))
+
+        return made._replace(close=close)
+
+    return inner.replace(source=source)

@@ -277,8 +277,8 @@ def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful_at_
     another_process()
     assert not at_hand.look_at(costs._replace(drafter_step=0.2), COUNTS, 999.0), "costs that are kept nowhere"
     several = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), COUNTS)
-    with_siblings = COUNTS._replace(num_sibling_tokens=np.array([1], np.int32))
-    for counts in (several, with_siblings):
+    trees = COUNTS._replace(num_draft_tokens=COUNTS.num_draft_tokens + 1)
+    for counts in (several, trees):
         assert decoding_seconds(costs, counts) is None and not at_hand.look_at(costs, counts, 999.0)
     assert at_hand.look_at(costs, COUNTS, EXPECTED / 1.7)
 

@@ -38,7 +38,7 @@ def opened(**changed):
 
 
 def short(drafted):
-    return drafted._replace(tokens=drafted.tokens[:, :1])
+    return (), drafted._replace(tokens=drafted.tokens[:, :1])
 
 
 def predicting(change):
@@ -144,8 +144,13 @@ WRONG = [
     (LOOKUP, "init", raising, "KeyError: 'lost'"),
     (LOOKUP, "source", raising, "KeyError: 'lost'"),
     (LOOKUP, "source", lambda *given: given[1], "source .* must return a Source; it returns"),
-    (LOOKUP, "source", opened(rewrite=short), "Draft.tokens as int32[2,3]; it is int32[2,1]"),
-    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "must return the state as it got it"),
+    (LOOKUP, "source", opened(close=short), "Draft.tokens as int32[2,3]; it is int32[2,1]"),
+    (
+        LOOKUP,
+        "source",
+        opened(close=lambda drafted: drafted.length),
+        "must close with (state, Drafted); its close returns int32[2]",
+    ),
     (LOOKUP, "source", opened(keep=lambda *given: given[1]), "must keep its memory's shapes; its keep does not"),
     (LOOKUP, "source", predicting(lambda next, memory: next), "must predict (Next, memory); its predict returns Next"),
     (

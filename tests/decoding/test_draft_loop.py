@@ -73,7 +73,7 @@ def source_of(told, events):
     def keep(memory, token, drawn, drafted):
         return memory + jnp.where(drawn, token * (drafted + 1), 0)
 
-    return Source(lambda going: jnp.zeros(ROWS, jnp.int32), predict, keep, lambda drafted: ())
+    return Source(lambda going: jnp.zeros(ROWS, jnp.int32), predict, keep, lambda drafted: ((), drafted))
 
 
 def loop(told, events=None):
@@ -121,7 +121,7 @@ def test_a_round_is_the_twins(seed):
     for row in range(ROWS):
         tokens, asked_for, memory, asked = twin(told, row)
         assert end.tokens[row, : len(tokens)].tolist() == tokens and end.length[row] == len(tokens)
-        assert (end.predictions[row], end.memory[row]) == (asked_for, memory)
+        assert (end.passes[row], end.memory[row]) == (asked_for, memory)
         assert [leaf[row] for leaf in end.policy] == asked, "a row that does not go on keeps its policy's state"
         np.testing.assert_allclose(end.entropy[row, :asked_for], np.arange(asked_for) + 0.5)
         np.testing.assert_allclose(end.max_prob[row, :asked_for], np.arange(asked_for) / 10, rtol=1e-6)
@@ -160,5 +160,5 @@ def test_no_room_and_no_row_alive_asks_for_nothing():
     told = script()
     for nothing in (told._replace(alive=told.alive & False), told._replace(budget=told.budget * 0)):
         end = loop(nothing)
-        assert not end.length.any() and not end.predictions.any() and not end.memory.any()
+        assert not end.length.any() and not end.passes.any() and not end.memory.any()
     assert not loop(told._replace(alive=told.alive & False)).policy.begun.any()

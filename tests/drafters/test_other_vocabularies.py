@@ -111,8 +111,12 @@ def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
 
     def source(*given):
         made = honest.source(*given)
-        beyond = lambda drafted: drafted._replace(log_q=drafted.log_q - 1.0)  # noqa: E731  e of mass beyond them
-        return made._replace(rewrite=beyond)
+
+        def close(drafted):
+            state, drafted = made.close(drafted)
+            return state, drafted._replace(log_q=drafted.log_q - 1.0)  # e of mass beyond the shared tokens
+
+        return made._replace(close=close)
 
     cheat = build_decoder(
         parts.target, dataclasses.replace(honest, source=source), parts.policy, parts.verifier, prefill_chunk=4

@@ -261,12 +261,12 @@ def test_drafts_that_are_told_as_drawn_are_rejected():
     def source(*given):
         made = parts.drafter.source(*given)
 
-        def drawn(drafted):
-            drafted = made.rewrite(drafted)
+        def close(drafted):
+            state, drafted = made.close(drafted)
             even = jnp.full((*drafted.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
-            return drafted._replace(log_q=even)
+            return state, drafted._replace(log_q=even, chosen=jnp.zeros_like(drafted.chosen))
 
-        return made._replace(rewrite=drawn, chosen=False)
+        return made._replace(close=close)
 
     cheat = dataclasses.replace(parts.drafter, source=source)
     decoder = build_decoder(parts.target, cheat, parts.policy, parts.verifier, prefill_chunk=4)

@@ -8,6 +8,8 @@ import pytest
 from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.views import proof
+from specdec_jax.contrib.trees import comb, traversal
+from specdec_jax.contrib.trees.proof import prove_comb_rounds
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.lossless import (
     Coverage,
@@ -18,8 +20,8 @@ from specdec_jax.lossless import (
     SampledReport,
     long_texts,
 )
-from specdec_jax.stopping import comb, static
-from specdec_jax.verification import rejection, traversal
+from specdec_jax.stopping import static
+from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +91,8 @@ def test_honest_policies_with_chance_or_siblings_pass(policy):
 
 
 def test_siblings_that_are_never_accepted_are_named():
-    combs = lossless.prove_comb_rounds(traversal(), drafts=2, warps=({"temperature": 0.7},))
+    combs = prove_comb_rounds(traversal(), drafts=2, warps=({"temperature": 0.7},))
     assert combs.lossless and not combs.never_accepted
     never = combs._replace(accepted=(0.5, 0.0))
-    found = proof.Proof(EXACT, ROUNDS, ROUNDS, SAMPLED, SAMPLED, texts=TEXTS, combs=never)
+    found = proof.Proof(EXACT, ROUNDS, ROUNDS, SAMPLED, SAMPLED, texts=TEXTS, trees=never)
     assert found.conclusion == proof.NOT_SHOWN and found.gaps == ("no sibling of draft 2 was accepted",)

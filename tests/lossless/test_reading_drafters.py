@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafting import draft_once
 
 from specdec_jax import lossless
-from specdec_jax.decoding.rounds import _context
+from specdec_jax.decoding.rounds import round_context
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless.enumeration import distribution_table, drafter_table
 from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
@@ -38,13 +39,17 @@ def leaking(decoder, params):
     """The decoder's drafter, but that its distributions are told as if each draft had read the draft's own position."""
     honest, read = decoder.parts.drafter, params.drafter.read
 
-    def propose(own, state, tokens, context, uniform, policy, policy_state, keep_log_q):
-        draft, *rest = honest.propose(own, state, tokens, context, uniform, policy, policy_state, keep_log_q)
-        seen = jax.nn.one_hot(draft.tokens, read.shape[0]) @ jnp.asarray(read)
-        told = jax.nn.log_softmax(draft.log_q + seen)
-        return draft._replace(log_q=told), *rest
+    def source(*arguments):
+        made = honest.source(*arguments)
 
-    return dataclasses.replace(honest, propose=propose)
+        def close(drafted):
+            state, drafted = made.close(drafted)
+            seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ jnp.asarray(read)
+            return state, drafted._replace(log_q=jax.nn.log_softmax(drafted.log_q + seen))
+
+        return made._replace(close=close)
+
+    return dataclasses.replace(honest, source=source)
 
 
 def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
@@ -64,9 +69,9 @@ def test_what_is_enumerated_is_what_the_decoder_drafts_from():
     decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
     for before, last in np.ndindex(3, 3):
         state = decoder.prefill(params, [[before, last]], max_new_tokens=8, warp=make_warp(1, 1.0))
-        context = _context(decoder.parts, state)
-        asked = params.drafter, state.drafter, state.tokens, context, lambda step: jnp.full((1,), 0.5)
-        draft, *_ = decoder.parts.drafter.propose(*asked, decoder.parts.policy, state.policy, True)
+        context, half = round_context(decoder.parts, state), lambda index: jnp.full((1,), 0.5)
+        given = params.drafter, state.drafter, state.tokens, context, decoder.parts.policy, state.policy
+        draft, *_ = draft_once(decoder.parts.drafter, *given, uniform=half, vocab=3)
         first = int(draft.tokens[0, 0])
         np.testing.assert_allclose(draft.log_q[0, 0], table[0, before, before, last], atol=1e-5)
         np.testing.assert_allclose(draft.log_q[0, 1], table[1, before, last, first], atol=1e-5)

@@ -141,9 +141,9 @@ FAILING = {
     "drafter": (
         "from specdec_jax.drafters import prompt_lookup\n"
         "def bad(max_draft_length=3):\n"
-        "    def propose(*arguments):\n"
+        "    def source(*arguments):\n"
         "        return 1 / 0\n"
-        "    return prompt_lookup(max_draft_length).replace(propose=propose)\n",
+        "    return prompt_lookup(max_draft_length).replace(source=source)\n",
         "bad.py:4: ZeroDivisionError: division by zero",
     ),
     "monitor": (

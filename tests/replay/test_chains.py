@@ -6,6 +6,7 @@ import pytest
 from replayed import gap, recorded
 from tiny_reading import reading_pair
 
+from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -18,7 +19,7 @@ from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.replay.true_acceptance import survival_true_acceptance
-from specdec_jax.stopping import adaedl, comb, static, survival
+from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ RULES = {
     "adaedl": (adaedl(), {"threshold": 0.2}),
     "survival": (survival(), {"drafter_cost": 0.2}),
     "comb": (comb(), {"links": 4}),
-    "survival with siblings": (survival(siblings=3), {"drafter_cost": 0.2}),
+    "survival with siblings": (survival_tree(siblings=3), {"drafter_cost": 0.2}),
 }
 PROMPTS = [[a, b] for a in range(4) for b in range(5)]
 STOPS = (5,)
@@ -155,7 +156,7 @@ def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):
 def test_the_oracle_and_long_runs_read_chains(greedy_trace):
     best = oracle(greedy_trace).total_speedup(flat(0.1, MOST))
     for policy, hyperparameters in RULES.values():
-        if policy.siblings:
+        if policy.rounds is not None:
             continue
         assert replay(greedy_trace, policy, hyperparameters).total_speedup(flat(0.1, MOST)) <= best + 1e-9
     assert long_replay(greedy_trace, static(), {"draft_length": 3}).drafted.max() == 3

@@ -8,6 +8,7 @@ from rules import FAST
 
 from specdec_jax.costs.cost_model import cost_model, flat
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
@@ -43,7 +44,7 @@ def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
 
 
 def live(policy, prompts, hyperparameters, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
-    widest = MOST * (1 + policy.siblings) + 1
+    widest = widest_draft(policy, MOST) + 1
     decoder = build_decoder(
         TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(widest,), prefill_chunk=4,
         monitor=phases(),

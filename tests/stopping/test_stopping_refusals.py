@@ -3,6 +3,7 @@
 import pytest
 
 from specdec_jax import stopping
+from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence, max_confidence, policy_bandit
 
 
@@ -42,10 +43,10 @@ def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
         (lambda: adaptive_gamma(positions=0), "0"),
         (lambda: policy_bandit(method="ucb"), "thompson.*'ucb'"),
         (lambda: policy_bandit([stopping.svip()]), "at least two"),
-        (lambda: policy_bandit([stopping.svip(), stopping.comb()]), "rules of chains, and comb wants siblings"),
-        (lambda: stopping.comb(most=0), "most of 1 or more, got 0"),
-        (lambda: stopping.comb(expanded=-1), "expanded of 0 or more, and siblings to expand, got -1 of 3"),
-        (lambda: stopping.survival(expanded=2), "survival needs expanded of 0 or more.* got 2 of 0"),
+        (lambda: policy_bandit([stopping.svip(), comb()]), "rules of chains, and comb drafts trees"),
+        (lambda: comb(most=0), "most of 1 or more, got 0"),
+        (lambda: comb(expanded=-1), "expanded of 0 or more, and siblings to expand, got -1 of 3"),
+        (lambda: survival_tree(expanded=-2), "survival_tree needs expanded of 0 or more.* got -2 of 3"),
         (lambda: policy_bandit(stopping.svip()), "StoppingPolicy"),
         (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
     ],

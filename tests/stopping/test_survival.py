@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
@@ -344,9 +345,10 @@ def test_together_a_hopeless_row_drafts_with_the_rest_and_stops_with_it():
 def beside(step, room, chances=(0.8, 0.7, 0.6), free=4):
     """Siblings of three drafts where `free` places cost nothing and those after them a step."""
     times = [1.0] * free + [1.0 + step] * 8
-    policy = survival(siblings=3, positions=12)
+    policy = survival_tree(siblings=3, positions=12)
     state = policy.init(1, verification_times=times, greedy_siblings=(0.28, 0.2, 0.17))
-    state = state._replace(predicted=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
+    known = state.policy._replace(predicted=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
+    state = state._replace(policy=known)
     asked = jnp.array([3], jnp.int32), jnp.array([room], jnp.int32), context(1, budget=8), None
     return np.asarray(policy.beside(state, *asked).siblings)[0, :4].tolist()
 
@@ -389,13 +391,17 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
     seen = Distribution(*[jnp.zeros(1)] * 7, token_log_prob=jnp.zeros(1))
     asked, grid, pays = context(1, temperature, budget=7), np.linspace(0.02, 0.98, 49), {}
     for siblings in (0, 3):
-        policy = survival(siblings=siblings, look_ahead=False)
+        policy = survival_tree(siblings=siblings, look_ahead=False) if siblings else survival(look_ahead=False)
 
-        def goes_on(chance, policy=policy):
+        def goes_on(chance, policy=policy, siblings=siblings):
             prior = weights(0.0, 0.0, 0.0, math.log(chance / (1 - chance)), 0.0)  # of the next draft, whatever is seen
             told = {"verification_times": times, "drafter_cost": cost, "initial_rate": rate}
             state = policy.init(1, greedy=prior, sampled=prior, **told)
-            state = state._replace(predicted=jnp.asarray([[*known, *[0.9] * 29]], jnp.float32))
+            predicted = jnp.asarray([[*known, *[0.9] * 29]], jnp.float32)
+            if siblings:
+                state = state._replace(policy=state.policy._replace(predicted=predicted))
+            else:
+                state = state._replace(predicted=predicted)
             answer, _ = policy.proceed(state, seen, jnp.zeros(1, jnp.int32), jnp.array([3], jnp.int32), asked)
             return bool(answer[0])
 
@@ -425,10 +431,10 @@ def test_hyperparameters_out_of_range_are_named(hyperparameters, words):
         survival().init(2, **hyperparameters)
 
 
-@pytest.mark.parametrize("count", [-1, 4])
+@pytest.mark.parametrize("count", [-1, 0, 4])
 def test_siblings_out_of_range_are_refused(count):
-    with pytest.raises(ValueError, match=f"siblings of 0 to 3, got {count}"):
-        survival(siblings=count)
+    with pytest.raises(ValueError, match=f"siblings of 1 to 3, got {count}"):
+        survival_tree(siblings=count)
 
 
 def test_positions_below_one_are_refused():

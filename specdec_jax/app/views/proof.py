@@ -17,7 +17,7 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
-from specdec_jax.decoding.decoder import default_widths
+from specdec_jax.decoding.decoder import default_widths, widest_draft
 from specdec_jax.loading import download
 from specdec_jax.lossless import (
     FALSE_ALARM,
@@ -29,7 +29,6 @@ from specdec_jax.lossless import (
     SampledReport,
     check_on_toy,
     drawn_warps,
-    prove_comb_rounds,
     prove_exactly,
     prove_long_drafts,
     prove_long_texts,
@@ -125,23 +124,23 @@ def _on_toys(
         alone = prove_verifier(verifier, **warps)
         real_size = prove_real_size(verifier, monitor=monitor)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        some = (1, *default_widths(most * (1 + policy.siblings)))
+        some = (1, *default_widths(widest_draft(policy, most)))
         sampled = _sampled_on_toy(*strategies, monitor, some, most, most + 1, sequences)
         every = range(1, most + 2)
         sampled_in_turn = _sampled_on_toy(in_turn(most), verifier, monitor, every, most, 2 * most + 2, sequences)
     several = None
-    if not policy.expanded:  # which only a drafter with one model can
+    if policy.rounds is None or not policy.rounds.needs_one_model(policy):
         with status("Decoding with several drafters"):
             decoder, params = toy_decoder(*strategies, most, monitor=monitor, distance=CLOSE, several=True)
             sizes: dict[str, Any] = {"tokens": most + 1, "sequences": min(sequences, SEVERAL)}
             several = test_by_sampling(decoder, params, QUOTES, warp=_warp(verifier), **sizes)
     with status("Decoding long texts on a toy, one by one and in batches"):
         texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=most)
-    combs = None
-    if verifier.outcomes is not None or policy.siblings:
-        with status("Enumerating rounds with siblings"):
-            combs = prove_comb_rounds(verifier)
-    proof = Proof(exact, rounds, rounds_to_the_end, sampled, sampled_in_turn, texts=texts, combs=combs)
+    trees, of_trees = None, policy.rounds or verifier.rounds
+    if of_trees is not None:
+        with status("Enumerating rounds of trees"):
+            trees = of_trees.prove_rounds(verifier)
+    proof = Proof(exact, rounds, rounds_to_the_end, sampled, sampled_in_turn, texts=texts, trees=trees)
     return proof._replace(together=together, verifier=alone, real_size=real_size, several=several)
 
 
@@ -257,11 +256,8 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
         f"{sum(case.rounds for case in rounds.cases)} rounds is {rounds.error:.1e}, drafting to the end "
         f"{proof.rounds_to_the_end.error:.1e} (must be under {TOLERANCE:.0e})."
     )
-    if proof.combs is not None:
-        console.print(
-            f"Exact, rounds of {proof.combs.drafts} drafts with up to {proof.combs.siblings} siblings: the largest "
-            f"relative error is {proof.combs.error:.1e} (must be under {TOLERANCE:.0e}); other rounds are of chains."
-        )
+    if proof.trees is not None:
+        console.print(proof.trees.sentence)
     _show_together(proof, console, seed)
     if not proof.alone:
         console.print("A row's results depend on its neighbours or on its place in the batch.")
@@ -361,7 +357,7 @@ def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> 
         "verifier_rounds": _rounds_fields(proof.verifier),
         **{
             name: _fields(getattr(proof, name))
-            for name in ("real_size", "sampled", "sampled_in_turn", "several", "drafter", "pair", "texts", "combs")
+            for name in ("real_size", "sampled", "sampled_in_turn", "several", "drafter", "pair", "texts", "trees")
         },
     }
     return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)

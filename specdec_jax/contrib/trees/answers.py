@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,47 @@ from specdec_jax.decoding.answers import (
     draft_shapes,
     said,
 )
-from specdec_jax.types import Drafter, LanguageModel, MonitorState, RoundContext, Verifier, VerifierState
+from specdec_jax.types import (
+    Draft,
+    Drafter,
+    LanguageModel,
+    MonitorState,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+    Verifier,
+    VerifierState,
+)
 
 
 def max_tokens(policy: TreePolicy, max_draft_length: int) -> int:
     """Tokens that a draft has at most: every draft with all its siblings."""
     return max_draft_length * (1 + policy.siblings)
+
+
+def needs_one_model(policy: TreePolicy) -> bool:
+    """Whether the rule can only be played by a drafter that is one language model: siblings are expanded by a pass."""
+    return policy.expanded > 0
+
+
+def as_chain(policy: TreePolicy) -> StoppingPolicy:
+    """The same rule without siblings, for rounds of chains."""
+    fields = {name: getattr(policy, name) for name in StoppingPolicy.__dataclass_fields__ if name != "call"}
+    return StoppingPolicy(**{**fields, "update": _updated_by_chain(policy)})
+
+
+def _updated_by_chain(policy: TreePolicy) -> Any:
+    def update(state: Any, draft: Draft, result: VerificationResult) -> Any:
+        none = jnp.zeros_like(draft.tokens)
+        tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, policy.siblings), jnp.int32), beside=none)
+        return policy.update(state, tree, TreeResult(*result, jnp.zeros_like(result.length)))  # type: ignore[arg-type]
+
+    return update
+
+
+def shapes_of(policy: TreePolicy) -> str:
+    """What drafts it was tried with, for a verdict."""
+    return f"chains and up to {policy.siblings} siblings of a draft"
 
 
 def check_parts(target: LanguageModel, drafter: Drafter, policy: TreePolicy, widths: Sequence[int]) -> None:

@@ -16,8 +16,17 @@ from specdec_jax.contrib.trees.expansion import fed_with, no_children, to_expand
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
-from specdec_jax.decoding.draft_loop import begin, step
+from specdec_jax.decoding.draft_loop import (
+    begin,
+    cost_by_row,
+    in_turn,
+    left_over,
+    nothing_drafted,
+    paid,
+    step,
+)
 from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
 
 Uniform = Callable[[Array], Array]
@@ -57,17 +66,23 @@ def draft(
             index + i * BY_CANDIDATE, and so on with the children of what its pass was fed with.
         log_q: [B, K, V] to write the distributions into; None keeps none.
     """
+    context = context._replace(relative_drafter_cost=cost_by_row(source, context))
     going, policy_state = begin(policy, state, context, context.alive)
-    zeros = jnp.zeros(context.length.shape, jnp.int32)
-    unknown = jnp.full((zeros.shape[0], max_draft_length), jnp.nan, jnp.float32)
-    tokens = jnp.zeros(unknown.shape, jnp.int32)
-    siblings = jnp.zeros((*tokens.shape, policy.siblings), jnp.int32)
+    memory = source.open(going)
+    chain = nothing_drafted(source, context, max_draft_length, log_q, policy_state, memory)
+    siblings = jnp.zeros((*chain.tokens.shape, policy.siblings), jnp.int32)
     expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass is fed with no siblings
-    children = no_children(zeros.shape[0], expansions, policy.siblings, log_q) if expansions else None
-    chain = Drafted(tokens, zeros, zeros, log_q, unknown, unknown, policy_state, source.open(going))
+    children = no_children(siblings.shape[0], expansions, policy.siblings, log_q) if expansions else None
     body = partial(_draft_one, source, predict_beside, policy, context, uniform)
     start = _Loop(jnp.int32(0), going, TreeDrafted(chain, siblings, children))
-    return lax.while_loop(lambda loop: jnp.any(loop.going), body, start).drafted
+    drafted = lax.while_loop(lambda loop: jnp.any(loop.going), body, start).drafted
+    if source.otherwise is None:
+        return drafted
+    rows = left_over(drafted.chain, context)
+    others = context._replace(alive=rows)
+    second = draft(source.otherwise(rows), None, policy, state, others, uniform, max_draft_length, log_q)
+    siblings = select_rows(drafted.chain.length > 0, drafted.siblings, second.siblings)
+    return TreeDrafted(in_turn(drafted.chain, second.chain), siblings, None)
 
 
 def _draft_one(
@@ -97,10 +112,10 @@ def _draft_one(
     log_q = now.log_q
     if log_q is not None:
         log_q = lax.dynamic_update_slice_in_dim(log_q, following.distribution.log_prob[:, None], index, axis=1)
-    chain = Drafted(
+    chain = now._replace(
         tokens=put(now.tokens, done.drawn, following.token),
         length=done.drafted,
-        predictions=now.predictions + going.astype(jnp.int32),
+        passes=now.passes + (going & paid(context)).astype(jnp.int32),
         log_q=log_q,
         entropy=put(now.entropy, going, following.distribution.entropy),
         max_prob=put(now.max_prob, going, following.distribution.max_prob),

@@ -1,7 +1,7 @@
 """What siblings add to an enumeration: every order in which they can be drawn, and every one that may be accepted.
 
 Drawing has a twin here, as the draft loop has in enumeration.py; how many are drawn is asked of the policy, and what
-becomes of them of the verifier or of `decoding/siblings.py`, as the decoder asks. So it is with what follows siblings
+becomes of them of the verifier or of `siblings.py`, as the decoder asks. So it is with what follows siblings
 that are expanded, their children.
 """
 
@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding.combs import fitted
-from specdec_jax.decoding.expansion import child_of, to_expand
-from specdec_jax.decoding.siblings import child_outcomes, outcomes
+from specdec_jax.contrib.trees.expansion import child_of, to_expand
+from specdec_jax.contrib.trees.layout import fitted
+from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy
+from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
-from specdec_jax.types import Children, Distribution, Draft, RoundContext, SiblingOutcomes, StoppingPolicy, Verifier
+from specdec_jax.types import Distribution, RoundContext, Verifier
 
 ROOM = 64  # places of the widest verification
 
@@ -39,14 +40,14 @@ class _Rows(NamedTuple):
     left: np.ndarray  # [N, V], weights of what may still be drawn of them
 
 
-def beside_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
+def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     """(context, state, draft) -> the draft with as many siblings beside it as the policy wants."""
     return _beside(policy.bare, batch)
 
 
 @functools.lru_cache(maxsize=64)
-def _beside(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
-    def wanted(context: RoundContext, state: Any, draft: Draft) -> Draft:
+def _beside(policy: TreePolicy, batch: int) -> Callable[..., Any]:
+    def wanted(context: RoundContext, state: Any, draft: TreeDraft) -> TreeDraft:
         assert policy.beside is not None
         room, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
         return fitted(draft, policy.beside(state, draft.length, room, context, parent), room)
@@ -54,13 +55,13 @@ def _beside(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
     return in_batches(wanted, batch)
 
 
-def to_expand_of(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
+def to_expand_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     """(context, state, drafted, parent) -> the siblings that the next pass is fed with, as the draft loop asks."""
     return _to_expand(policy.bare, batch)
 
 
 @functools.lru_cache(maxsize=64)
-def _to_expand(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
+def _to_expand(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     def chosen(context: RoundContext, state: Any, drafted: Any, parent: Any) -> Any:
         assert policy.expand is not None
         return to_expand(policy.expand(state, drafted, context), parent, drafted, policy.expanded)
@@ -69,7 +70,7 @@ def _to_expand(policy: StoppingPolicy, batch: int) -> Callable[..., Any]:
 
 
 def every_order(
-    draft: Draft, is_greedy: bool, own: Callable[[np.ndarray, Any, Any], np.ndarray]
+    draft: TreeDraft, is_greedy: bool, own: Callable[[np.ndarray, Any, Any], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every way in which what is beside drafts can be drawn: (whose [N], tokens [N, K+E, M] int32, chance [N]).
 
@@ -125,8 +126,8 @@ def decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=64)
 def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
-    def decide(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
-        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
+    def decide(context: RoundContext, state: Any, draft: TreeDraft, distributions: Distribution) -> Any:
+        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)  # type: ignore[arg-type]
         found = []
         for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(most + 1)):
             found.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))

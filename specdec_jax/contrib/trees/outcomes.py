@@ -4,11 +4,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.contrib.trees.leaves import Leaf, beside_of, children_decided, decided, every_order, leaves
+from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.leaves import Leaf, beside_of, children_decided, decided, every_order, leaves
 from specdec_jax.lossless.nodes import Branches, Nodes, Setting, asked, context_of, draft_of, drawn_distribution, pair
-from specdec_jax.types import Children, Distribution, Draft, SiblingOutcomes
+from specdec_jax.types import Distribution
 
 
 class CombOutcomes(NamedTuple):
@@ -17,14 +18,19 @@ class CombOutcomes(NamedTuple):
     reached: np.ndarray  # [M, K+1] float64, of the node, the draft, its siblings and so many accepted drafts
     several: np.ndarray  # [M, K+1, S+1], then of none of the siblings, the first, the second ...
     rest: np.ndarray  # [M, K+1, V], the next token's distribution where it is none
-    draft: Draft
+    draft: TreeDraft
     distributions: Distribution
     verifier: Any
 
 
-def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Draft]:
+def _policy(setting: Setting) -> TreePolicy:
+    assert isinstance(setting.policy, TreePolicy)
+    return setting.policy
+
+
+def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, TreeDraft]:
     """One branch each way in which the siblings are drawn that the policy wants beside a draft."""
-    vocab, draft = setting.target_distributions.log_prob.shape[-1], draft_of(setting, branches)
+    vocab, draft = setting.target_distributions.log_prob.shape[-1], TreeDraft(*draft_of(setting, branches))
     is_greedy = float(setting.warp["temperature"]) <= 0
     seen = setting.drafter_distributions
     table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
@@ -38,10 +44,10 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
         return read + pair(last_two, vocab)
 
-    siblings = host(np.zeros((*draft.tokens.shape, setting.policy.siblings), np.int32))
+    siblings = host(np.zeros((*draft.tokens.shape, _policy(setting).siblings), np.int32))
     draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(setting.policy, setting.batch)(context, branches.policy, draft)
+    draft = beside_of(_policy(setting), setting.batch)(context, branches.policy, draft)
     whose, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
     draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
     if draft.children is not None:
@@ -54,20 +60,20 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
     return branches._replace(chance=branches.chance * chance), draft
 
 
-def _no_children(setting: Setting, branches: Branches, draft: Draft) -> Children | None:
+def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Children | None:
     """What expanded siblings have before their children are drawn."""
-    count, expansions = branches.parent.shape
+    count, expansions = branches.extra.shape
     if not expansions:
         return None
     zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
     log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
-    tokens = np.zeros((*zeros.shape, setting.policy.siblings), np.int32)
-    return Children(host(branches.parent), host(tokens), log_q, host(zeros))
+    tokens = np.zeros((*zeros.shape, _policy(setting).siblings), np.int32)
+    return Children(host(branches.extra), host(tokens), log_q, host(zeros))
 
 
-def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: Draft) -> CombOutcomes:
+def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
     """Every outcome of every draft, of every number of accepted drafts and of what is beside them."""
-    told = asked(setting, nodes, branches, draft)
+    told = asked(setting, nodes, branches, draft)  # type: ignore[arg-type]
     log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.most)(*told)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.contrib.trees.leaves import Leaf
+from specdec_jax.contrib.trees.outcomes import comb_leaves, verified_combs, with_siblings
+from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.lossless import enumeration
-from specdec_jax.lossless.comb_outcomes import comb_leaves, verified_combs, with_siblings
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.enumeration import distribution_table, drafter_table
 from specdec_jax.lossless.exact import TOLERANCE, monitor_for, warps_for
-from specdec_jax.lossless.leaves import Leaf
 from specdec_jax.lossless.long_drafts import RAREST
 from specdec_jax.lossless.nodes import Branches, Nodes, Setting
 from specdec_jax.lossless.toys import narrow_pair
-from specdec_jax.stopping.comb import comb
 from specdec_jax.types import StoppingPolicy, Verifier
 
 SIBLINGS = 3
@@ -41,6 +41,21 @@ class CombRoundsReport(NamedTuple):
     shapes: int  # of drafts with siblings
     accepted: tuple[float, ...]  # chance that a sibling of the first, second ... draft is accepted; the largest of all
     lossless: bool  # error < TOLERANCE
+
+    @property
+    def sentence(self) -> str:
+        """What was shown, for people."""
+        return (
+            f"Exact, rounds of {self.drafts} drafts with up to {self.siblings} siblings: the largest relative error is "
+            f"{self.error:.1e} (must be under {TOLERANCE:.0e}); other rounds are of chains."
+        )
+
+    @property
+    def gaps(self) -> list[str]:
+        """What was not put to the test, a clause each."""
+        missing = self.never_accepted
+        drafts = f"draft{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        return [f"no sibling of {drafts} was accepted"] if missing else []
 
     @property
     def never_accepted(self) -> tuple[int, ...]:

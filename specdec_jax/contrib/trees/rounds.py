@@ -23,12 +23,11 @@ from specdec_jax.decoding.rounds import (
     apply_keeping,
     commit_drafter,
     cut,
-    draft_to_verify,
+    draft_of,
     drafting_uniforms,
     empty_log_q,
     measure_round,
     narrowest,
-    open_source,
     padded,
     round_context,
     uniforms_of_verification,
@@ -57,7 +56,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     context, policy = round_context(parts, state), parts.policy
     assert isinstance(policy, TreePolicy) and policy.beside is not None  # check_parts looked
     with jax.named_scope("draft"):
-        source, context = open_source(parts, params, state, context)
+        source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
         predict_beside = None
         if policy.expanded:
             slots = state.tokens.shape[1]
@@ -65,7 +64,8 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         log_q, uniform = empty_log_q(parts, state, source), drafting_uniforms(state.key, context)
         most = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, most, log_q)
-        drafter, chain = source.close(drafted.chain), draft_to_verify(source, drafted.chain)
+        drafter, to_verify = source.close(drafted.chain)
+        chain = draft_of(to_verify)
         room = parts.widths[-1] - 1 - chain.length
         parent = None if drafted.children is None else drafted.children.parent
         wanted = policy.beside(drafted.chain.policy, chain.length, room, context, parent)
@@ -77,7 +77,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         result, threshold = verified.result, policy.threshold(drafted.chain.policy)
-        learnt = policy.update(drafted.chain.policy, draft, result)
+        learnt = policy.update(drafted.chain.policy, draft, result)  # type: ignore[arg-type]
         learnt = select_rows(context.alive, learnt, drafted.chain.policy)
         emitted, stopped = cut(state, result.tokens, result.emitted, context)
         tokens = append(state.tokens, state.length, result.tokens, emitted)
@@ -87,7 +87,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         drafter = _commit(parts, params.drafter, drafter, verified, draft, state, tokens, emitted, before, context)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
-        measured = measure_round(drafted.chain, chain, source, result.length - 1, emitted, width, threshold, phase)
+        measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
         statistics = count_round(state.statistics, context.alive, measured)
         extra = jnp.where(context.alive, places(draft) - draft.length, 0)
         statistics = statistics._replace(
@@ -150,7 +150,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         shown = held + 1 if draft.beside is None else width
         target = distributions(logits[:, :shown], state.warp)
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
-        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)
+        log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
         if draft.beside is None:  # a width without room for a draft
@@ -166,7 +166,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
         read = parts.drafter.observer.read
-        seen = () if read is None else padded(read(target, draft, emitted, context), most + 1)
+        seen = () if read is None else padded(read(target, draft, emitted, context), most + 1)  # type: ignore[arg-type]
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
         return Verified(result, cache, verifier, monitor, seen, padded(kept, most + 1))  # type: ignore[arg-type]
 

@@ -53,7 +53,7 @@ def expanding(
     def keep(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
         return source.keep(memory[0], token, drawn, drafted), memory[1]
 
-    def close(drafted: Drafted) -> Any:
+    def close(drafted: Drafted) -> tuple[Any, Drafted]:
         return source.close(drafted._replace(memory=drafted.memory[0]))
 
     pass_beside = _reading if reads else _model

@@ -239,7 +239,8 @@ def test_the_best_siblings_are_expanded_once():
 def test_survival_ranks_children_beside_siblings():
     policy = survival_tree(siblings=2, positions=8, expanded=1)
     state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
-    state = state._replace(predicted=jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32))
+    predicted = jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32)
+    state = state._replace(policy=state.policy._replace(predicted=predicted))
     one = jnp.ones(1, jnp.int32)
     context = RoundContext(10 * one, one, 4 * one, one > 0, one, make_warp(1), ())
     worth = np.asarray(policy.expand(state, 3 * one, context))[0]
@@ -247,7 +248,8 @@ def test_survival_ranks_children_beside_siblings():
     parent = jnp.array([[2, 4, -1]])  # those of the second and of the third draft
     asked = policy.beside(state, 3 * one, 5 * one, context, parent)
     assert asked.siblings[0, :3].tolist() == [0, 1, 0] and not asked.children.any()  # one place is free
-    free = state._replace(settings=state.settings._replace(verification=jnp.ones((1, 9))))
+    settings = state.policy.settings._replace(verification=jnp.ones((1, 9)))
+    free = state._replace(policy=state.policy._replace(settings=settings))
     asked = policy.beside(free, 3 * one, 5 * one, context, parent)
     assert asked.children[0, 0] >= 1 and int(asked.siblings.sum() + asked.children.sum()) == 5
     assert asked.children[0, 1] <= asked.siblings[0, 2] * 2  # none without its sibling

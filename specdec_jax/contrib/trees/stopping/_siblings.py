@@ -5,12 +5,9 @@ before it being wrong, with the chance h_i (measured: docs/combs.md). A sibling 
 children, what follows it, are drafts and siblings again.
 """
 
-from functools import partial
-from typing import Any
-
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, PolicyState, StoppingPolicy, Wanted
+from specdec_jax.types import Array
 
 
 def worths(chance: Array, length: Array, right: Array) -> Array:
@@ -78,23 +75,3 @@ def check_expanded(name: str, expanded: int, siblings: int) -> None:
     """Raises ValueError for expansions below 0, or of siblings that are not there."""
     if expanded < 0 or (expanded and not siblings):
         raise ValueError(f"{name} needs expanded of 0 or more, and siblings to expand, got {expanded} of {siblings}")
-
-
-def beside_inner(inner: StoppingPolicy) -> dict[str, Any]:
-    """Fields of a rule around `inner`, whose state it has as `policy`: what `inner` wants beside drafts."""
-    found: dict[str, Any] = {"siblings": inner.siblings, "expanded": inner.expanded}
-    if inner.beside is not None:
-        found["beside"] = partial(_beside_inner, inner)
-    if inner.expand is not None:
-        found["expand"] = partial(_expand_inner, inner)
-    return found
-
-
-def _beside_inner(inner: StoppingPolicy, state: PolicyState, *asked: Any) -> Wanted:
-    assert inner.beside is not None
-    return inner.beside(state.policy, *asked)
-
-
-def _expand_inner(inner: StoppingPolicy, state: PolicyState, *asked: Any) -> Array:
-    assert inner.expand is not None
-    return inner.expand(state.policy, *asked)

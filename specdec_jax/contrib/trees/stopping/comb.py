@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.contrib.trees.seams import TreePolicy, Wanted
+from specdec_jax.contrib.trees.stopping._siblings import check_expanded
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
-from specdec_jax.stopping._siblings import check_expanded
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, RoundContext, StoppingPolicy, Wanted
+from specdec_jax.types import Array, RoundContext
 
 
 class CombState(NamedTuple):
@@ -23,7 +24,7 @@ class CombState(NamedTuple):
 
 
 @strategy
-def comb(most: int = 3, expanded: int = 0) -> StoppingPolicy:
+def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
     """Draft `links` tokens as `static` does, with `siblings` beside them.
 
     Args:
@@ -60,7 +61,7 @@ def comb(most: int = 3, expanded: int = 0) -> StoppingPolicy:
         return jnp.where(index < state.siblings[:, :, None], earlier, 0.0)
 
     more: dict[str, Any] = {"expanded": expanded, "expand": expand} if expanded else {}
-    return StoppingPolicy(
+    return TreePolicy(
         init,
         begin_with_length,
         always_draw,

@@ -6,9 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.siblings import after_rejection, at_depth, by_candidate, in_turn, normalised, without
+from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreeVerifier
+from specdec_jax.contrib.trees.siblings import after_rejection, at_depth, by_candidate, in_turn
+from specdec_jax.decoding.sampling import normalised, without
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, SiblingOutcomes, Verifier
+from specdec_jax.types import Array, Distribution, RoundContext
 from specdec_jax.verification._common import at_position, draft_log_probabilities, no_hyperparameters, positions
 from specdec_jax.verification.block import block, longest_yes, prefix_weights
 
@@ -26,7 +28,7 @@ class _Node(NamedTuple):
 
 
 @strategy
-def traversal() -> Verifier:
+def traversal() -> TreeVerifier:
     """Try the whole draft, then the siblings of its last token, then the draft without that, and so on to its root.
 
     A prefix has block verification's weight w. Where what follows it was rejected, the target's p and w become
@@ -38,10 +40,10 @@ def traversal() -> Verifier:
     chain = block()
 
     def verify(
-        state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
+        state: tuple[()], draft: TreeDraft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        lengths, next_distribution, state = chain.verify(state, draft, distributions, context)
-        if draft.beside is None:
+        lengths, next_distribution, state = chain.verify(state, draft, distributions, context)  # type: ignore[arg-type]
+        if getattr(draft, "beside", None) is None:
             return lengths, next_distribution, state
         nodes, weight = _nodes(draft, distributions, context)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes)
@@ -51,7 +53,9 @@ def traversal() -> Verifier:
         ends = jnp.pad(ends, ((0, 0), (0, 1)))
         return longest_yes(jnp.where(index < length, ends, weight), draft.length), next_distribution, state
 
-    def outcomes(draft: Draft, distributions: Distribution, accepted: Array, context: RoundContext) -> SiblingOutcomes:
+    def outcomes(
+        draft: TreeDraft, distributions: Distribution, accepted: Array, context: RoundContext
+    ) -> SiblingOutcomes:
         nodes, _ = _nodes(draft, distributions, context)
         node = at_depth(nodes, accepted)
         accepts, last, rest = _in_turn(node)
@@ -62,14 +66,14 @@ def traversal() -> Verifier:
         chance = jnp.where(inside & (jnp.sum(chance, axis=1, keepdims=True) > 0), normalised(chance), none)
         return SiblingOutcomes(chance, node.siblings, jnp.where(inside, rest, whole))
 
-    return Verifier(no_hyperparameters, verify, lossless=True, outcomes=outcomes)
+    return TreeVerifier(no_hyperparameters, verify, lossless=True, outcomes=outcomes)  # type: ignore[arg-type]
 
 
-def _nodes(draft: Draft, distributions: Distribution, context: RoundContext) -> tuple[_Node, Array]:
+def _nodes(draft: TreeDraft, distributions: Distribution, context: RoundContext) -> tuple[_Node, Array]:
     """The prefixes of 0 .. K-1 drafts, leaves [B, K, ...]; and the weights of all, [B, K+1]."""
     assert draft.siblings is not None and draft.beside is not None
     log_p = distributions.log_prob
-    log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
+    log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)  # type: ignore[arg-type]
     weight = prefix_weights(log_p_token - log_q_token)
     width, most = draft.siblings.shape[1:]
     tried = positions(most)[None, None, :] < draft.beside[:, :, None]

@@ -7,9 +7,10 @@ import plain_oracles as oracles
 import pytest
 from test_verification import VOCAB, K, case, context
 
+from specdec_jax.contrib.trees import TreeDraft, traversal
+from specdec_jax.contrib.trees.siblings import outcomes
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.siblings import outcomes
-from specdec_jax.verification import block, by_phase, traversal
+from specdec_jax.verification import block, by_phase
 
 MOST = 2
 
@@ -27,7 +28,7 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
             for index in range(beside[row, depth]):
                 siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
                 left[siblings[row, depth, index]] = 0
-    return draft._replace(siblings=jnp.asarray(siblings), beside=jnp.asarray(beside))
+    return TreeDraft(*draft)._replace(siblings=jnp.asarray(siblings), beside=jnp.asarray(beside))
 
 
 def decided(verifier, draft, target, temperature=1.0):
@@ -110,5 +111,5 @@ def test_at_temperature_0_the_targets_sibling_is_taken():
 
 
 def test_it_is_refused_where_another_verifier_would_decide_about_siblings():
-    with pytest.raises(ValueError, match="by_phase takes no traversal, which decides about siblings itself: use block"):
+    with pytest.raises(ValueError, match="by_phase takes no traversal, which decides about trees itself: use block"):
         by_phase(reasoning=traversal())

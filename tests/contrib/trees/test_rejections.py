@@ -7,13 +7,13 @@ from test_candidates import by_enumeration
 
 from experiments.lib.predicted_combs import UNBOUNDED, Fitted, Known, Tree, fitted, play, predicted
 from experiments.lib.smoke import made_up_trace
+from specdec_jax.contrib.trees.rejections import candidates, chances, entropies, rejections, runs
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless import toys
-from specdec_jax.replay.siblings import candidates, chances, entropies, rejections, runs
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static

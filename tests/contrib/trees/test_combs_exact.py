@@ -6,12 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.decoding import siblings
-from specdec_jax.lossless import comb_outcomes, enumeration, leaves
+from specdec_jax.contrib.trees import Wanted, comb, enumeration, leaves, outcomes, siblings, survival_tree, traversal
 from specdec_jax.lossless.exact import TOYS, prove_exactly
-from specdec_jax.stopping import comb, survival
-from specdec_jax.types import Wanted
-from specdec_jax.verification import block, rejection, traversal
+from specdec_jax.verification import block, rejection
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +29,12 @@ def accepted_in_rounds(monkeypatch, kind):
         taken.append(leaf.chance[getattr(leaf, kind) >= 0].sum())
         return chosen, leaf
 
-    monkeypatch.setattr(comb_outcomes, "leaves", noted)
+    monkeypatch.setattr(outcomes, "leaves", noted)
     return taken
 
 
 @pytest.mark.parametrize("verifier", [rejection, block, traversal])
-@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival(siblings=2, **FREE)])
+@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival_tree(siblings=2, **FREE)])
 def test_combs_are_exact(policy, verifier, monkeypatch):
     taken = accepted_in_rounds(monkeypatch, "sibling")
     assert proof(policy, verifier).total_variation < EXACT
@@ -52,7 +49,7 @@ def by_the_draft(state, length, room, context, parent):
 
 
 def test_shapes_may_depend_on_the_draft():
-    policy = survival(siblings=2, **FREE)
+    policy = survival_tree(siblings=2, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
     for verifier in (rejection, traversal):
         assert proof(adaptive, verifier, toys=TOYS[:2]).total_variation < EXACT
@@ -62,7 +59,7 @@ TREE = {"links": 2, "siblings": (2, 1), "children": 2}
 
 
 @pytest.mark.parametrize("verifier", [rejection, traversal])
-@pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival(siblings=2, expanded=1, **FREE)])
+@pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival_tree(siblings=2, expanded=1, **FREE)])
 def test_trees_are_exact(policy, verifier, monkeypatch):
     taken = accepted_in_rounds(monkeypatch, "child")
     assert proof(policy, verifier, toys=TOYS[:2]).total_variation < EXACT
@@ -70,7 +67,7 @@ def test_trees_are_exact(policy, verifier, monkeypatch):
 
 
 def test_shapes_of_trees_may_depend_on_the_draft():
-    policy = survival(siblings=2, expanded=2, **FREE)
+    policy = survival_tree(siblings=2, expanded=2, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
     assert proof(adaptive, toys=TOYS[1:2]).total_variation < EXACT
 

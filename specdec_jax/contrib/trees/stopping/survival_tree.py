@@ -1,0 +1,186 @@
+"""`survival` with siblings: it also fills what a width has room for, and buys a wider one where that pays.
+
+The draft at depth d is the first that is rejected with the chance S_d (1 - a_d), and its i-th sibling is right with
+(1 - h_1) ... (1 - h_(i-1)) h_i, each worth one token. The n siblings of most worth are verified where that exceeds
+R (V(k + n) - V(k)) by most. With `expanded` the drafter's next pass reads the siblings of most worth too, and their
+children are weighed beside siblings: by the worth of the sibling and the chance of a token whose distribution is not
+known. stopping/survival.py has the rest; docs/combs.md the measurements.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax.contrib.trees.layout import places
+from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult, Wanted
+from specdec_jax.contrib.trees.stopping._siblings import check_expanded, ranks, sums, worths, worths_of_children
+from specdec_jax.hyperparameters import vector_per_row
+from specdec_jax.stopping._survival_gain import best_within, net_by_row
+from specdec_jax.stopping._survival_state import (
+    SurvivalState,
+    chance_of,
+    learn_offset,
+    learn_rate,
+    prior_of,
+    rate_of,
+    time_of,
+)
+from specdec_jax.stopping.survival import survival_with
+from specdec_jax.strategy import defaults_of, strategy
+from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
+
+# h of smollm2 and smollm2-drafter-reading: of the second, third and fourth candidate (docs/combs.md).
+GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
+
+
+class SurvivalTreeState(NamedTuple):
+    policy: SurvivalState
+    greedy_siblings: Array  # [B, M] float32, h
+    sampled_siblings: Array  # [B, M]
+
+
+@strategy
+def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 3, expanded: int = 0) -> TreePolicy:
+    """Draft while it pays, and verify the siblings that pay.
+
+    Args:
+        look_ahead: as of `survival`.
+        positions: tokens of a pass that are weighed (P): drafts, siblings and children.
+        siblings: most siblings verified beside a draft (M), 1 to 3.
+        expanded: siblings that a drafter pass reads besides (W), for their children; 0 drafts none.
+
+    Hyperparameters (`init`): those of `survival`, greedy_siblings and sampled_siblings (h of the second, third and
+    fourth candidate).
+
+    Raises:
+        ValueError: positions below 1, siblings out of range, or expanded below 0.
+    """
+    if positions < 1:
+        raise ValueError(f"survival_tree needs positions of 1 or more, got {positions}")
+    if not 1 <= siblings <= len(GREEDY_SIBLINGS):
+        raise ValueError(f"survival_tree needs siblings of 1 to {len(GREEDY_SIBLINGS)}, got {siblings}")
+    check_expanded("survival_tree", expanded, siblings)
+    horizon = positions if look_ahead else 1
+
+    def right(state: SurvivalTreeState, context: RoundContext) -> Array:
+        """h [B, M], by whether a row is sampled."""
+        is_sampled = (context.warp.temperature > 0)[:, None]
+        return jnp.where(is_sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
+
+    def rule(state: SurvivalTreeState, context: RoundContext) -> StoppingPolicy:
+        """The rule for chains whose gain counts siblings too."""
+        return survival_with(partial(_gain, right(state, context)), horizon, positions)
+
+    chain = survival_with(partial(_gain, None), horizon, positions)
+
+    def init(
+        batch: int,
+        greedy_siblings: Any = GREEDY_SIBLINGS,
+        sampled_siblings: Any = SAMPLED_SIBLINGS,
+        **hyperparameters: Any,
+    ) -> SurvivalTreeState:
+        most = len(GREEDY_SIBLINGS)
+        greedy = vector_per_row(batch, greedy_siblings, "greedy_siblings", most, low=0.0, high=1.0)
+        sampled = vector_per_row(batch, sampled_siblings, "sampled_siblings", most, low=0.0, high=1.0)
+        return SurvivalTreeState(chain.init(batch, **hyperparameters), greedy, sampled)
+
+    def begin(state: SurvivalTreeState, context: RoundContext) -> tuple[Array, SurvivalTreeState]:
+        answer, policy = rule(state, context).begin(state.policy, context)
+        return answer, state._replace(policy=policy)
+
+    def check(
+        state: SurvivalTreeState, distribution: Distribution, drafted: Array, context: RoundContext
+    ) -> tuple[Array, SurvivalTreeState]:
+        answer, policy = rule(state, context).check(state.policy, distribution, drafted, context)
+        return answer, state._replace(policy=policy)
+
+    def proceed(
+        state: SurvivalTreeState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, SurvivalTreeState]:
+        answer, policy = rule(state, context).proceed(state.policy, distribution, token, drafted, context)
+        return answer, state._replace(policy=policy)
+
+    def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
+        policy = learn_offset(state.policy, draft, result, positions)  # type: ignore[arg-type]
+        return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
+
+    def beside(
+        state: SurvivalTreeState, length: Array, room: Array, context: RoundContext, parent: Array | None
+    ) -> Wanted:
+        return _wanted(state.policy, length, room, context, right(state, context), parent)
+
+    def expand(state: SurvivalTreeState, drafted: Array, context: RoundContext) -> Array:
+        return worths(state.policy.predicted, drafted, right(state, context))
+
+    return TreePolicy(
+        init,
+        begin,
+        check,
+        proceed,
+        update,  # type: ignore[arg-type]
+        lambda state: rate_of(state.policy),
+        hyperparameters={**chain.hyperparameters, **defaults_of(init)},
+        siblings=siblings,
+        beside=beside,
+        expanded=expanded,
+        expand=expand if expanded else None,
+    )
+
+
+def _gain(
+    right: Array | None,
+    state: SurvivalState,
+    first: Array,
+    later: Array,
+    drafted: Array,
+    context: RoundContext,
+    paid: float,
+    horizon: int,
+) -> Array:
+    """As `gain_by_row`, with what siblings bring beside further drafts less what they bring without.
+
+    Siblings of the next draft are counted, of chance `first`; those of later ones are worth less.
+    """
+    assert right is not None  # the rule without it only makes states
+    net = net_by_row(state, first, later, drafted, context, paid, horizon)
+    count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
+    next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
+    chance = jnp.where(next_one, first[:, None], state.predicted)
+    now, then = (worths(chance, drafted + more, right) for more in (0, 1))
+    net = net + (_net_gain(state, then, drafted[:, None] + count) - _net_gain(state, now, drafted[:, None]))
+    return best_within(net, drafted, context)
+
+
+def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
+    """Expected tokens from siblings of `worth` [B, P, M] beside so many drafts [B, N] minus their verification cost."""
+    count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, None, :]
+    filled = drafts[:, :, None] + count
+    flat = filled.reshape(filled.shape[0], -1)
+    time = time_of(state, flat).reshape(filled.shape) - time_of(state, drafts)[:, :, None]
+    net = sums(worth, ranks(worth), worth.shape[1])[:, None, :] - rate_of(state)[:, None, None] * time
+    return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
+
+
+def _wanted(
+    state: SurvivalState, length: Array, room: Array, context: RoundContext, right: Array, parent: Array | None
+) -> Wanted:
+    """How many siblings of each draft are worth their places, [B, P] int32, and how many children.
+
+    A child is never worth more than its sibling, nor that more than those before it, so the best are a tree.
+    """
+    worth, most = worths(state.predicted, length, right), right.shape[1]
+    flat = worth.reshape(worth.shape[0], -1)
+    if parent is not None:
+        later = chance_of(state, prior_of(state, context).next_bias)
+        children = worths_of_children(worth, parent, later, right)
+        flat = jnp.concatenate([flat, children.reshape(worth.shape[0], -1)], axis=1)
+    rank, spaces, siblings = ranks(flat), state.predicted.shape[1], worth[0].size
+    count = jnp.arange(spaces + 1, dtype=jnp.int32)[None, :]
+    time = time_of(state, length[:, None] + count) - time_of(state, length[:, None])
+    net = jnp.where(count <= room[:, None], sums(flat, rank, spaces) - rate_of(state)[:, None] * time, -jnp.inf)
+    chosen = (rank < jnp.argmax(net, axis=1)[:, None]) & (flat > 0)
+    counts = jnp.sum(chosen[:, :siblings].reshape(worth.shape), axis=2, dtype=jnp.int32)
+    if parent is None:
+        return Wanted(counts)
+    return Wanted(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, most), axis=2, dtype=jnp.int32))
