@@ -14,8 +14,11 @@ from tiny_weights import write_tokenizer
 
 from specdec_jax import models
 from specdec_jax.app import cli
-from specdec_jax.lossless import prove_exactly
+from specdec_jax.lossless import prove_exactly, toy_decoder
+from specdec_jax.lossless import test_by_sampling as tested_by_sampling
+from specdec_jax.stopping import static
 from specdec_jax.text.strategies import choose
+from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +50,11 @@ def folder(tmp_path_factory):
 
 
 def test_the_page_has_what_this_test_runs():
-    assert list(FILES) == ["survival_floor.py", "compare_floors.py", "damped.py", "specdec_jax/models/olmo.py"]
-    assert len(SNIPPETS) == 3 and len(COMMANDS) == 5
+    assert list(FILES) == [
+        *("survival_floor.py", "compare_floors.py", "damped.py", "follows.py", "recent.py"),
+        "specdec_jax/models/olmo.py",
+    ]
+    assert len(SNIPPETS) == 3 and len(COMMANDS) == 8
     assert {kind for kind, _ in BLOCKS} == {"python", "console"}
 
 
@@ -66,6 +72,15 @@ def test_the_verifier_is_lossless_and_its_number_matters(folder):
     for keep in (0.0, 0.6, 1.0):
         report = prove_exactly(adaedl(), damped(keep=keep), batches=[1], chosen=[False])
         assert report.lossless and max(report.draft_lengths) == 2, report.total_variation
+
+
+@pytest.mark.parametrize("name", ["follows", "recent"])
+def test_the_drafters_draft_and_are_lossless(folder, name):
+    vocab, most = 6, 3
+    drafter = choose("drafter", f"{name}.py", max_draft_length=most, vocab_size=vocab)
+    decoder, params = toy_decoder(static(draft_length=most), rejection(), most, drafter=drafter, vocab_size=vocab)
+    report = tested_by_sampling(decoder, params, (0, 1, 0), tokens=4, sequences=16_384)
+    assert report.lossless and report.drafted[-1] > 100
 
 
 def test_the_first_proof_on_the_command_line_succeeds(folder, capsys):

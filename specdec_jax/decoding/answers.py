@@ -266,7 +266,7 @@ def _check_source(asked: Asked, source: Source, sizes: Sizes, context: RoundCont
     if dims(following.token) != (batch,) or not jnp.issubdtype(following.token.dtype, jnp.integer):
         asked.refuse("source", f"must predict a token {said(row)}; it is {said(following.token)}")
     log_prob = following.distribution.log_prob
-    if log_prob is not None and dims(log_prob) != (batch, sizes.vocab_size):
+    if source.chosen is not True and dims(log_prob) != (batch, sizes.vocab_size):
         wanted = said(array(jnp.float32, batch, sizes.vocab_size))
         asked.refuse("source", f"must predict log_prob as {wanted}; it is {said(log_prob)}")
     for name, changed in (("predict", after), ("keep", source.keep(after, following.token, zeros == 0, zeros))):

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.phase import phase_of
+from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -87,6 +88,7 @@ def multi_drafter(
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     free = [index for index, part in enumerate(parts) if part.model is None]
     paid = [index for index, part in enumerate(parts) if part.model is not None]
+    vocab_size = parts[paid[0]].model.spec.vocab_size if paid else None  # type: ignore[union-attr]
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
     # A model that costs nothing is still no lookup: its passes count.
     relative_costs = [
@@ -121,7 +123,7 @@ def multi_drafter(
                 sources.append(part.source(params[index], after, tokens, context))
             there = jnp.isin(choice, jnp.array(indices, jnp.int32))
             who = jnp.where(there, choice, 0)
-            joined = _joined(sources, [choice == index for index in indices])
+            joined = _joined(sources, [choice == index for index in indices], vocab_size)
             return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[who], drafter_id=who)
 
         def hand_over(rows: Array) -> Source:
@@ -194,7 +196,7 @@ def _checked(
     return lengths.pop()
 
 
-def _joined(sources: Sequence[Source], rows: Sequence[Array]) -> Source:
+def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
     """Of several sources one, in which each has its own rows [B] bool; a model without any is not run.
 
     Its `close` gives a state for each.
@@ -210,7 +212,7 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array]) -> Source:
             following, left = run() if _is_free(one) else _if_any(mine, run, before)
             each.append(following)
             after.append(left)
-        return _by_row(rows, each), tuple(after)
+        return _by_row(rows, each, vocab_size), tuple(after)
 
     def keep(memory: tuple[Any, ...], token: Array, drawn: Array, drafted: Array) -> tuple[Any, ...]:
         each = zip(sources, rows, memory, strict=True)
@@ -241,19 +243,29 @@ def _is_free(source: Source) -> bool:
     return isinstance(source.cost, float) and source.cost == 0
 
 
-def _by_row(rows: Sequence[Array], each: Sequence[Next]) -> Next:
-    """Each row's own next position. Of a lookup that has no distributions none is read: its tokens are chosen."""
-    known = [one.distribution.log_prob for one in each if one.distribution.log_prob is not None]
+def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None) -> Next:
+    """Each row's own next position.
+
+    A lookup may have no distribution, and a drafter of another vocabulary has one of another size than `vocab_size`, the
+    target's. Verification reads neither: those tokens are chosen. Rules read the drawn token's probability.
+    """
+    if len(each) == 1:
+        there = rows[0] if each[0].known is None else rows[0] & each[0].known
+        return each[0]._replace(known=there)
+    sizes = [one.distribution.log_prob.shape[1] for one in each if one.distribution.log_prob is not None]
+    mixed, size = len(set(sizes)) > 1, vocab_size or min(sizes, default=0)
     joined: Next | None = None
     for mine, one in zip(rows, each, strict=True):
-        log_prob = one.distribution.log_prob
-        if known and log_prob is None:
-            log_prob = jnp.full_like(known[0], -jnp.inf)
-        raw = one.distribution.raw_log_prob if len(each) == 1 else None
-        distribution = one.distribution._replace(log_prob=log_prob, raw_log_prob=raw)
-        there = mine if one.known is None else mine & one.known
-        one = Next(distribution, one.token, there)
-        joined = one if joined is None else select_rows(mine, one, joined)
+        seen = one.distribution
+        probability = None if not mixed or seen.log_prob is None else log_prob_of(seen, one.token)
+        if mixed and seen.log_prob is None:
+            probability = jnp.full(mine.shape, -jnp.inf)
+        log_prob = seen.log_prob
+        if sizes and (log_prob is None or log_prob.shape[1] != size):
+            log_prob = jnp.full((mine.shape[0], size), -jnp.inf)
+        distribution = seen._replace(log_prob=log_prob, raw_log_prob=None, token_log_prob=probability)
+        own = Next(distribution, one.token, mine if one.known is None else mine & one.known)
+        joined = own if joined is None else select_rows(mine, own, joined)
     assert joined is not None
     return joined
 

@@ -169,7 +169,7 @@ WRONG = [
 def decoder_of(changed):
     parts = {"StoppingPolicy": "policy", "Verifier": "verifier", "Drafter": "drafter", "Monitor": "monitor"}
     given = {"policy": static(), "verifier": rejection(), "drafter": LOOKUP, "monitor": None}
-    given[parts[type(changed).__name__]] = changed
+    given[parts[type(changed).__name__.replace("Tree", "Stopping" if hasattr(changed, "update") else "")]] = changed
     if getattr(changed, "siblings", 0) or getattr(changed, "outcomes", None) is not None:
         given["drafter"] = model(table_model(TOKENS), MOST)
         given["policy"] = changed if given["policy"] is changed else comb()

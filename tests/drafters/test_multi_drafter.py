@@ -199,7 +199,7 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
     def source(params, state, tokens, context):
         last = jnp.take_along_axis(tokens, context.length[:, None] - 1, axis=1)[:, 0]
         found = context.alive & (True if only_after is None else last == only_after)
-        return lookup(state, lambda memory, drafted: (last, found, jnp.ones(last.shape)), VOCAB)
+        return lookup(state, lambda memory, drafted: (last, found, jnp.ones(last.shape)), None)
 
     keep = lambda params, state, tokens, length: state  # noqa: E731
     return Drafter(lambda params, batch, slots: jnp.zeros((batch,)), source, keep, most)
