@@ -195,7 +195,7 @@ def run_chat(command: Chat) -> int:
 def run_doctor(command: Doctor) -> int:
     """The `doctor` command; 1: the pair does not work, or drafting will not pay."""
     settings, policy, verifier = _checked(command)
-    from specdec_jax.app.doctor.examining import examine
+    from specdec_jax.app.doctor import examine
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
     return 0 if examine(settings, policy, verifier, **options).pays else FAILED
