@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.one_graph import counted
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
 from specdec_jax.text.generation import Conversation, build_pair, prepare
@@ -134,7 +135,7 @@ def _program(target: LanguageModel, width: int) -> Callable[..., _Kept]:
 
         return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).kept
 
-    return jax.jit(search, static_argnums=5)
+    return jax.jit(counted(search), static_argnums=5)
 
 
 def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:

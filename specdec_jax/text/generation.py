@@ -12,7 +12,6 @@ import numpy as np
 
 from specdec_jax.costs.at_hand import look_at
 from specdec_jax.costs.choices import told
-from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
@@ -25,6 +24,7 @@ from specdec_jax.text.pair import build_pair as build_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
+PROGRAMS = ("prefill", "prefill_drafter", "run")  # that a generation compiles
 COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
 
@@ -212,19 +212,14 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
 def start(pair: Pair, request: Request) -> Prefilled:
     """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
     decoder, watch = pair.decoder, time.perf_counter()
-    known = _programs(decoder)
+    known = decoder.num_programs(*PROGRAMS)
     decoder.compile_prefill(pair.params, request.prompts, **request.options)
     compiled = time.perf_counter()
     state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
     filled = time.perf_counter()
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     compiling = compiled - watch + time.perf_counter() - filled
-    return Prefilled(state, filled - compiled, compiling if _programs(decoder) > known else 0.0)
-
-
-def _programs(decoder: Decoder) -> int:
-    """How many `start` has compiled by now."""
-    return sum(decoder.jitted[name]._cache_size() for name in ("prefill", "prefill_drafter", "run"))
+    return Prefilled(state, filled - compiled, compiling if decoder.num_programs(*PROGRAMS) > known else 0.0)
 
 
 def finish(
