@@ -77,7 +77,7 @@ def survival(
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P); with siblings, places of a pass that are filled.
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
-            (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
+            (`measure_costs(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
         siblings: most siblings verified beside a draft (M), up to 3; 0 drafts chains alone.
         expanded: siblings that a drafter pass reads besides (W), for their children: a tree; 0 drafts none.
 

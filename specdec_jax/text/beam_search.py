@@ -17,7 +17,8 @@ from jax import lax
 from specdec_jax.decoding.one_graph import counted
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
-from specdec_jax.text.generation import Conversation, build_pair, prepare
+from specdec_jax.text.generation import Conversation, prepare
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
@@ -94,7 +95,7 @@ def beam_search(
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
     """
     numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
-    pair = build_pair(target, None, dtype=dtype)
+    pair = measured_pair(target, None, dtype=dtype)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     request = prepare(pair, [prompt], sampling, chat=chat, system=system, slots=slots)
     ends = request.options["stop_ids"]

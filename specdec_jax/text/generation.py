@@ -21,6 +21,7 @@ from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.text.pair import Pair as Pair
 from specdec_jax.text.pair import build_pair as build_pair
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
@@ -59,7 +60,8 @@ def generate(
         prompt: text, messages, or a list of either (then a list of Generations comes back).
         sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
         pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
-            `max_draft_length`, `dtype`, `verification_widths` ...) build it.
+            `max_draft_length`, `dtype`, `verification_widths` ...) build it, with `costs` and `batch` of
+            `measured_pair`: unless told otherwise the pair's costs are measured, once a machine.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
             `prepare`: chat, system, calibration.
@@ -268,7 +270,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     Raises:
         ValueError: an option nobody takes, with the nearest name.
     """
-    builds = set(inspect.signature(build_pair).parameters)
+    builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
     changes = {"policy", "verifier", "monitor"}
     known = asks | (builds if pair is None else changes)
@@ -279,7 +281,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
             why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
     building = {name: value for name, value in options.items() if name not in asks}
-    pair = build_pair(**building) if pair is None else pair.using(**building) if building else pair
+    pair = measured_pair(**building) if pair is None else pair.using(**building) if building else pair
     return pair, {name: value for name, value in options.items() if name in asks}
 
 
