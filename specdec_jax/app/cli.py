@@ -12,8 +12,8 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, VerifyLossless
-from specdec_jax.app.options import Rules
 from specdec_jax.app.views.warned import warned_in_a_line
+from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 

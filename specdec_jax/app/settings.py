@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.app.options import Decoding, Drafting, Models, Rules
 from specdec_jax.costs.choices import costs_asked
 from specdec_jax.loading.load import download
 from specdec_jax.loading.precision import precision
 from specdec_jax.text.calibration import check_calibration
+from specdec_jax.text.options import Decoding, Drafting, Models, Rules
 from specdec_jax.text.pair import PHASES, Pair, check_drafter, measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose

@@ -33,6 +33,7 @@ from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
+from specdec_jax.text.options import Drafting, Models
 from specdec_jax.text.strategies import FIRST, choose, find_factory, name_in, names, parse_call
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -45,7 +46,7 @@ NEED_MODELS = (
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
-SMOLLM2_DRAFTER = "smollm2-drafter-reading@8192"
+SMOLLM2_DRAFTER = Models.drafter
 ENCODER_DEFAULT = "prompt_lookup"  # what such a target writes is often in its source
 READS_NONE = "smollm2-drafter@8192"
 
@@ -93,17 +94,17 @@ class Pair(NamedTuple):
 
 
 def build_pair(
-    target: LoadedModel | str = "smollm2",
-    drafter: OneDrafter | Sequence[OneDrafter] | None = SMOLLM2_DRAFTER,
+    target: LoadedModel | str = Models.target,
+    drafter: OneDrafter | Sequence[OneDrafter] | None = Models.drafter,
     *,
     drafter_params: Params = None,
     policy: StoppingPolicy = survival(),
     verifier: Verifier = rejection(),
     monitor: Monitor | None = None,
-    max_draft_length: int | None = None,
-    dtype: str = "auto",
+    max_draft_length: int | None = Drafting.max_draft_length,
+    dtype: str = Models.dtype,
     verification_widths: tuple[int, ...] | None = None,
-    costs: CostModel | str | Path | None = None,
+    costs: CostModel | str | Path | None = Models.costs,
 ) -> Pair:
     """Load (where a name is given) and join. `drafter=None` is plain decoding.
 
