@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.store import say
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 from specdec_jax.text.options import ModelNames
@@ -58,7 +59,7 @@ class Served(Models):
         download(self.target, self.drafter)
         with console.status("Loading the models"):
             target, drafter = load_pair(self.target, self.drafter, self.dtype)
-        drafter = for_target(target, drafter)
+        drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model.reading)
         return target, drafter
 

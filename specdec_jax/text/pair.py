@@ -66,6 +66,7 @@ class Pair(NamedTuple):
     costs: CostModel | None = None  # of that drafter and the target; None: estimated by bytes
     drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and words for those without a model
     arguments: Mapping[str, Any] | None = None  # of `build_pair`, but the strategies
+    notices: tuple[str, ...] = ()  # what a user should know of how the drafter was chosen or joined, a line each
 
     @property
     def drafter_cost(self) -> float | None:
@@ -153,10 +154,14 @@ def build_pair(
         "verification_widths": verification_widths,
         "costs": asked,
     }
-    drafter = ENCODER_DEFAULT if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None else drafter
+    notices: list[str] = []
+    if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
+        drafter = ENCODER_DEFAULT
+        notices.append(f"{drafter} drafts for {big.name}; a smaller model of its kind may too")
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
-    drafters = tuple(_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each)
-    return _join(big, drafters, arguments, policy, verifier, monitor, asked if isinstance(asked, CostModel) else None)
+    drafters = tuple(_found(big, one, dtype_of(big) if dtype == "auto" else dtype, notices) for one in each)
+    pair = _join(big, drafters, arguments, policy, verifier, monitor, asked if isinstance(asked, CostModel) else None)
+    return pair._replace(notices=tuple(notices))
 
 
 def measure_costs(pair: Pair, batch: int = 1) -> Pair:
@@ -213,8 +218,8 @@ def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, bat
     """
     asked = costs_asked(costs)
     pair = build_pair(*models, costs=ESTIMATED if asked == MEASURED else asked, **options)
-    if pair.drafters == (ENCODER_DEFAULT,) and pair.arguments and pair.arguments["drafter"] == SMOLLM2_DRAFTER:
-        say(f"{ENCODER_DEFAULT} drafts for {pair.target.name}; a smaller model of its kind may too")
+    for line in pair.notices:
+        say(line)
     if asked == ESTIMATED:
         return pair
     return measure_costs(pair, batch) if asked == MEASURED else with_faster_dtype(pair)
@@ -340,14 +345,14 @@ def _modelless() -> list[str]:
     return [name for name in names("drafter") if name not in NEED_MODELS]
 
 
-def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
+def _found(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:
     """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
     check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_pair(big, small)
-    small = for_target(big, small)
+    small = for_target(big, small, notices.append)
     _check_draft_vocabulary(big, small)
     return small
 
