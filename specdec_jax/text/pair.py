@@ -185,7 +185,8 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
     model = next((one for one in pair.drafters if isinstance(one, LoadedModel)), None)
     costs = measured(pair.target, model, batch, drafter_of=drafter_of)
     assert pair.arguments is not None  # with_faster_dtype looked
-    return _join(pair.target, pair.drafters, pair.arguments, pair.policy, pair.verifier, pair.monitor, costs)
+    strategies = pair.policy, pair.verifier, pair.monitor
+    return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
 
 
 def with_faster_dtype(pair: Pair) -> Pair:
