@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import tyro
 
-from specdec_jax.app.options import OPTIONAL
 from specdec_jax.costs.choices import costs_asked
 from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
 from specdec_jax.strategy import Strategy, nearest
+from specdec_jax.text.options import OPTIONAL, Models
 from specdec_jax.text.pair import check_drafter
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.text.strategies import search_beside
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
@@ -59,8 +59,8 @@ class Method:
         check_drafter(self.drafter)
 
 
-@dataclass(frozen=True)
-class CompareConfig:
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Models):
     """Methods side by side on prompts. The first method is the baseline that every speed-up is measured against."""
 
     name: str
@@ -77,28 +77,18 @@ class CompareConfig:
     """Only prompts of this split: "calibrate" or "judge" of the files here."""
     limit: int | None = None
     """Only the first prompts."""
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
     drafter: str = "smollm2-drafter"
-    """As target."""
-    dtype: str = "auto"
-    """bfloat16, float16, float32 or int8; auto: the faster of bfloat16 and float32 on this machine."""
-    mesh: str | None = None
-    """Several devices, such as data=2,model=4: rows over two groups of four that share the target's weights."""
-    costs: str | None = None
-    """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
-    bytes read), or a cost_model.json of experiments.step_cost."""
     temperatures: tuple[float, ...] = (0.0, 0.8)
     """0 is greedy."""
-    top_k: int = 0
+    top_k: int = SamplingParams.top_k
     """0 is off."""
-    top_p: float = 1.0
+    top_p: float = SamplingParams.top_p
     """1 is off."""
-    min_p: float = 0.0
+    min_p: float = SamplingParams.min_p
     """0 is off."""
     max_new_tokens: int = 64
     """Most tokens a prompt."""
-    seed: int = 0
+    seed: int = SamplingParams.seed
     """Of the first pass, the same for every method."""
     repeats: int = 1
     """Timed passes per prompt and method, after one that is not timed; each with the next seed."""
@@ -110,9 +100,6 @@ class CompareConfig:
     """Put prompts through the chat template."""
     system: str | None = None
     """System prompt."""
-    calibration: str | None = None
-    """A calibration.json of experiments.calibrate, or built-in: hyperparameters of methods that draft with a model,
-    except those a method sets."""
     live: bool = False
     """Show one generation of the last method as it is decoded, at the end; it is compiled for that."""
     out: str | None = None

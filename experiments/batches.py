@@ -37,7 +37,8 @@ from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.loading import LoadedModel, download, load_pair
-from specdec_jax.text.generation import Pair, Request, build_pair, prepare, start
+from specdec_jax.text.generation import Pair, Request, prepare, start
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.types import DecodeState, StoppingPolicy
 
@@ -128,9 +129,9 @@ def _methods(config: Batches) -> list[str]:
 
 
 def _pairs(config: Batches, target: LoadedModel, drafter: LoadedModel, batch: int) -> dict[str, Pair]:
-    pairs = {PLAIN: build_pair(target, None, costs=config.costs, batch=batch)}
+    pairs = {PLAIN: measured_pair(target, None, costs=config.costs, batch=batch)}
     for name in _methods(config)[1:]:
-        pairs[name] = build_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
+        pairs[name] = measured_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
     return pairs
 
 

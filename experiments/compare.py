@@ -40,8 +40,8 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.text.generation import Decoded, Generation, Pair, Request, build_pair, decode, prepare
-from specdec_jax.text.pair import split_drafters
+from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, prepare
+from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
@@ -102,13 +102,13 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
-    plain = build_pair(config.target, None, dtype=config.dtype, costs=config.costs)
+    plain = measured_pair(config.target, None, dtype=config.dtype, costs=config.costs)
     pairs = {}
     for method in config.chosen_methods():
         pairs[method.name] = plain
         if method.policy is None:
             continue
-        pairs[method.name] = build_pair(
+        pairs[method.name] = measured_pair(
             plain.target,
             config.drafter if method.drafter is None else method.drafter,
             dtype=config.dtype,

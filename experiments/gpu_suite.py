@@ -43,6 +43,7 @@ from specdec_jax.decoding.one_graph import CAPTURED, FLAG, options_here
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.models import llama
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 
 PARTS = ("bandwidth", "graph", "ballast")
@@ -109,7 +110,7 @@ def bandwidth(config: Suite) -> Iterator[Measurement]:
 
 def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
     """A generation as one CUDA graph against one whose loops run from the host, in turns; the same tokens."""
-    whole = build_pair(*models)
+    whole = measured_pair(*models)
     parts = whole.decoder.parts
     without = build_decoder(
         *parts[:4], verification_widths=parts.widths, compiler_options=LOOPS_FROM_HOST if options_here() else {}

@@ -42,6 +42,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import Verifier
@@ -100,7 +101,9 @@ def study(config: Lossy, console: Console) -> None:
     variants = [Variant(PLAIN, None, build_pair(target, None))]
     for name, verifier in chosen.items():  # those that differ in hyperparameters only share a program
         variants.append(
-            Variant(name, verifier, build_pair(target, drafter, policy=policy, verifier=verifier, max_draft_length=7))
+            Variant(
+                name, verifier, measured_pair(target, drafter, policy=policy, verifier=verifier, max_draft_length=7)
+            )
         )
     longest = longest_text(config, target, prompts)
     folder = RunFolder.create("lossy", config, config.out)

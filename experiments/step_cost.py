@@ -48,6 +48,7 @@ from specdec_jax.costs.step_cost import (
     prompt_pass,
     target_pass,
 )
+from specdec_jax.costs.store import say
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
@@ -129,7 +130,7 @@ def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
     refuse_encoders("step_cost", config.target, config.drafter)
     drafter = load_model(config.drafter, dtype=config.dtypes[0])
     targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
-    return targets, for_target(targets[config.dtypes[0]], drafter)
+    return targets, for_target(targets[config.dtypes[0]], drafter, say)
 
 
 def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:

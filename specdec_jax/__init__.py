@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specdec_jax.text.generation import Generation as Generation
     from specdec_jax.text.generation import build_pair as build_pair
     from specdec_jax.text.generation import generate as generate
+    from specdec_jax.text.pair import measure_costs as measure_costs
     from specdec_jax.text.sampling_params import SamplingParams as SamplingParams
     from specdec_jax.text.streaming import Chunk as Chunk
     from specdec_jax.text.streaming import stream as stream
@@ -43,6 +44,7 @@ _HOMES = {
     "build_pair": "text.generation",
     "generate": "text.generation",
     "load_model": "loading",
+    "measure_costs": "text.pair",
     "ModelParams": "decoding.rounds",
     "make_warp": "decoding.sampling",
     "SamplingParams": "text.sampling_params",

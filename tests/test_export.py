@@ -75,7 +75,7 @@ def test_the_draft_loop_ends_by_the_entropy():
         state = decoder.step(weights, state)
         passes[factor] = int(state.statistics.drafter_passes[0])
     assert passes == {1e-6: 3, 0.9: 1}
-    assert decoder.jitted["step"]._cache_size() == 1
+    assert decoder.num_programs("step") == 1
 
 
 def test_run_is_a_loop_of_rounds_around_a_loop_of_passes(exported):

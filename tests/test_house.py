@@ -45,7 +45,7 @@ CORE = {
         *("types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"),
         "decoding.draft_loop",
     },
-    "decoding.prefill": {"types", "sharding", "decoding.cache_feed"},
+    "decoding.prefill": {"types", "sharding", "decoding.cache_feed", "decoding.one_graph"},
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,
         "sharding",

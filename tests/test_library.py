@@ -16,7 +16,7 @@ FLAGS = (  # programs that are compiled soon rather than run fast
     "--xla_llvm_disable_expensive_passes=true"
 )
 CHECKS = """
-assert decoder.jitted["run"]._cache_size() == programs, "refreshed parameters compiled"
+assert decoder.num_programs("run") == programs, "refreshed parameters compiled"
 assert sd.summarise(state.statistics)["num_draft_tokens"] > 0
 assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 """

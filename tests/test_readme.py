@@ -30,6 +30,8 @@ def test_generate_and_stream(tmp_path):
     target, drafter = write_pair(tmp_path)
     models = f"target={target!r}, drafter={drafter!r}, chat=False"
     tiny = BLOCKS[0].replace('"smollm2", "smollm2-drafter"', f"{target!r}, {drafter!r}")
+    assert "pair = sd.measure_costs(pair)" in tiny
+    tiny = tiny.replace("sd.measure_costs(pair)", "sd.measure_costs and pair")  # measuring is tested elsewhere
     tiny = tiny.replace("max_new_tokens=64, temperature=0.7, seed=1)", f"max_new_tokens=8), {models}")
     tiny = tiny.replace('"Tell me a story.", ', '"Tell me", sd.SamplingParams(max_new_tokens=8), chat=False, ')
     assert tiny.count("max_new_tokens=8)") == 2 and "smollm2" not in tiny

@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 
 from configs.base import load_config
-from specdec_jax.app.options import OPTIONAL
 from specdec_jax.sharding import use_mesh
+from specdec_jax.text.options import OPTIONAL
 
 P = ParamSpec("P")
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment

@@ -14,7 +14,8 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import refuse_encoders
 from specdec_jax.replay.long import LongRun, join_rounds
-from specdec_jax.text.generation import build_pair, encode
+from specdec_jax.text.generation import encode
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.types import DecodeState, StoppingPolicy
 
 
@@ -48,7 +49,7 @@ def live_run(
         refuse_encoders("long_run", options.target, options.drafter)
     enable()
     models = tiny_pair() if smoke else (options.target, options.drafter)
-    pair = build_pair(*models, policy=policy, max_draft_length=most, dtype=options.dtype)
+    pair = measured_pair(*models, policy=policy, max_draft_length=most, dtype=options.dtype)
     window = min(options.window, 256) if smoke else options.window
     rows, prompt = len(hyperparameters["threshold"]), encode(pair.target, options.prompt)
     if window > pair.target.model.spec.context or window < 2 * len(prompt):

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.store import say
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
+from specdec_jax.text.options import ModelNames
 
 LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 
@@ -31,16 +33,11 @@ class Smoke:
 
 
 @dataclass(frozen=True)
-class Models:
+class Models(ModelNames):
     """A pair of models by name."""
 
-    target: str = "smollm2"
-    """A built-in name, a folder in Hugging Face format, a .gguf file, an Orbax folder, or a hub id (org/name,
-    org/name@revision)."""
     drafter: str = "smollm2-drafter"
     """As target."""
-    mesh: str | None = None
-    """Several devices, such as data=2,model=4: rows over two groups of four that share the target's weights."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Served(Models):
         download(self.target, self.drafter)
         with console.status("Loading the models"):
             target, drafter = load_pair(self.target, self.drafter, self.dtype)
-        drafter = for_target(target, drafter)
+        drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model.reading)
         return target, drafter
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, VerifyLossless
-from specdec_jax.app.options import Rules
 from specdec_jax.app.views.warned import warned_in_a_line
+from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 
@@ -195,7 +195,7 @@ def run_chat(command: Chat) -> int:
 def run_doctor(command: Doctor) -> int:
     """The `doctor` command; 1: the pair does not work, or drafting will not pay."""
     settings, policy, verifier = _checked(command)
-    from specdec_jax.app.doctor.examining import examine
+    from specdec_jax.app.doctor import examine
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
     return 0 if examine(settings, policy, verifier, **options).pays else FAILED

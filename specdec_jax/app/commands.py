@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from specdec_jax.app.options import Decoding, Drafting, Maybe, Models, Rules, Switch
+from specdec_jax.text.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
         _write(lines, results)
     seconds = time.perf_counter() - began
     refused = f", {lines.refused} refused" if lines.refused else ""
-    shapes = pair.decoder.jitted["run"]._cache_size()
+    shapes = pair.decoder.num_programs("run")
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
     off = _turned_off(lines, run.policy.name) if pair.decoder.parts.drafter.max_draft_length else ""
     console.print(

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.app.options import Decoding, Drafting, Models, Rules
 from specdec_jax.costs.choices import costs_asked
 from specdec_jax.loading.load import download
 from specdec_jax.loading.precision import precision
 from specdec_jax.text.calibration import check_calibration
-from specdec_jax.text.pair import PHASES, Pair, build_pair, check_drafter, split_drafters
+from specdec_jax.text.options import Decoding, Drafting, Models, Rules
+from specdec_jax.text.pair import PHASES, Pair, check_drafter, measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -63,7 +63,7 @@ def download_models(settings: Settings) -> None:
 def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:
     """Loads what is not loaded yet and joins it. Equal static options give one decoder; hyperparameters compile none.
 
-    `more` are other arguments of `build_pair`, or others than the settings'.
+    `more` are other arguments of `measured_pair`, or others than the settings'.
 
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
@@ -74,7 +74,7 @@ def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more
         "dtype": settings.dtype,
         "costs": settings.costs,
     }
-    return build_pair(settings.target, _drafters(settings), policy=policy, verifier=verifier, **{**options, **more})
+    return measured_pair(settings.target, _drafters(settings), policy=policy, verifier=verifier, **{**options, **more})
 
 
 def _drafters(settings: Settings) -> Any:

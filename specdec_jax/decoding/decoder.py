@@ -18,7 +18,7 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.one_graph import FLAG, explained, options_here
+from specdec_jax.decoding.one_graph import FLAG, counted, explained, num_programs, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
@@ -61,6 +61,13 @@ class Decoder(NamedTuple):
     score: Callable[..., Scores]
     parts: Parts
     jitted: Mapping[str, Any]
+
+    def num_programs(self, *names: str) -> int:
+        """How many programs there are by now of these functions: prefill, prefill_drafter, extend, run or step.
+
+        A call that raises the number had to compile.
+        """
+        return sum(num_programs(self.jitted[name]) for name in names)
 
 
 def no_monitor() -> Monitor:
@@ -145,11 +152,11 @@ def build_decoder(
     told = options_here() if compiler_options is None else dict(compiler_options)
     jit = functools.partial(jax.jit, compiler_options=told or None)
     jitted = {
-        "run": jit(run_rounds, donate_argnums=1),
-        "step": jit(lambda params, state: by_rows(play(parts, params, state)), donate_argnums=1),
+        "run": jit(counted(run_rounds), donate_argnums=1),
+        "step": jit(counted(lambda params, state: by_rows(play(parts, params, state))), donate_argnums=1),
         "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
-        "extend": jit(continue_from, donate_argnums=1),
+        "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),
         "place": jit(place_row, donate_argnums=0),
         "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),

@@ -1,13 +1,14 @@
-"""On an NVIDIA GPU a whole generation is one CUDA graph, its loops and conditionals included.
+"""How programs are compiled. On an NVIDIA GPU a whole generation is one CUDA graph, its loops included.
 
 XLA captures kernels by itself, but a loop whose length is not known, such as the draft loop, only when told to. Without
 that every turn of a loop and every conditional copies its predicate to the host and waits for it. Compiled programs say
 that all of `run` is captured (experiments.accelerators); whether it is faster has not been timed on a device.
 """
 
+import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -37,6 +38,23 @@ def options_here() -> dict[str, Any]:
     if platform != "gpu":
         return {}
     return compiler_options(platform, jax.local_devices()[0].client.platform_version, os.environ.get("XLA_FLAGS", ""))
+
+
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for `jax.jit`; `num_programs` says how often jax traced it, which is once a program."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any) -> Any:
+        traced.programs += 1  # type: ignore[attr-defined]
+        return function(*arguments)
+
+    traced.programs = 0  # type: ignore[attr-defined]
+    return traced
+
+
+def num_programs(jitted: Any) -> int:
+    """How many programs a jitted `counted` function has by now, one for every set of shapes and static values."""
+    return jitted.__wrapped__.programs
 
 
 def explained(error: Exception) -> Exception:

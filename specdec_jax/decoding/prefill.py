@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed_long
+from specdec_jax.decoding.one_graph import counted
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, Features, LanguageModel, Params
 
@@ -41,7 +42,7 @@ def target_prefill(
         cache = target.init_cache(params, batch, slots, source)
         return by_rows(fill(target, features, params, reader, tokens, length, cache, chunk))
 
-    return jax.jit(prefill, compiler_options=dict(compiler_options) or None)
+    return jax.jit(counted(prefill), compiler_options=dict(compiler_options) or None)
 
 
 @functools.lru_cache(maxsize=32)
@@ -57,7 +58,7 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
         told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
         return by_rows(drafter.fill(params, told, tokens, length))
 
-    return jax.jit(prefill_drafter, compiler_options=dict(compiler_options) or None)
+    return jax.jit(counted(prefill_drafter), compiler_options=dict(compiler_options) or None)
 
 
 def learn_text(drafter: Drafter, params: Params, state: Any, kept: Any, start: Array, length: Array) -> Any:

@@ -246,8 +246,8 @@ def _is_free(source: Source) -> bool:
 def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None) -> Next:
     """Each row's own next position.
 
-    A lookup may have no distribution, and a drafter of another vocabulary has one of another size than `vocab_size`, the
-    target's. Verification reads neither: those tokens are chosen. Rules read the drawn token's probability.
+    A lookup may have no distribution, and a drafter of another vocabulary has one of another size than `vocab_size`,
+    the target's. Verification reads neither: those tokens are chosen. Rules read the drawn token's probability.
     """
     if len(each) == 1:
         there = rows[0] if each[0].known is None else rows[0] & each[0].known

@@ -5,7 +5,7 @@
   have are fewer than `ENOUGH` of the target's, or where the drafter's source ends in `@text`.
 """
 
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ ENOUGH = 0.8
 """Share of a sample text's tokens from which the tokens that both have are enough (docs/drafters.md)."""
 
 
-def for_target(target: Any, drafter: Any) -> Any:
+def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = None) -> Any:
     """The drafter, a `LoadedModel`, as it is, or drafting the target's tokens if an id means another token to it.
 
-    Then a line on standard error says how, and why.
+    Then `report` is called with a line that says how, and why.
 
     Raises:
         ValueError: as `needs_translation` and `with_targets_tokens`.
@@ -34,8 +34,9 @@ def for_target(target: Any, drafter: Any) -> Any:
         return drafter
     way = way_for(target, drafter)
     joined = with_targets_tokens(target, drafter, way)
-    how = said_of(way, target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
-    print(f"specdec_jax: {drafter.name} has another vocabulary than {target.name}: {how}", file=sys.stderr)
+    if report is not None:
+        how = said_of(way, target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
+        report(f"{drafter.name} has another vocabulary than {target.name}: {how}")
     return joined
 
 

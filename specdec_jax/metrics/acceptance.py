@@ -128,28 +128,6 @@ def best_draft_length(acceptance: float, cost_ratio: float, most: int = 32) -> i
     return int(np.argmax(expected_speedup(acceptance, np.arange(most + 1), cost_ratio)))
 
 
-def break_even_acceptance(cost_ratio: float, verification_times: Sequence[float] | np.ndarray) -> float | None:
-    """The acceptance from which on a static length pays, by `expected_tokens`; None: none does, whatever is accepted.
-
-    Args:
-        cost_ratio: c, a drafter step in passes of plain decoding.
-        verification_times: [K+1] of the pass that verifies k drafts, in these too (`CostModel.verification_times`).
-    """
-    lengths = np.arange(len(verification_times))
-    time = np.asarray(verification_times, np.float64) + cost_ratio * lengths
-
-    def pays(acceptance: float) -> bool:
-        return bool(np.any((expected_tokens(acceptance, lengths) > time)[1:]))
-
-    low, high = 0.0, 1.0
-    if not pays(high):
-        return None
-    for _ in range(30):  # what is expected grows with the acceptance
-        middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
-    return high
-
-
 def _checked(acceptance: Any, draft_length: Any) -> tuple[np.ndarray, np.ndarray]:
     a, k = np.asarray(acceptance, np.float64), np.asarray(draft_length)
     if not np.all((a >= 0) & (a <= 1)):

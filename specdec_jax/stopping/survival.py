@@ -62,7 +62,7 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
         look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
-            (`build_pair(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
+            (`measure_costs(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or

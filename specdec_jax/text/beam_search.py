@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.one_graph import counted
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
-from specdec_jax.text.generation import Conversation, build_pair, prepare
+from specdec_jax.text.generation import Conversation, prepare
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
@@ -93,7 +95,7 @@ def beam_search(
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
     """
     numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
-    pair = build_pair(target, None, dtype=dtype)
+    pair = measured_pair(target, None, dtype=dtype)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     request = prepare(pair, [prompt], sampling, chat=chat, system=system, slots=slots)
     ends = request.options["stop_ids"]
@@ -134,7 +136,7 @@ def _program(target: LanguageModel, width: int) -> Callable[..., _Kept]:
 
         return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).kept
 
-    return jax.jit(search, static_argnums=5)
+    return jax.jit(counted(search), static_argnums=5)
 
 
 def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:

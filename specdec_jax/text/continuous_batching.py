@@ -207,14 +207,14 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
 def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
     """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
     decoder, watch = pair.decoder, time.perf_counter()
-    known = decoder.jitted["run"]._cache_size()
+    known = decoder.num_programs("run")
     shared = {name: request.options[name] for name in SHAPING if name in request.options}
     shared |= {"source_slots": size.source} if size.source else {}
     state = decoder.idle(pair.params, batch, size.slots, **shared)
     nothing = {"sources": [[0]]} if size.source else {}
     state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
-    return state, time.perf_counter() - watch if decoder.jitted["run"]._cache_size() > known else 0.0
+    return state, time.perf_counter() - watch if decoder.num_programs("run") > known else 0.0
 
 
 def _stopped(pair: Pair, state: DecodeState, held: list[_Held | None]) -> DecodeState:

@@ -12,7 +12,6 @@ import numpy as np
 
 from specdec_jax.costs.at_hand import look_at
 from specdec_jax.costs.choices import told
-from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
@@ -22,9 +21,11 @@ from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.text.pair import Pair as Pair
 from specdec_jax.text.pair import build_pair as build_pair
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
+PROGRAMS = ("prefill", "prefill_drafter", "run")  # that a generation compiles
 COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
 STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
 
@@ -59,7 +60,8 @@ def generate(
         prompt: text, messages, or a list of either (then a list of Generations comes back).
         sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
         pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
-            `max_draft_length`, `dtype`, `verification_widths` ...) build it.
+            `max_draft_length`, `dtype`, `verification_widths` ...) build it, with `costs` and `batch` of
+            `measured_pair`: unless told otherwise the pair's costs are measured, once a machine.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
             `prepare`: chat, system, calibration.
@@ -212,19 +214,14 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
 def start(pair: Pair, request: Request) -> Prefilled:
     """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
     decoder, watch = pair.decoder, time.perf_counter()
-    known = _programs(decoder)
+    known = decoder.num_programs(*PROGRAMS)
     decoder.compile_prefill(pair.params, request.prompts, **request.options)
     compiled = time.perf_counter()
     state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
     filled = time.perf_counter()
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     compiling = compiled - watch + time.perf_counter() - filled
-    return Prefilled(state, filled - compiled, compiling if _programs(decoder) > known else 0.0)
-
-
-def _programs(decoder: Decoder) -> int:
-    """How many `start` has compiled by now."""
-    return sum(decoder.jitted[name]._cache_size() for name in ("prefill", "prefill_drafter", "run"))
+    return Prefilled(state, filled - compiled, compiling if decoder.num_programs(*PROGRAMS) > known else 0.0)
 
 
 def finish(
@@ -273,7 +270,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     Raises:
         ValueError: an option nobody takes, with the nearest name.
     """
-    builds = set(inspect.signature(build_pair).parameters)
+    builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
     changes = {"policy", "verifier", "monitor"}
     known = asks | (builds if pair is None else changes)
@@ -284,7 +281,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
             why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
     building = {name: value for name, value in options.items() if name not in asks}
-    pair = build_pair(**building) if pair is None else pair.using(**building) if building else pair
+    pair = measured_pair(**building) if pair is None else pair.using(**building) if building else pair
     return pair, {name: value for name, value in options.items() if name in asks}
 
 

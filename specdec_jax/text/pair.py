@@ -1,20 +1,20 @@
-"""A target, who drafts for it, and the decoder that joins them."""
+"""A target, its drafter and their decoder. `build_pair` only loads and joins; `measure_costs` times passes here."""
 
 import difflib
 import functools
 import inspect
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
 
 from specdec_jax.costs.at_hand import measured
-from specdec_jax.costs.choices import DRAFTS, ESTIMATED, costs_asked, longest_draft, widths_for
+from specdec_jax.costs.choices import DRAFTS, ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.costs.dtypes import dtype_of, faster_dtype
+from specdec_jax.costs.store import say
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
@@ -34,6 +34,7 @@ from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
+from specdec_jax.text.options import Drafting, Models
 from specdec_jax.text.strategies import FIRST, choose, find_factory, name_in, names, parse_call
 from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -46,8 +47,8 @@ NEED_MODELS = (
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
-SMOLLM2_DRAFTER = "smollm2-drafter-reading@8192"
-FOR_ENCODERS = "prompt_lookup"
+SMOLLM2_DRAFTER = Models.drafter
+ENCODER_DEFAULT = "prompt_lookup"  # what such a target writes is often in its source
 READS_NONE = "smollm2-drafter@8192"
 
 OneDrafter = LoadedModel | Drafter | str
@@ -64,6 +65,9 @@ class Pair(NamedTuple):
     monitor: Monitor | None
     first_drafter: Params = None  # the first with a model: its pass is what rules that weigh costs are told of
     costs: CostModel | None = None  # of that drafter and the target; None: estimated by bytes
+    drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and words for those without a model
+    arguments: Mapping[str, Any] | None = None  # of `build_pair`, but the strategies
+    notices: tuple[str, ...] = ()  # what a user should know of how the drafter was chosen or joined, a line each
 
     @property
     def drafter_cost(self) -> float | None:
@@ -92,20 +96,21 @@ class Pair(NamedTuple):
 
 
 def build_pair(
-    target: LoadedModel | str = "smollm2",
-    drafter: OneDrafter | Sequence[OneDrafter] | None = SMOLLM2_DRAFTER,
+    target: LoadedModel | str = Models.target,
+    drafter: OneDrafter | Sequence[OneDrafter] | None = Models.drafter,
     *,
     drafter_params: Params = None,
     policy: StoppingPolicy = survival(),
     verifier: Verifier = rejection(),
     monitor: Monitor | None = None,
-    max_draft_length: int | None = None,
-    dtype: str = "auto",
+    max_draft_length: int | None = Drafting.max_draft_length,
+    dtype: str = Models.dtype,
     verification_widths: tuple[int, ...] | None = None,
-    costs: CostModel | str | Path | None = None,
-    batch: int = 1,
+    costs: CostModel | str | Path | None = Models.costs,
 ) -> Pair:
     """Load (where a name is given) and join. `drafter=None` is plain decoding.
+
+    Nothing is measured, printed or written; only a model of the hub is downloaded.
 
     A policy or verifier that reads phases gets the monitor `phases()` unless another is given, and so do several
     drafters: each is judged by phase.
@@ -120,44 +125,132 @@ def build_pair(
             For several drafters a sequence, with None for those that bring their own or need none.
         max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
             they are estimated or doubtful, and never less than a static policy's own.
-        dtype: bfloat16, float16, float32 or int8 of models by name; auto: the target's if it is given loaded, else the
-            faster of bfloat16 and float32 here, bfloat16 if costs are estimated.
+        dtype: bfloat16, float16, float32 or int8 of models by name; auto: the target's if it is given loaded, else
+            bfloat16 (`measure_costs` takes the faster of bfloat16 and float32).
         verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated or
             doubtful.
-        costs: what passes cost, for whoever weighs it. "measured": once a pair and machine, kept in
-            `~/.cache/specdec_jax/costs`; "estimated": c by the bytes that both models read; a CostModel, or a file that
-            `experiments.step_cost` wrote. None: what SPECDEC_JAX_COSTS in the environment says, else measured. Of
-            several drafters the first with a model is measured for rules; they are chosen among by their bytes.
-        batch: rows that costs are measured for: a wide pass of many rows is no longer nearly free.
+        costs: what passes cost, for rules that weigh it: a CostModel, or a file that `experiments.step_cost` wrote.
+            None or "estimated": c by the bytes that both models read.
 
     Raises:
         ValueError: vocabularies without a token in common, a number out of range, options or parameters that no
             drafter takes, or a function of a user's file that fails (`decoding.answers.check_parts`).
         FileNotFoundError: a file of costs that is not there.
     """
-    asked = costs_asked(costs)
+    if costs == MEASURED:
+        raise ValueError("build_pair measures nothing: measure_costs(pair) does")
+    asked = ESTIMATED if costs is None else costs_asked(costs)
     together = drafter is not None and not _one(drafter)
     monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
-    big = _target(target, dtype, asked)
+    loaded = "bfloat16" if dtype == "auto" else dtype
+    big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if big.model.reduced is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    drafter = _fitting(big, drafter)
+    arguments: dict[str, Any] = {
+        "target": target,
+        "drafter": drafter,
+        "drafter_params": drafter_params,
+        "max_draft_length": max_draft_length,
+        "dtype": dtype,
+        "verification_widths": verification_widths,
+        "costs": asked,
+    }
+    notices: list[str] = []
+    if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
+        drafter = ENCODER_DEFAULT
+        notices.append(f"{drafter} drafts for {big.name}; a smaller model of its kind may too")
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
-    found = [_found(big, one, dtype_of(big) if dtype == "auto" else dtype) for one in each]
-    known = _known_costs(asked, big, found, batch)
-    most = _longest(known, verification_widths, policy) if max_draft_length is None else max_draft_length
-    own = _params_of_each(each, drafter_params) if together else [drafter_params]
-    pairs = [_drafter(big, one, weights, most) for one, weights in zip(found, own, strict=False)]
+    drafters = tuple(_found(big, one, dtype_of(big) if dtype == "auto" else dtype, notices) for one in each)
+    pair = _join(big, drafters, arguments, policy, verifier, monitor, asked if isinstance(asked, CostModel) else None)
+    return pair._replace(notices=tuple(notices))
+
+
+def measure_costs(pair: Pair, batch: int = 1) -> Pair:
+    """The pair with its costs measured on this machine, once a pair and machine: half a minute, then kept in
+    `~/.cache/specdec_jax/costs`. What is measured is said on standard error.
+
+    Where `build_pair` was not given them, dtype, draft length and verification widths follow: the faster of bfloat16
+    and float32 (`with_faster_dtype`), the longest draft that pays, the steps of the target's measured pass. Of several
+    drafters the first with a model is measured for rules; they are chosen among by their bytes.
+
+    Args:
+        batch: rows that costs are measured for: a wide pass of many rows is no longer nearly free.
+
+    Raises:
+        ValueError: a mesh of several processes, which must all decide alike, or a pair that `build_pair` did not make.
+    """
+    costs_asked(MEASURED)
+    pair = with_faster_dtype(pair)
+    if not pair.drafters:
+        return pair
+    model = next((one for one in pair.drafters if isinstance(one, LoadedModel)), None)
+    costs = measured(pair.target, model, batch, drafter_of=drafter_of)
+    assert pair.arguments is not None  # with_faster_dtype looked
+    strategies = pair.policy, pair.verifier, pair.monitor
+    return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
+
+
+def with_faster_dtype(pair: Pair) -> Pair:
+    """The pair in the faster of bfloat16 and float32 on this machine, measured once and kept.
+
+    The same pair where a dtype or a loaded target was given, and on a mesh of several processes.
+
+    Raises:
+        ValueError: a pair that `build_pair` did not make.
+    """
+    if pair.arguments is None:
+        raise ValueError("only a pair of build_pair can be measured: this one does not say what it was built of")
+    target = pair.arguments["target"]
+    if not isinstance(target, str) or pair.arguments["dtype"] != "auto" or spans_processes():
+        return pair
+    dtype = faster_dtype(pair.target, lambda other: load_model(target, dtype=other))
+    if dtype == dtype_of(pair.target):
+        return pair
+    strategies = {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
+    return build_pair(**{**pair.arguments, **strategies, "dtype": dtype})
+
+
+def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, **options: Any) -> Pair:
+    """`build_pair`, then `measure_costs` unless `costs` says otherwise: the pair of `generate` and of the commands.
+
+    Args:
+        costs: "measured", "estimated", a CostModel or its file. None: what SPECDEC_JAX_COSTS in the environment says,
+            else measured.
+        options: of `build_pair`.
+    """
+    asked = costs_asked(costs)
+    pair = build_pair(*models, costs=ESTIMATED if asked == MEASURED else asked, **options)
+    for line in pair.notices:
+        say(line)
+    if asked == ESTIMATED:
+        return pair
+    return measure_costs(pair, batch) if asked == MEASURED else with_faster_dtype(pair)
+
+
+def _join(
+    big: LoadedModel,
+    drafters: Sequence[OneDrafter],
+    arguments: Mapping[str, Any],
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    monitor: Monitor | None,
+    costs: CostModel | None,
+) -> Pair:
+    """The decoder of loaded models, by these costs where `arguments` of `build_pair` leave something open."""
+    costs, widths, most = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
+    most = _longest(costs, widths, policy) if most is None else most
+    together = arguments["drafter"] is not None and not _one(arguments["drafter"])
+    given = arguments["drafter_params"]
+    weights = _params_of_each(drafters, given) if together else [given]
+    pairs = [_drafter(big, one, own, most) for one, own in zip(drafters, weights, strict=False)]
     built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
-    longest = built.max_draft_length
-    widest = _most_places(longest, policy, known)
-    usual = default_widths(widest) if known is None else widths_for(known, widest)
-    widths = tuple(verification_widths or usual)
+    widest = _most_places(built.max_draft_length, policy, costs)
+    widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     first_drafter = next((own for one, own in pairs if one.model is not None), None)
-    models = ModelParams(big.params, params)
-    known = known and between(known, widths)
-    return _checked(Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known))
+    models, known = ModelParams(big.params, params), costs and between(costs, widths)
+    pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known, tuple(drafters), arguments)
+    return _checked(pair)
 
 
 def _checked(pair: Pair) -> Pair:
@@ -254,49 +347,16 @@ def _modelless() -> list[str]:
     return [name for name in names("drafter") if name not in NEED_MODELS]
 
 
-def _target(target: LoadedModel | str, dtype: str, asked: CostModel | str) -> LoadedModel:
-    if not isinstance(target, str):
-        return target
-    if dtype != "auto":
-        return _loaded(target, dtype, mesh_here())
-    big = _loaded(target, "bfloat16", mesh_here())
-    if asked == ESTIMATED or spans_processes():  # nothing is measured
-        return big
-    faster = faster_dtype(big, lambda other: load_model(target, dtype=other))
-    return big if faster == "bfloat16" else _loaded(target, faster, mesh_here())
-
-
-def _fitting(big: LoadedModel, drafter: Any) -> Any:
-    """The drafter asked for, but for a target with an encoder the one that is SmolLM2's alone, which nobody named.
-
-    What such a target writes is often in its source: it is looked up there. A line on standard error says so.
-    """
-    if drafter != SMOLLM2_DRAFTER or big.model.spec.source is None:
-        return drafter
-    print(f"specdec_jax: {FOR_ENCODERS} drafts for {big.name}; a smaller model of its kind may too", file=sys.stderr)
-    return FOR_ENCODERS
-
-
-def _found(big: LoadedModel, drafter: OneDrafter, dtype: str) -> OneDrafter:
+def _found(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:
     """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
     check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_pair(big, small)
-    small = for_target(big, small)
+    small = for_target(big, small, notices.append)
     _check_draft_vocabulary(big, small)
     return small
-
-
-def _known_costs(asked: CostModel | str, big: LoadedModel, found: Sequence[OneDrafter], batch: int) -> CostModel | None:
-    """The costs asked for, measured if need be; None: estimated, or nobody drafts."""
-    if asked == ESTIMATED or not found:
-        return None
-    if isinstance(asked, CostModel):
-        return asked
-    model = next((one for one in found if isinstance(one, LoadedModel)), None)
-    return measured(big, model, batch, drafter_of=drafter_of)
 
 
 def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:

@@ -135,15 +135,14 @@ def resume(pair: Pair, request: Request, kept: DecodeState) -> Prefilled:
     Everything but tokens and caches comes from the request, so it may be the state of another policy.
     """
     kept = kept._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
-    extend, run = pair.decoder.jitted["extend"], pair.decoder.jitted["run"]
-    known = extend._cache_size(), run._cache_size()
+    known = [pair.decoder.num_programs(name) for name in ("extend", "run")]
     watch = time.perf_counter()
     with interrupts_held():
         state = jax.block_until_ready(pair.decoder.extend(pair.params, kept, request.prompts, **request.options))
     first = time.perf_counter()
     with interrupts_held():
         state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
-    compiled = [size > before for size, before in zip((extend._cache_size(), run._cache_size()), known, strict=True)]
+    compiled = [pair.decoder.num_programs(name) > known[i] for i, name in enumerate(("extend", "run"))]
     prefill, warm = first - watch, time.perf_counter() - first
     return Prefilled(
         state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0)

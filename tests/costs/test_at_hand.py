@@ -9,17 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_pair import write_pair
 
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs import at_hand, dtypes, step_cost, store
 from specdec_jax.costs.choices import longest_draft, told, widths_for
 from specdec_jax.costs.cost_model import between, cost_model, decoding_seconds, disagreement, load_cost_model
+from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
+from specdec_jax.text.pair import measure_costs, measured_pair
 
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
 DTYPE_TIMES = {"bfloat16": 2.0, "float32": 1.5}
@@ -227,7 +230,7 @@ def test_doubtful_costs_leave_no_verification_width_out(measuring):
     flat = measured(target, drafter)
     assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (2, 4, 8)
     assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
-    pair = build_pair(target, drafter, costs="measured")
+    pair = measured_pair(target, drafter, costs="measured")
     assert pair.decoder.parts.widths == (2, 4, 8) and pair.costs.doubts == flat.doubts
 
 
@@ -342,7 +345,7 @@ def test_a_damaged_comparison_of_dtypes_is_made_again(content, measuring, tmp_pa
 
 def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     target, drafter = tiny_pair()
-    pair = build_pair(target, drafter, costs="measured")
+    pair = measured_pair(target, drafter, costs="measured")
     assert pair.decoder.parts.drafter.max_draft_length == 9
     assert pair.decoder.parts.widths == (4, 6, 10) and pair.drafter_cost == 0.13
     told = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
@@ -357,10 +360,30 @@ def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     predicted = sum(passes[int(played["width"])] + 0.13 * int(played["drafter_passes"]) for played in result.rounds)
     ((costs, counts, seconds),) = looked
     assert decoding_seconds(costs, counts) == pytest.approx(predicted) and seconds == result.seconds
-    assert build_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
-    within = build_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
+    assert measured_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
+    within = measured_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
     assert within.widths == (5,) and within.drafter.max_draft_length == 4
     assert len(measuring) == 1
+
+
+def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypatch, tmp_path, capfd):
+    """Until `measure_costs` is called: then the dtype, the draft length and the widths are those that were measured."""
+    target, drafter = write_pair(tmp_path / "models")
+    monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured unless told otherwise
+    before = sorted(tmp_path.rglob("*"))
+    pair = build_pair(target, drafter)
+    assert dtype_of(pair.target) == "bfloat16" and pair.costs is None
+    assert not measuring and sorted(tmp_path.rglob("*")) == before and capfd.readouterr() == ("", "")
+    with pytest.raises(ValueError, match="build_pair measures nothing: measure_costs"):
+        build_pair(target, drafter, costs="measured")
+    found = measure_costs(pair.using(adaedl()))
+    assert len(measuring) == 2 and "measuring" in capfd.readouterr().err
+    assert dtype_of(found.target) == dtype_of(found.drafters[0]) == "float32" and found.policy.name == "adaedl"
+    assert found.decoder.parts.drafter.max_draft_length == 9 and found.decoder.parts.widths == (4, 6, 10)
+    same = measured_pair(target, drafter, policy=adaedl())
+    assert same.costs == found.costs and same.decoder is found.decoder and len(measuring) == 2
+    with pytest.raises(ValueError, match="only a pair of build_pair can be measured"):
+        measure_costs(pair._replace(arguments=None))
 
 
 def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_both(measuring):
@@ -377,7 +400,7 @@ def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_bo
 
 def test_a_lookup_is_told_what_verification_costs_and_nobody_measures_for_plain_decoding(measuring):
     target, _ = tiny_pair()
-    assert build_pair(target, None, costs="measured").costs is None and not measuring
-    pair = build_pair(target, "prompt_lookup", costs="measured")
+    assert measured_pair(target, None, costs="measured").costs is None and not measuring
+    pair = measured_pair(target, "prompt_lookup", costs="measured")
     assert prepare(pair, ["ab"]).options["policy_hyperparameters"].keys() == {"verification_times"}
     assert pair.drafter_cost is None and "drafter" not in measuring[0]

@@ -33,7 +33,7 @@ def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8):
 
 
 def compiled_programs(decoder):
-    return {name: decoder.jitted[name]._cache_size() for name in ("prefill", "run")}
+    return {name: decoder.num_programs(name) for name in ("prefill", "run")}
 
 
 def test_what_waits_for_a_compilation_says_where_it_is_kept(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_decoders_of_one_target_share_what_reads_the_prompt():
     for decoder in decoders:
         decoder.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=8)
     for name in ("prefill", "prefill_drafter"):
-        assert [decoder.jitted[name]._cache_size() for decoder in decoders] == [1, 1]
+        assert [decoder.num_programs(name) for decoder in decoders] == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["run", "step"])

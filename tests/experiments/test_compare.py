@@ -171,7 +171,7 @@ def test_doubtful_costs_are_marked_and_measured_again_when_plain_decoding_disagr
         looked.append((costs, int(counts.num_rounds[0])))
         return costs.plain_pass == 9.0 and measurements.pop(0) is slow
 
-    monkeypatch.setattr(pair, "measured", lambda *models: measurements[0])
+    monkeypatch.setattr(pair, "measured", lambda *models, **options: measurements[0])
     for module in (compare, generation):
         monkeypatch.setattr(module, "look_at", look)
     options = ["--costs", "measured", "--temperatures", "0", "--limit", "1", "--out", str(tmp_path / "out")]

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.lib.smoke import made_up_trace, tiny_pair
 from specdec_jax.costs.cost_model import cost_model
-from specdec_jax.metrics.acceptance import break_even_acceptance, by_draft, expected_tokens
+from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.metrics.predicted import as_fast, costs_counted, faster, predicted
 from specdec_jax.replay.replay import replay
@@ -112,17 +112,3 @@ def test_costs_that_are_estimated_are_c_by_bytes_and_verification_for_nothing():
     pair = build_pair(*tiny_pair(), costs="estimated", max_draft_length=DRAFTS)
     costs = costs_counted(pair)
     assert costs.ratio == pair.drafter_cost and costs.verification_times(DRAFTS).tolist() == [1.0] * (DRAFTS + 1)
-
-
-@pytest.mark.parametrize("c", [0.0, 0.05, 0.3])
-def test_from_its_break_even_on_an_acceptance_pays(c):
-    times = np.array([1.0, 1.05, 1.3, 1.35])
-    least = break_even_acceptance(c, times)
-    gains = [np.max((expected_tokens(a, np.arange(4)) / (times + c * np.arange(4)))[1:]) for a in (least, 0.98 * least)]
-    assert gains[0] == pytest.approx(1.0, abs=1e-6) and gains[1] < 1
-
-
-def test_where_nothing_is_enough_there_is_no_break_even():
-    assert break_even_acceptance(1.0, [1.0, 1.0, 1.0]) is None
-    assert break_even_acceptance(0.9, [1.0, 1.0, 1.0]) == pytest.approx(0.9)
-    assert break_even_acceptance(0.0, [1.0, 2.5]) is None

@@ -6,6 +6,7 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
+from specdec_jax.decoding.one_graph import counted, num_programs
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every
@@ -68,10 +69,10 @@ def test_its_hyperparameters_are_the_policys_and_one_more():
     assert hyperparameters == {**hf_heuristic().hyperparameters, "rounds": 4} and len(hyperparameters) > 1
     chosen = choose("policy", "update_every(policy=max_confidence, threshold=0.4, rounds=16)")
     assert chosen.given == {"threshold": 0.4, "rounds": 16}
-    compiled = jax.jit(lambda hyperparameters: chosen.init(2, **hyperparameters))
+    compiled = jax.jit(counted(lambda hyperparameters: chosen.init(2, **hyperparameters)))
     compiled({"threshold": 0.1, "rounds": 3})
     compiled({"threshold": 0.2, "rounds": 5})
-    assert compiled._cache_size() == 1
+    assert num_programs(compiled) == 1
 
 
 @pytest.mark.parametrize("rounds", [0, 1.5, -3])

@@ -93,7 +93,7 @@ def test_requests_of_one_size_share_a_program(tmp_path):
     assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
     found = by_index(complete(pair, mixed, 2))
     assert sorted(found) == list(range(len(mixed)))
-    assert pair.decoder.jitted["run"]._cache_size() == 2
+    assert pair.decoder.num_programs("run") == 2
 
 
 def test_requests_are_taken_as_rows_fall_free(tiny):

@@ -12,7 +12,7 @@ from specdec_jax.stopping import static
 from specdec_jax.text.beam_search import beam_search
 from specdec_jax.text.continuous_batching import cache_bytes, complete, size_of
 from specdec_jax.text.generation import build_pair, generate, prepare
-from specdec_jax.text.pair import SMOLLM2_DRAFTER
+from specdec_jax.text.pair import SMOLLM2_DRAFTER, measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
@@ -107,8 +107,9 @@ def test_models_that_do_not_go_together(folders, tmp_path):
 
 def test_a_target_nobody_named_a_drafter_for(folders, expected, capsys):
     """Where a drafter is SmolLM2's alone, what the source says is looked up."""
-    pair = build_pair(folders[0], SMOLLM2_DRAFTER, max_draft_length=3, verification_widths=(4,), dtype="float32")
-    assert "prompt_lookup drafts for" in capsys.readouterr().err
+    pair = measured_pair(folders[0], SMOLLM2_DRAFTER, max_draft_length=3, verification_widths=(4,), dtype="float32")
+    (line,) = pair.notices
+    assert line.startswith("prompt_lookup drafts for") and capsys.readouterr().err == f"specdec_jax: {line}\n"
     assert pair.decoder.parts.drafter.name == "prompt_lookup"
     assert [one.tokens for one in generate(list(PROMPTS), SAMPLING, pair=pair)] == [one.tokens for one in expected]
 

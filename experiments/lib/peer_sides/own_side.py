@@ -8,7 +8,8 @@ import sys
 
 from experiments.lib.peer_sides.peak_memory import peak
 from specdec_jax.compilation_cache import enable
-from specdec_jax.text.generation import Request, build_pair, decode, prepare
+from specdec_jax.text.generation import Request, decode, prepare
+from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 
@@ -19,7 +20,7 @@ def main() -> int:
     enable()
     base = peak()
     drafting = {} if words == "plain" else {"policy": choose("policy", words)}
-    pair = build_pair(target, None if words == "plain" else drafter, dtype=dtype, **drafting)
+    pair = measured_pair(target, None if words == "plain" else drafter, dtype=dtype, **drafting)
     print(json.dumps({"ready": "specdec_jax"}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

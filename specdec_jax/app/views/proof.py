@@ -42,8 +42,8 @@ from specdec_jax.lossless.conclusion import LOSSLESS, NOT_SHOWN, Proof, listed, 
 from specdec_jax.lossless.real_size import ROUNDING
 from specdec_jax.lossless.together import LENGTHS, in_turn
 from specdec_jax.stopping.static import static
-from specdec_jax.text.generation import build_pair, encode
-from specdec_jax.text.pair import without_model
+from specdec_jax.text.generation import encode
+from specdec_jax.text.pair import measured_pair, without_model
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
@@ -194,7 +194,7 @@ def _sampled_on_pair(
     with interrupts_end_here():
         download(target, drafter)
         with status(f"Loading {target} and {drafter}"):
-            pair = build_pair(target, drafter, policy=policy, verifier=verifier, monitor=monitor, **more)
+            pair = measured_pair(target, drafter, policy=policy, verifier=verifier, monitor=monitor, **more)
     ids, reads = encode(pair.target, prompt, chat=False), pair.target.model.spec.source
     with stoppable(sequences) as progress:
         return test_by_sampling(

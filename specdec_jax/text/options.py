@@ -1,6 +1,8 @@
-"""What can be set of a generation, wherever it is set: the options of the command line and the settings of a chat.
+"""The options of a generation, declared once: name, type, default and help.
 
-Defaults and help stand here alone. Nothing heavy is imported: the command line answers --help from these.
+`build_pair`, the command line, the chat's settings, configs and experiments inherit from these dataclasses or take
+their defaults; tyro shows a field's help also where a subclass gives another default. Nothing heavy is imported: the
+command line answers --help from these.
 """
 
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ def _optional(wanted: PrimitiveTypeInfo) -> Any:
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelNames:
     target: str = "smollm2"
     """A built-in name (smollm2), a folder in Hugging Face format, a hub id (org/name, org/name@revision), a .gguf file
     or an Orbax folder."""
@@ -49,15 +51,19 @@ class Models:
     alternates between several. NAME@8192 proposes only its 8,192 most frequent tokens and the text's own rare ones.
     With another vocabulary, NAME@tokens proposes those that both have, NAME@text tokenises its text again; chosen
     unless given. A target with an encoder (T5) has prompt_lookup unless you name one. none: plain decoding."""
+    mesh: Annotated[str | None, Maybe] = None
+    """Decode on several devices, such as data=2,model=4: rows over two groups of four that share the target's
+    weights."""
+
+
+@dataclass(frozen=True)
+class Models(ModelNames):
     dtype: str = "auto"
     """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
     first two on this machine. int8: matrices take half of bfloat16's memory, rounded as they are read."""
     costs: Annotated[str | None, Maybe] = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""
-    mesh: Annotated[str | None, Maybe] = None
-    """Decode on several devices, such as data=2,model=4: rows over two groups of four that share the target's
-    weights."""
     calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Hyperparameters calibrated for this pair (python -m experiments.calibrate), or built-in; those given explicitly
     take precedence."""

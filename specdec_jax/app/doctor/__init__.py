@@ -1,1 +1,0 @@
-"""Whether a pair will work and pay, on one page."""
