@@ -57,14 +57,6 @@ def test_one_format_alone_is_the_folder_itself(tmp_path, folder, name):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_export_replaces_only_when_asked(tmp_path, trained):
-    export_model(tmp_path / "out", trained, formats=("hf",))
-    with pytest.raises(FileExistsError, match="out exists"):
-        export_model(tmp_path / "out", trained, formats=("hf",))
-    export_model(tmp_path / "out", trained, formats=("hf",), card="# Another\n", overwrite=True)
-    assert (tmp_path / "out" / "README.md").read_text() == "# Another\n"
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [
