@@ -19,7 +19,7 @@ FLAGS = (  # eight devices, and programs that are compiled soon rather than run 
     "--xla_llvm_disable_expensive_passes=true"
 )
 LAYERS, WIDTHS, VOCAB = 2, (2, 5), 64
-MESHES = ("data=8", "model=8", "data=2,model=4")
+MESHES = ("model=8", "data=2,model=4")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_every_family_is_shared(found):
         assert told["alike"] and told["back"] and told["shared"] >= 6, name
         assert told["int8"], name  # scales are those of whole rows, wherever their inputs are
         assert told.get("apart", 0.0) < 1e-5, name
-    assert sum("apart" in told for told in found["families"].values()) == 5
+    assert sum("apart" in told for told in found["families"].values()) == 3
 
 
 @pytest.mark.parametrize("words", MESHES)

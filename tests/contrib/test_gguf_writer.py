@@ -123,12 +123,6 @@ def test_rows_that_do_not_divide_are_half_precision(tmp_path, loaded):
     )
 
 
-def test_bfloat16_parameters_lose_nothing(tmp_path, loaded):
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params)
-    save_gguf(tmp_path / "m.gguf", loaded.config, params, loaded.tokenizer, kind="BF16")
-    assert_equal_trees(load_model(tmp_path / "m.gguf").params, params)
-
-
 def test_the_tokenizer_comes_back(tmp_path, loaded):
     write(tmp_path / "m.gguf", loaded)
     again = load_model(tmp_path / "m.gguf").tokenizer

@@ -127,6 +127,20 @@ def test_drawing_never_gives_a_token_of_weight_zero():
     assert set(np.asarray(sampling.draw(weights, uniform)).tolist()) <= {1, 3}
 
 
+def test_drawing_gives_no_token_of_weight_zero_where_rounded_sums_disagree():
+    """At the end of a block, whose sum and whose last cumulative sum are rounded otherwise; zeros stand there."""
+    rows, rng = 4096, np.random.default_rng(0)
+    weights = rng.uniform(size=(rows, 8, 128)).astype(np.float32)
+    weights[:, :, 100:] = 0.0
+    ends = np.cumsum(weights.sum(axis=2), axis=1)
+    goal = ends[np.arange(rows), rng.integers(0, 8, rows)] / ends[:, -1]
+    uniform = np.minimum(goal, 1.0)
+    for _ in range(3):  # just below, where the cumulative sum may end before
+        uniform = np.nextafter(uniform, np.float32(0))
+        drawn = np.asarray(jax.jit(sampling.draw)(jnp.asarray(weights.reshape(rows, -1)), jnp.asarray(uniform)))
+        assert (weights.reshape(rows, -1)[np.arange(rows), drawn] > 0).all()
+
+
 def one_uniform(seed, emitted, position, role):
     arguments = (np.array([seed], np.uint32), np.array([emitted], np.int32), np.array([position], np.int32))
     return float(sampling.uniforms(*map(jnp.asarray, arguments), role)[0])

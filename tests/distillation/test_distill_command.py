@@ -161,15 +161,12 @@ def test_a_finished_run_does_nothing_again(place, whole, capsys):
     assert "are there" in capsys.readouterr().out and weights(whole) == before
 
 
-def test_other_settings_for_the_same_folder_are_refused(place, whole, capsys):
+def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
+    command = [str(place / "config.py"), "--out", str(whole)]
     for arguments, said in ((["--seed", "6"], "seed"), (["--stage", "train", "--schedule.rate", "0.1"], "schedule")):
-        assert distill.main([str(place / "config.py"), "--out", str(whole), *arguments]) == 2
-        assert said in capsys.readouterr().err
-
-
-def test_a_folder_in_use_is_refused(place, whole, capsys):
+        assert distill.main([*command, *arguments]) == 2 and said in capsys.readouterr().err
     with locked(whole):
-        assert distill.main([str(place / "config.py"), "--out", str(whole)]) == 2
+        assert distill.main(command) == 2
     assert f"in use by another process (pid {os.getpid()})" in capsys.readouterr().err
 
 

@@ -142,9 +142,6 @@ def test_truncated_safetensors(shards, keep):
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"model.norm.weight": np.ones(63, np.float32)}, ["wrong shape: model.norm.weight (63,) instead of (64,)"]),
-        ({"model.norm.weight": np.ones(64, np.int32)}, ["not floating: model.norm.weight int32"]),
-        ({"extra.weight": np.ones(2, np.float32)}, ["unknown: extra.weight"]),
         ({"model.norm.weight": np.full(64, np.nan, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
         ({"model.norm.weight": np.full(64, -np.inf, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
         ({"lm_head.weight": np.ones((3, 64), np.float32)}, ["wrong shape: lm_head.weight (3, 64)"]),

@@ -1,7 +1,5 @@
 """int8 from a name: of every format that holds tensors apart, told by what is loaded, and never saved."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import tiny_weights as tiny
 from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
 
-from specdec_jax.app.cli import main
 from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.distillation.exporting import export
@@ -86,17 +83,3 @@ def test_a_pair_drafts_with_int8_weights(tmp_path, drafter):
     assert found == [True, drafter == "int8"]
     result = generate("hello", SamplingParams(max_new_tokens=24), pair=pair, chat=False)
     assert result.statistics["num_accepted_tokens"] > 0
-
-
-def test_a_file_of_requests_says_it_and_goes_on_with_it(tmp_path, capsys):
-    target, drafter = write_pair(tmp_path)
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(json.dumps({"prompt": f"line {number}"}) for number in range(3)))
-    words = ["--target", target, "--drafter", drafter, "--costs", "estimated", "--no-chat", "--max-new-tokens", "6"]
-    words = ["generate-file", str(source), str(output), *words, "--dtype", "int8"]
-    assert main(words) == 0
-    settings, whole = tmp_path / "out.jsonl.settings.json", output.read_bytes()
-    assert '"dtype": "int8"' in settings.read_text()
-    output.write_bytes(whole[: whole.index(b"\n") + 1])
-    assert main(words) == 0 and output.read_bytes() == whole
-    capsys.readouterr()

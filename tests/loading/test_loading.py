@@ -41,16 +41,6 @@ def test_gguf_equals_its_dequantised_folder(tmp_path, kind):
         np.testing.assert_array_equal(logits(quantised), logits(folder))
 
 
-@pytest.mark.parametrize("change", [{"tie_word_embeddings": False}, {"attention_bias": True, "mlp_bias": True}])
-def test_gguf_heads_and_biases(tmp_path, change):
-    config = tiny.CONFIG | change
-    named = tiny.weights(config)
-    quantised = load_model(tiny.write_gguf(tmp_path / "tiny.gguf", named, config), dtype="float32")
-    folder = load_model(tiny.write_folder(tmp_path / "twin", named, config), dtype="float32")
-    assert quantised.config == folder.config
-    assert_same_params(quantised.params, folder.params)
-
-
 @pytest.mark.parametrize("kind", sorted(gguf.GGML_QUANT_SIZES))
 def test_every_tensor_type_is_dequantised_or_refused(tmp_path, kind):
     block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -118,25 +108,11 @@ def test_shards_equal_one_file(tmp_path):
     assert_same_params(one.params, many.params)
 
 
-def test_tied_folder_may_repeat_its_embedding(tmp_path):
-    named = tiny.weights()
-    plain = load_model(tiny.write_folder(tmp_path / "plain", named))
-    repeated = named | {"lm_head.weight": named["model.embed_tokens.weight"]}
-    assert_same_params(plain.params, load_model(tiny.write_folder(tmp_path / "repeated", repeated)).params)
-
-
 def test_generation_config_decides_the_end(tmp_path):
     folder = tiny.write_folder(tmp_path / "m", tiny.weights())
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     loaded = load_model(folder)
     assert loaded.model.spec.eos_ids == loaded.tokenizer.eos_ids == (2, 7)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", jnp.bfloat16, np.dtype("float32")])
-def test_dtype_of_every_parameter(tmp_path, dtype):
-    folder = tiny.write_folder(tmp_path / "m", tiny.weights())
-    leaves = jax.tree.leaves(load_model(folder, dtype=dtype).params)
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -113,12 +113,6 @@ def test_every_fault_is_told_at_once_and_long_lists_are_cut():
     assert str(error.value).count("layers.") <= 2 * weights.SHOWN
 
 
-def test_a_name_that_comes_twice_is_refused():
-    named = named_weights()
-    with pytest.raises(ValueError, match=f"duplicate: {QUERY}"):
-        llama.params_from_named(CONFIG, [*named.items(), (QUERY, named[QUERY])], jnp.float32)
-
-
 def test_what_checkpoints_may_carry_besides_is_dropped():
     extra = {"model.rotary_emb.inv_freq": np.zeros(4), "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4)}
     named = named_weights(TIED)

@@ -1,12 +1,9 @@
 """From text to text through a model with an encoder: the prompt is what it reads, and the answer alone comes out."""
 
-import json
-
 import pytest
 from tiny_pair import write_pair as write_llamas
 from tiny_t5 import write_pair
 
-from specdec_jax.app.cli import main
 from specdec_jax.loading import load_model
 from specdec_jax.stopping import static
 from specdec_jax.text.beam_search import beam_search
@@ -120,28 +117,6 @@ def test_beams_read_the_source_too(folders, expected):
     one = beam_search(PROMPTS[0], target=target, width=1, max_new_tokens=20)
     assert one[0].tokens == expected[0].tokens
     assert beam_search(PROMPTS[0], target=target, width=3, max_new_tokens=20)[0].score >= one[0].score
-
-
-def run(capsys, *words):
-    code = main([*words])
-    return code, capsys.readouterr()
-
-
-def test_the_command_line(folders, expected, tmp_path, capsys):
-    target, drafter = folders
-    models = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--max-draft-length", "1"]
-    code, said = run(capsys, "generate", PROMPTS[0], *models, "--max-new-tokens", "20", "--json")
-    found = json.loads(said.out)
-    assert code == 0 and found["text"] == expected[0].text and found["tokens"] == expected[0].tokens
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(json.dumps({"prompt": text}) for text in [*PROMPTS[:1], *PROMPTS[2:], "a" * 1100]))
-    options = ["--max-new-tokens", "20", "--batch", "2", "--tokens"]
-    code, _ = run(capsys, "generate-file", str(source), str(output), *models, *options)
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert code == 1 and "exceeds the target's most, 1024" in lines[-1]["error"]
-    known = expected[:1] + expected[2:]  # sources of one bucket: what compiles soonest
-    assert [line["tokens"] for line in lines[:-1]] == [one.tokens for one in known]
-    assert [line["num_prompt_tokens"] for line in lines[:-1]] == [len(one.prompt_tokens) for one in known]
 
 
 def test_bytes_in_and_out(tmp_path):

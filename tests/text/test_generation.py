@@ -166,12 +166,6 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
-def test_the_default_policy_keeps_its_hyperparameters(tiny):
-    pair = build_pair(tiny.target, None, policy=adaedl())
-    state = pair.decoder.parts.policy.init(1, threshold=0.3)
-    assert np.allclose(state.threshold, 0.3)
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
