@@ -2,13 +2,11 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import drafter_size, gpt2_pairs, hardware, long_run, step_cost
-from experiments.lib import measured, tiny_gpt2
+from experiments import drafter_size, hardware, long_run, step_cost
+from experiments.lib import measured
 from experiments.lib.long_live import Live, live_run
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import made_up_trace, made_up_traces
@@ -283,37 +281,6 @@ def test_a_live_long_run_keeps_its_state_over_windows():
         live_run(Live(prompt="hi", window=8), adaedl(), hyperparameters, 10, 2, 0, smoke=True)
 
 
-def test_gpt2_is_causal_and_learns():
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 12)), jnp.int32)
-    module = tiny_gpt2.GPT2(tiny_gpt2.Size(2, 16), 50, 8)
-    params = module.init(jax.random.key(0), tokens)["params"]
-    logits = tiny_gpt2._apply(module, params, tokens)
-    changed = tiny_gpt2._apply(module, params, tokens.at[0, 7].set(49 - tokens[0, 7]))
-    np.testing.assert_allclose(logits[:, :7], changed[:, :7], atol=1e-6)
-    assert np.abs(logits[:, 7:] - changed[:, 7:]).max() > 1e-3
-    swapped = tiny_gpt2._apply(module, params, tokens[:, ::-1])
-    assert np.abs(swapped[0, -1] - logits[0, -1]).max() > 1e-3  # positions matter
-    loop = np.tile(np.arange(10, dtype=np.int32), 60)
-    _, loss = tiny_gpt2.train(tiny_gpt2.Size(1, 16), 10, 16, loop, 60, batch=4, length=12, rate=1e-2)
-    assert loss < 0.3 < np.log(10)
-
-
-def test_acceptance_by_entropy_is_counted_where_texts_are(ran):
-    out, rows = ran(gpt2_pairs, "--temperatures", "1.0")
-    assert len(rows) == 1 and rows[0]["positions"] == 6 * 64 == sum(rows[0]["count"])
-    assert (out / "gpt2-target.msgpack").exists() and (out / "trace-gpt2-1-1.npz").exists()
-    trace = made_up_traces()[1.0]
-    found, taken = gpt2_pairs.by_entropy(trace), []
-    for text in range(trace.num_texts):
-        for at in range(trace.length[text]):
-            if 0.3 <= trace.path[text, at, 0] < 0.6:
-                taken.append(trace.overlap[text, at])
-    assert found["count"][2] == len(taken) and found["acceptance"][2] == pytest.approx(np.mean(taken), rel=1e-6)
-    entropy = np.array([0.1, 1.0, 3.0])
-    assert gpt2_pairs.fitted_factor(entropy, 1 - np.sqrt(0.07 * entropy)) == pytest.approx(0.07)
-    assert gpt2_pairs.rank_correlation(entropy, -(entropy**3)) == pytest.approx(-1)
-
-
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert "name traces" in refused(hardware, capsys)
     assert "ratios" in refused(hardware, capsys, "--smoke", "--ratios", 0.0)
@@ -330,7 +297,6 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert "no cost model" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:none.json")
     assert "'static' has no threshold" in refused(long_run, capsys, "--smoke", "--rules", "static")
     assert "starts" in refused(long_run, capsys, "--smoke", "--starts", 0.5)
-    assert "vocab_size" in refused(gpt2_pairs, capsys, "--vocab-size", 20)
     (tmp_path / "costs.json").write_text("{}")
     assert "is not a cost model" in refused(hardware, capsys, "--smoke", "--costs", tmp_path / "costs.json")
     with pytest.raises(SystemExit) as ended:
