@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import tyro
@@ -64,6 +64,34 @@ def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None) -> C
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
         config = told(kind, doc, arguments)
+        use_mesh(getattr(config, "mesh", None))
+        run(config, terminal())
+        return 0
+
+    return main
+
+
+def subcommands(
+    experiment: str, studies: Mapping[str, tuple[Any, Callable[[Any, Console], Any]]], doc: str | None
+) -> Callable[..., int]:
+    """The `main` of an experiment of several studies, `python -m experiments.EXPERIMENT STUDY ...`; as `command`.
+
+    Args:
+        studies: by name, the dataclass of its options and what is run with one and a console.
+    """
+    program, names = f"python -m experiments.{experiment}", "|".join(studies)
+
+    @exit_codes()
+    def main(arguments: Sequence[str] | None = None) -> int:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        if words and words[0] in ("-h", "--help"):
+            print(f"usage: {program} {names} ...; {program} {next(iter(studies))} --help\n\n{described(doc)}")
+            return 0
+        if not words or words[0] not in studies:
+            wrong = f", got {words[0]!r}" if words else ""
+            raise ValueError(f"name one of {', '.join(studies)} first{wrong}: {program} {names} ...")
+        kind, run = studies[words[0]]
+        config = told(kind, doc, words[1:], f"{program} {words[0]}")
         use_mesh(getattr(config, "mesh", None))
         run(config, terminal())
         return 0
