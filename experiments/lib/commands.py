@@ -58,17 +58,30 @@ def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: s
     return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
 
 
-def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None) -> Callable[..., int]:
+def command(
+    kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
+) -> Callable[..., int]:
     """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on bad input."""
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
-        config = told(kind, doc, arguments)
+        config = told(kind, doc, arguments, program)
         use_mesh(getattr(config, "mesh", None))
         run(config, terminal())
         return 0
 
     return main
+
+
+def with_studies(main: Callable[..., int], **studies: Callable[..., int]) -> Callable[..., int]:
+    """`main`, and further mains that the first word of the command line names: `python -m experiments.NAME STUDY`."""
+
+    @functools.wraps(main)
+    def run(arguments: Sequence[str] | None = None) -> int:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        return studies[words[0]](words[1:]) if words and words[0] in studies else main(words)
+
+    return run
 
 
 def subcommands(

@@ -8,15 +8,14 @@ from tiny_t5 import SMALL
 from experiments import (
     adaedl,
     calibrate,
-    compare_distillation,
     distill,
-    judge,
-    lossy,
     peers,
-    precision,
     record,
     step_cost,
 )
+from experiments.lib import judge_command as judge
+from experiments.lib import lossy_study as lossy
+from experiments.lib import precision_study as precision
 from specdec_jax.app import cli
 
 CONFIG = """
@@ -64,7 +63,7 @@ def test_experiments_of_a_pair_as_served(experiment, role, config_alone, tmp_pat
 @pytest.mark.parametrize("experiment", [peers, precision], ids=lambda one: one.__name__)
 def test_experiments_that_load_models_by_themselves(experiment, config_alone, tmp_path, capsys):
     code = experiment.main(["--target", config_alone, "--out", str(tmp_path / "out")])
-    says_so(code, capsys.readouterr(), experiment.__name__.rpartition(".")[2], config_alone)
+    says_so(code, capsys.readouterr(), experiment.__name__.rpartition(".")[2].removesuffix("_study"), config_alone)
     assert not (tmp_path / "out").exists()
 
 
@@ -81,8 +80,8 @@ def test_distillation(config_alone, tmp_path, capsys):
     says_so(distill.main([str(config), *out]), capsys.readouterr(), "distillation", config_alone)
     variants = tmp_path / "variants.py"
     variants.write_text(VARIANTS.format(config_alone))
-    code = compare_distillation.main(
-        [str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
+    code = distill.main(
+        ["compare", str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
     )
-    says_so(code, capsys.readouterr(), "compare_distillation", config_alone)
+    says_so(code, capsys.readouterr(), "distill compare", config_alone)
     assert not (tmp_path / "variants").exists()
