@@ -146,7 +146,7 @@ def test_every_command_that_documents_name_exists():
             parts = [ROOT / "experiments" / f"{name}.py", ROOT / "experiments" / name]
             assert any(part.exists() for part in parts), f"{page.name} names experiments.{name}"
     table = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("## Question, command, answer")[1]
-    named = re.findall(r"\| `(\w+) ?(\w*)", table.split("\n## ")[0])
+    named = re.findall(r"^\| [^|]+ \| `(\w+) ?(\w*)", table.split("\n## ")[0], re.MULTILINE)
     commands = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"siblings", "retokenize"}
     assert {name for name, _ in named} == commands
     for name, study in named:
