@@ -1,6 +1,6 @@
 """Which loss, and which beginning, makes the better drafter from the same seconds of training?
 
-Command:   python -m experiments.compare_distillation configs/distill_variants.py --data runs/distill-smollm2/data
+Command:   python -m experiments.distill compare configs/distill_variants.py --data runs/distill-smollm2/data
 Hardware:  2 x86 cores, 8 GB of memory
 Time:      half an hour: two and a half minutes of training each, and one of compiling and judging
 Expected:  docs/distillation.md has the table

@@ -2,6 +2,7 @@
 
 Question:  What is drafting worth at each batch, with draft lengths by row or by what the whole batch gains?
 Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
+           python -m experiments.batches waiting TRACES...   (rows in step by replay, told several costs)
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
 Expected:  two cores, greedily: survival-together 1.30, 1.16 and 1.03 times plain decoding at 2, 4 and 8 rows, survival
            by row 1.25, 0.99 and 0.93 (docs/batches.md)
@@ -26,8 +27,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from experiments.lib import waiting
 from experiments.lib.cells import at_temperature, interval, markdown
-from experiments.lib.commands import command
+from experiments.lib.commands import command, with_studies
 from experiments.lib.options import Models, Output, check_least
 from experiments.lib.plots import legend_below, panels, plain_axes, rule_colours
 from experiments.lib.prompts import load_prompts
@@ -226,7 +228,7 @@ def _figure(config: Batches, rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-main = command(Batches, batches, __doc__)
+main = with_studies(command(Batches, batches, __doc__, "python -m experiments.batches"), waiting=waiting.main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
+           python -m experiments.compare lossy   (what lossy verifiers gain in speed and lose in likelihood)
 Time:      the config says; a first run compiles each method once, before its first row
 Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
            speedup.png. A stopped run goes on where it was with the same --out.
@@ -23,7 +24,8 @@ import jax
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
-from experiments.lib.commands import config_command
+from experiments.lib import lossy_study
+from experiments.lib.commands import config_command, with_studies
 from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.plots import save_speedups
 from experiments.lib.prompts import Prompt, load_prompts
@@ -303,7 +305,7 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-main = config_command("compare", compare, __doc__, interrupted="interrupted")
+main = with_studies(config_command("compare", compare, __doc__, interrupted="interrupted"), lossy=lossy_study.main)
 
 if __name__ == "__main__":
     sys.exit(main())

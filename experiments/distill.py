@@ -3,13 +3,15 @@
 Question:  How good a drafter does this much computing buy, for any target that can be loaded?
 Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] ...
            python -m experiments.distill configs/distill_smollm2.py --smoke   (all stages on next to nothing)
+           python -m experiments.distill judge|compare|rank_tokens ...   (--help says what each is for)
 Time:      the config says, three minutes with --smoke; every stage goes on where it was stopped, however it was stopped
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
 Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
-With --distributed the processes of a launch (docs/scaling.md) share the work: each writes and labels blocks of its own,
-all train together, and the first judges.
+`judge` judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and
+`rank_tokens` writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch
+(docs/scaling.md) share the work: each writes and labels blocks of its own, all train together, and the first judges.
 """
 
 import argparse
@@ -24,8 +26,8 @@ from rich.console import Console
 
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
-from experiments.lib import distill_judge, distill_train, distill_write
-from experiments.lib.commands import config_words, exit_codes, terminal
+from experiments.lib import distill_judge, distill_train, distill_variants, distill_write, judge_command, token_ranking
+from experiments.lib.commands import config_words, exit_codes, terminal, with_studies
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.training import check_rows
 from specdec_jax.loading import download, load_model, refuse_encoders
@@ -114,6 +116,8 @@ def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise ValueError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
     return [stage for stage in STAGES if stage in asked.stage] or list(STAGES), rest
 
+
+main = with_studies(main, judge=judge_command.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
 
 if __name__ == "__main__":
     sys.exit(main())

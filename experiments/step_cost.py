@@ -3,6 +3,7 @@
 Question:  How flat is the target's pass in the tokens it verifies, what is c (a drafter step over a target pass), and
            what do the entropy and the check add to a generation? How near does a prompt come to the arithmetic rate?
 Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2-drafter] [--dtypes bfloat16 float32]
+           python -m experiments.step_cost precision   (what the weights in fewer bits change and save)
 Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
@@ -29,8 +30,9 @@ import jax
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from experiments.lib import precision_study
 from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
-from experiments.lib.commands import command
+from experiments.lib.commands import command, with_studies
 from experiments.lib.options import Models, Output, Smoke, check_least
 from experiments.lib.plots import COLOURS, panels
 from experiments.lib.run_folder import RunFolder
@@ -242,7 +244,9 @@ def _ms(cost: Cost) -> str:
     return interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES)
 
 
-main = command(StepCost, measure, __doc__)
+main = with_studies(
+    command(StepCost, measure, __doc__, "python -m experiments.step_cost"), precision=precision_study.main
+)
 
 if __name__ == "__main__":
     sys.exit(main())

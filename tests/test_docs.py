@@ -45,16 +45,16 @@ def folder(tmp_path_factory):
     os.chdir(before)
     sys.path.remove(str(folder))
     models.__path__.pop()
-    for name in ("survival_floor", "damped", "specdec_jax.models.olmo"):
+    for name in ("survival_floor", "damped", "longest_drafts", "specdec_jax.models.olmo"):
         sys.modules.pop(name, None)
 
 
 def test_the_page_has_what_this_test_runs():
     assert list(FILES) == [
         *("survival_floor.py", "compare_floors.py", "damped.py", "follows.py", "recent.py"),
-        "specdec_jax/models/olmo.py",
+        *("specdec_jax/models/olmo.py", "longest_drafts.py"),
     ]
-    assert len(SNIPPETS) == 3 and len(COMMANDS) == 8
+    assert len(SNIPPETS) == 3 and len(COMMANDS) == 9
     assert {kind for kind, _ in BLOCKS} == {"python", "console"}
 
 
@@ -121,3 +121,46 @@ def test_the_family_loads_from_a_hugging_face_folder(folder, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), loaded.params, params))
     with pytest.raises(ValueError, match="serves no clip_qkv, got 8.0"):
         olmo.OlmoConfig.from_hf({**config.to_hf(), "clip_qkv": 8.0})
+
+
+def test_the_trace_study_answers_and_goes_on(folder, tmp_path, capsys):
+    import longest_drafts
+
+    from experiments.lib.run_folder import read_rows
+    from experiments.lib.smoke import made_up_trace
+
+    line = shlex.split(next(line for line in COMMANDS if "longest_drafts" in line))
+    command = [*line[3:], "--limits", "2", "16", "--out", str(tmp_path / "out")]
+    assert longest_drafts.main(command) == 0
+    rows = [row for row in read_rows(tmp_path / "out") if row["task"] == "all" and row["temperature"] == 1.0]
+    rounds = {row["what"]: sum(row["rounds"]) for row in rows}
+    assert list(rounds) == [f"{name}, {limit}" for name in longest_drafts.RULES for limit in (2, 16)]
+    # a round of at most two drafts emits at most three tokens
+    tokens = made_up_trace(1.0).num_positions
+    assert rounds["static-16, 2"] >= tokens / 3 and rounds["static-16, 16"] < rounds["static-16, 2"]
+    written = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert longest_drafts.main(command) == 0 and (tmp_path / "out" / "results.jsonl").read_bytes() == written
+    assert (tmp_path / "out" / "limits.png").exists()
+    assert longest_drafts.main(["--smoke", "--limits", "40", "--out", str(tmp_path / "no")]) == 2
+    assert "limits must lie in [1, 16], got (40,)" in capsys.readouterr().err
+
+
+OLDER = {"gather_texts"}  # run in a checkout of an earlier commit
+NAMED = re.compile(r"experiments\.([a-z]\w*)")
+STUDIES = {"adaedl": "tables|factor|lambda|long", "distill": "judge|compare|rank_tokens"}
+STUDIES |= {"batches": "waiting", "compare": "lossy", "step_cost": "precision"}
+
+
+def test_every_command_that_documents_name_exists():
+    """And every study of docs/results.md, "Question, command, answer"."""
+    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md"), *(ROOT / "configs").glob("*.py")]
+    for page in pages:
+        for name in set(NAMED.findall(page.read_text(encoding="utf-8"))) - OLDER:
+            parts = [ROOT / "experiments" / f"{name}.py", ROOT / "experiments" / name]
+            assert any(part.exists() for part in parts), f"{page.name} names experiments.{name}"
+    table = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("## Question, command, answer")[1]
+    named = re.findall(r"^\| [^|]+ \| `(\w+) ?(\w*)", table.split("\n## ")[0], re.MULTILINE)
+    commands = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"siblings", "retokenize"}
+    assert {name for name, _ in named} == commands
+    for name, study in named:
+        assert not study or study in STUDIES[name].split("|"), f"{name} {study}"

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import tyro
@@ -58,12 +58,53 @@ def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: s
     return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
 
 
-def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None) -> Callable[..., int]:
+def command(
+    kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
+) -> Callable[..., int]:
     """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on bad input."""
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
-        config = told(kind, doc, arguments)
+        config = told(kind, doc, arguments, program)
+        use_mesh(getattr(config, "mesh", None))
+        run(config, terminal())
+        return 0
+
+    return main
+
+
+def with_studies(main: Callable[..., int], **studies: Callable[..., int]) -> Callable[..., int]:
+    """`main`, and further mains that the first word of the command line names: `python -m experiments.NAME STUDY`."""
+
+    @functools.wraps(main)
+    def run(arguments: Sequence[str] | None = None) -> int:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        return studies[words[0]](words[1:]) if words and words[0] in studies else main(words)
+
+    return run
+
+
+def subcommands(
+    experiment: str, studies: Mapping[str, tuple[Any, Callable[[Any, Console], Any]]], doc: str | None
+) -> Callable[..., int]:
+    """The `main` of an experiment of several studies, `python -m experiments.EXPERIMENT STUDY ...`; as `command`.
+
+    Args:
+        studies: by name, the dataclass of its options and what is run with one and a console.
+    """
+    program, names = f"python -m experiments.{experiment}", "|".join(studies)
+
+    @exit_codes()
+    def main(arguments: Sequence[str] | None = None) -> int:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        if words and words[0] in ("-h", "--help"):
+            print(f"usage: {program} {names} ...; {program} {next(iter(studies))} --help\n\n{described(doc)}")
+            return 0
+        if not words or words[0] not in studies:
+            wrong = f", got {words[0]!r}" if words else ""
+            raise ValueError(f"name one of {', '.join(studies)} first{wrong}: {program} {names} ...")
+        kind, run = studies[words[0]]
+        config = told(kind, doc, words[1:], f"{program} {words[0]}")
         use_mesh(getattr(config, "mesh", None))
         run(config, terminal())
         return 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
@@ -20,6 +21,7 @@ from experiments.lib.options import Output, Smoke
 from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
+from experiments.lib.terminal import publish
 from experiments.lib.traced import (
     MOST_REPEATED,
     chosen_on_other_half,
@@ -159,7 +161,7 @@ def variant(
     return Variant(replayed, tried)
 
 
-def open_run(
+def open_traces(
     name: str,
     options: TraceFiles,
     console: Console,
@@ -182,6 +184,16 @@ def open_run(
     return Run(options, RunFolder.create(name, config, options.out), found, console)
 
 
+open_run = open_traces
+
+
+def write(run: Run, title: str, blocks: Sequence[str], note: str = "", **pictures: Figure) -> None:
+    """Writes table.md (the title, the first block, the note, then the other blocks) and NAME.png, and prints it."""
+    first, *rest = blocks
+    parts = [f"# {title}", first, *([note] if note else []), *rest, ""]
+    publish(run.folder, "\n\n".join(parts), run.console, **pictures)
+
+
 def read_sources(options: TraceFiles, made_up: Traces | None = None) -> list[Source]:
     """The traces by drafter and temperature. Raises as `load_by_drafter`, and for bad options."""
     options.check()
@@ -200,7 +212,7 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
     return Source(group, temperature, trace, costs, tasks, np.round(repeated_shares(trace), 4))
 
 
-def compare(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
+def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
     """The rows of all variants; what the folder has is not replayed again."""
     return fill(run, tuple(variants), lambda source, what: rows_of(run, source, variants[what]))
 

@@ -1,15 +1,16 @@
 """Cells, headings and pictures that studies over traces share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from experiments.lib.cells import at_temperature
+from experiments.lib import trace_runs as runs
+from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.plots import INK, panels, plain_axes
-from experiments.lib.trace_runs import Run, Source
+from experiments.lib.trace_runs import ALL, Row, Run, Source
 from specdec_jax.metrics.intervals import Interval
 
 
@@ -72,6 +73,53 @@ def sections(run: Run) -> list[tuple[Source, str]]:
     several = len({source.group for source in run.sources}) > 1
     names = [(f"{source.group}, " if several else "") + at_temperature(source.temperature) for source in run.sources]
     return [(source, name[0].upper() + name[1:]) for source, name in zip(run.sources, names, strict=True)]
+
+
+def compared(
+    rows: Mapping[str, Row],
+    over: Sequence[str] = (),
+    *,
+    chosen: str | None = None,
+    more: Mapping[str, Callable[[Row], str]] | None = None,
+) -> str:
+    """A line a row: its speed-up, its gain over each of some rows, what was accepted; Markdown.
+
+    Args:
+        over: names of rows of the same texts.
+        chosen: a hyperparameter; which value was chosen on either half.
+        more: further columns.
+    """
+    more, lines = more or {}, []
+    for name, row in rows.items():
+        gains = [NONE if name == other else percent_more(runs.gain(row, rows[other])) for other in over]
+        picked = [] if chosen is None else [setting(row["settings"], chosen)]
+        figures = [share(runs.acceptance(row)), f"{runs.per_round(row, 'emitted'):.2f}"]
+        lines.append([name, *picked, interval(runs.speedup(row)), *gains, *figures, *(of(row) for of in more.values())])
+    heads = ["rule", *([] if chosen is None else ["chosen"]), "speed-up", *(f"over {name}" for name in over)]
+    return markdown([*heads, "accepted", "tokens a pass", *more], lines)
+
+
+def by_task(source: Source, rows: Sequence[Row], whats: Mapping[str, str], over: str) -> list[str]:
+    """A table of `whats` (name -> what) down and tasks across: gains over one of them; none where there is one task.
+
+    The line of `over` itself has its speed-up over plain decoding.
+    """
+    tasks = {task: texts for task, texts in source.tasks.items() if task != ALL}
+    found = {task: {n: runs.find(rows, what=what, task=task) for n, what in whats.items()} for task in tasks}
+    return [f"By task, over {over}:", tasks_table(found, over)] if found else []
+
+
+def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str, without: Sequence[str] = ()) -> str:
+    """Rows down, tasks across: gains over one of them, whose own line is its speed-up over plain decoding."""
+    lines = []
+    for name in [over, *(name for name in next(iter(tasks.values())) if name not in (over, *without))]:
+        texts = [f"{runs.speedup(rows[over]).estimate:.2f}" for rows in tasks.values()] if name == over else []
+        for rows in tasks.values() if name != over else ():
+            value = runs.gain(rows[name], rows[over])
+            texts.append(f"**{plus_minus(value)}**" if excludes_one(value) else plus_minus(value))
+        lines.append([name, *texts])
+    head = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
+    return markdown(["rule", *head], lines)
 
 
 Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there

@@ -1,7 +1,8 @@
 """`smollm2-drafter@8192`: a drafter that proposes only the 8,192 most frequent tokens, and reads no others' rows.
 
 The ranking is a file beside the drafter's weights, token ids in a numpy array, the most frequent first; `@FILE.npy`
-takes all tokens of another one. `python -m experiments.rank_tokens` counts them. Source: FR-Spec (arXiv 2502.14856).
+takes all tokens of another one. `python -m experiments.distill rank_tokens` counts them. Source: FR-Spec
+(arXiv 2502.14856).
 """
 
 from collections.abc import Sequence
@@ -65,8 +66,8 @@ def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
     path = (weights if weights.is_dir() else weights.parent) / RANKING
     if not path.is_file():
         raise FileNotFoundError(
-            f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.rank_tokens writes one, and "
-            "@FILE.npy takes it from elsewhere (a revision that is a number is given by its commit)"
+            f"@{vocabulary} needs a ranking of tokens at {path}; python -m experiments.distill rank_tokens writes "
+            "one, and @FILE.npy takes it from elsewhere (a revision that is a number is given by its commit)"
         )
     ranked, wanted = _array(path), int(vocabulary)
     if not 1 <= wanted <= len(ranked):
@@ -76,7 +77,7 @@ def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
 
 def _array(path: Path) -> np.ndarray:
     if not path.is_file():
-        raise FileNotFoundError(f"no draft vocabulary at {path}; python -m experiments.rank_tokens writes one")
+        raise FileNotFoundError(f"no draft vocabulary at {path}; python -m experiments.distill rank_tokens writes one")
     try:
         tokens = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, BadZipFile) as error:

@@ -17,8 +17,9 @@ import tiny_weights
 from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
 from configs.base_distillation import VariantsConfig
-from experiments import compare_distillation, distill
+from experiments import distill
 from experiments.lib import distill_train
+from experiments.lib import distill_variants as compare_distillation
 from specdec_jax.loading import load_model
 from specdec_jax.locks import locked
 from specdec_jax.models import gpt2

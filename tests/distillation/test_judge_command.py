@@ -1,4 +1,4 @@
-"""experiments.judge: a drafter judged without its training, by the same figures."""
+"""experiments.distill judge: a drafter judged without its training, by the same figures."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_pair import write_pair
 
-from experiments import judge
+from experiments import distill
 from specdec_jax.loading import load_model
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.judging import judge as judge_texts
@@ -21,7 +21,7 @@ def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
     prompts.write_text("\n".join(json.dumps({"text": text, "category": "code"}) for text in ("hello", "one two")))
     command = ["--target", names[0], "--drafter", names[1], "--prompts", str(prompts), "--temperatures", "0"]
     command += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(tmp_path / "run")]
-    assert judge.main(command) == 0
+    assert distill.main(["judge", *command]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
     target, drafter = (load_model(name, dtype="float32") for name in names)
     tokens = [encode(target, text, chat=True, system=None) for text in ("hello", "one two")]
@@ -41,7 +41,7 @@ def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tm
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": early}))
     command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
     command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
-    assert judge.main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert distill.main(["judge", *command, "--out", str(tmp_path / "run")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
     target, drafter = (load_model(name, dtype="float32") for name in names)
     asked = encode(target, "hello", chat=True, system=None)
@@ -54,7 +54,7 @@ def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tm
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
-    assert judge.main(["--prompts", "nowhere.jsonl", "--out", str(tmp_path / "run")]) == 2
+    assert distill.main(["judge", "--prompts", "nowhere.jsonl", "--out", str(tmp_path / "run")]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err and not (tmp_path / "run").exists()
-    assert judge.main(["--span", "0", "--out", str(tmp_path / "run")]) == 2
+    assert distill.main(["judge", "--span", "0", "--out", str(tmp_path / "run")]) == 2
     assert "span must be 1 or more, got 0" in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.rank_tokens import main, rank
+from experiments.lib.token_ranking import main, rank
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT, GIVEN
 from specdec_jax.loading import load_model

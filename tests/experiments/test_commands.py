@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compare
+from experiments import adaedl, compare
 from experiments.lib.commands import config_words, exit_codes, told
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,13 +61,18 @@ EXPERIMENTS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+STUDIES = ["distill judge", "distill compare", "distill rank_tokens", "batches waiting", "compare lossy"]
+STUDIES += ["step_cost precision"]
+
+
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *STUDIES])
 def test_every_experiment_says_what_it_is_in_80_columns(name, capsys, monkeypatch):
     """Question, command and time on lines of their own, the command and no path in the usage, types that are words."""
     monkeypatch.setenv("COLUMNS", "80")
-    main = importlib.import_module(f"experiments.{name}").main
+    module, *study = name.split()
+    main = importlib.import_module(f"experiments.{module}").main
     try:
-        assert main(["--help"]) == 0
+        assert main([*study, "--help"]) == 0
     except SystemExit as end:
         assert end.code == 0
     lines = capsys.readouterr().out.splitlines()
@@ -76,6 +81,14 @@ def test_every_experiment_says_what_it_is_in_80_columns(name, capsys, monkeypatc
     assert any(line.startswith(" Command:   ") for line in lines)
     assert any(line.startswith(" Time: ") for line in lines)
     assert max(len(line) for line in lines if "─" not in line and "usage" not in line) <= 80
+
+
+def test_a_study_that_is_none_is_refused_with_those_there_are(capsys):
+    for words in ([], ["tabels"], ["--smoke"]):
+        assert adaedl.main(words) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: name one of tables, factor, lambda, long first") and said.count("\n") == 1
+    assert adaedl.main(["tables", "--smoke", "--starts", "2"]) == 2
 
 
 def test_a_configs_help_names_the_command(capsys):

@@ -6,20 +6,16 @@ import pytest
 from tiny_t5 import SMALL
 
 from experiments import (
-    across,
+    adaedl,
     calibrate,
-    compare_distillation,
-    compare_formats,
     distill,
-    distill_throughput,
-    judge,
-    long_run,
-    lossy,
     peers,
-    precision,
     record,
     step_cost,
 )
+from experiments.lib import judge_command as judge
+from experiments.lib import lossy_study as lossy
+from experiments.lib import precision_study as precision
 from specdec_jax.app import cli
 
 CONFIG = """
@@ -64,32 +60,28 @@ def test_experiments_of_a_pair_as_served(experiment, role, config_alone, tmp_pat
     assert not list((tmp_path / "out").rglob("*.npz"))
 
 
-@pytest.mark.parametrize("experiment", [across, peers, precision], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("experiment", [peers, precision], ids=lambda one: one.__name__)
 def test_experiments_that_load_models_by_themselves(experiment, config_alone, tmp_path, capsys):
     code = experiment.main(["--target", config_alone, "--out", str(tmp_path / "out")])
-    says_so(code, capsys.readouterr(), experiment.__name__.rpartition(".")[2], config_alone)
+    says_so(code, capsys.readouterr(), experiment.__name__.rpartition(".")[2].removesuffix("_study"), config_alone)
     assert not (tmp_path / "out").exists()
 
 
 def test_those_with_options_of_their_own(config_alone, tmp_path, capsys):
     out = ["--out", str(tmp_path / "step_cost")]
     says_so(step_cost.main(["--target", config_alone, *out]), capsys.readouterr(), "step_cost", config_alone)
-    code = compare_formats.main(["--drafter", config_alone])
-    says_so(code, capsys.readouterr(), "compare_formats", config_alone)
-    code = long_run.main(["--live", "--decoder.target", config_alone, "--out", str(tmp_path / "long_run")])
-    says_so(code, capsys.readouterr(), "long_run", config_alone)
+    code = adaedl.main(["long", "--live", "--decoder.target", config_alone, "--out", str(tmp_path / "long_run")])
+    says_so(code, capsys.readouterr(), "long", config_alone)
 
 
 def test_distillation(config_alone, tmp_path, capsys):
     config, out = tmp_path / "config.py", ["--out", str(tmp_path / "out")]
     config.write_text(CONFIG.format(config_alone))
     says_so(distill.main([str(config), *out]), capsys.readouterr(), "distillation", config_alone)
-    code = distill_throughput.main(["--config", str(config), *out])
-    says_so(code, capsys.readouterr(), "distill_throughput", config_alone)
     variants = tmp_path / "variants.py"
     variants.write_text(VARIANTS.format(config_alone))
-    code = compare_distillation.main(
-        [str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
+    code = distill.main(
+        ["compare", str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
     )
-    says_so(code, capsys.readouterr(), "compare_distillation", config_alone)
+    says_so(code, capsys.readouterr(), "distill compare", config_alone)
     assert not (tmp_path / "variants").exists()

@@ -2,16 +2,16 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import drafter_size, gpt2_pairs, hardware, long_run, step_cost
-from experiments.lib import measured, tiny_gpt2
-from experiments.lib.long_live import Live, live_run
+from experiments import adaedl as study
+from experiments import policies, step_cost
+from experiments.lib import measured
+from experiments.lib.long_live import Live, live_run, text_order
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import made_up_trace, made_up_traces
+from experiments.lib.trace_runs import speedup
 from specdec_jax.costs.cost_model import between, flat, load_cost_model
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding import default_widths
@@ -114,16 +114,16 @@ def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(ran, mo
 
 
 def test_hardware_predicts_what_plain_loops_count(ran):
-    _, rows = ran(hardware)
+    _, rows = ran(policies, "--ratios", "0.01", "0.1", "0.5")
     kinds, ratios = {"flat", "measured"}, ("0.01", "0.1", "0.5")
     assert {row["group"] for row in rows} == {f"{kind}, c = {ratio}" for kind in kinds for ratio in ratios}
     trace, costs = made_up_traces()[0.0], flat(0.1, LONGEST)
-    known = {(row["group"], row["temperature"], row["what"]): row["speedup"] for row in rows}
+    known = {(row["group"], row["temperature"], row["what"]): speedup(row) for row in rows}
     estimate, low, high = known["flat, c = 0.1", 0.0, "static"]
     expected = trace.length.sum() / best_static(trace, costs).sum()
     assert estimate == pytest.approx(expected, rel=1e-9) and low < expected < high
-    for (group, temperature, _), speedup in known.items():
-        assert speedup[0] <= known[group, temperature, "oracle"][0] * 1.0001
+    for (group, temperature, _), value in known.items():
+        assert value[0] <= known[group, temperature, "oracle"][0] * 1.0001
 
 
 def compare_folder(path, most=20):
@@ -165,10 +165,12 @@ def test_hardware_sets_measured_beside_predicted(ran, tmp_path, capsys):
     assert trace.length.max() == 20 and check(trace) == ""
     assert point.predicted.estimate == pytest.approx(trace.length.sum() * costs.plain_pass / seconds.sum())
     assert point.speedup.estimate == pytest.approx(4 / 3) and point.acceptance == 0.4 and point.same_prompts
-    out, _ = ran(hardware, "--measured", str(folder))
+    out, _ = ran(policies, "--ratios", "0.1", "--measured", str(folder))
     text = (out / "table.md").read_text()
     assert "| static-3 | 0.05 (0) | 1.33" in text and (out / "measured.png").exists()
-    assert "no run folder of experiments.compare" in refused(hardware, capsys, "--smoke", "--measured", tmp_path)
+    assert "no run folder of experiments.compare" in refused(
+        policies, capsys, "--smoke", "--ratios", 0.1, "--measured", tmp_path
+    )
 
 
 def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
@@ -182,20 +184,25 @@ def test_a_shortened_trace_is_what_a_shorter_run_would_have_had():
         np.testing.assert_array_equal(long[:rounds], cut[:rounds])
 
 
-def test_drafters_have_their_own_costs(ran):
-    out, rows = ran(drafter_size)
-    trace = made_up_traces(boost=0.7)[1.0]
+def test_drafters_have_their_own_costs(tmp_path):
+    for name, boost in (("small", 0.0), ("large", 0.7)):
+        (tmp_path / name).mkdir()
+        for temperature, trace in made_up_traces(boost=boost).items():
+            save_trace(tmp_path / name / f"trace-{temperature:g}.npz", trace)
+    groups = [f"small:{tmp_path / 'small'}:0.05", f"large:{tmp_path / 'large'}:0.2"]
+    out, trace = tmp_path / "out", made_up_traces(boost=0.7)[1.0]
+    assert policies.main(["--groups", *groups, "--out", str(out)]) == 0
     wanted = ("large", 1.0, "static-7", "all")
-    row = next(r for r in rows if (r["group"], r["temperature"], r["what"], r["task"]) == wanted)
+    row = next(r for r in read_rows(out) if (r["group"], r["temperature"], r["what"], r["task"]) == wanted)
     base = load_cost_model("configs/costs/cpu.json")
     costs = base._replace(drafter_step=0.2 * base.plain_pass)
     seconds, rounds = static_seconds(trace, 7, costs)
     assert np.sum(row["emitted"]) == trace.num_positions and np.sum(row["rounds"]) == rounds
     np.testing.assert_allclose(row["seconds"], seconds)
     overlaps = [trace.overlap[text, at] for text in range(trace.num_texts) for at in range(trace.length[text])]
-    assert drafter_size.acceptance(trace).estimate == pytest.approx(np.mean(overlaps), rel=1e-5)
+    assert policies.overlap(trace).estimate == pytest.approx(np.mean(overlaps), rel=1e-5)
     plain = made_up_traces()[0.0]
-    greedy = drafter_size.acceptance(plain).estimate
+    greedy = policies.overlap(plain).estimate
     assert greedy == pytest.approx(plain.accepted.sum() / plain.num_positions)
     table = (out / "table.md").read_text()
     assert f"| small | 0.050 | {greedy:.3f} ±" in table and f"| {trace.num_positions / rounds:.2f} (" in table
@@ -256,10 +263,10 @@ def test_starts_are_forgotten_where_thresholds_stay_together():
 
 
 def test_a_long_run_says_where_lambda_goes(ran):
-    _, rows = ran(long_run, "--starts", "0.3", "0.7", "--rules", "adaedl-keep")
+    _, rows = ran(study, "long", "--starts", "0.3", "0.7", "--rules", "adaedl-keep")
     assert len(rows) == 2 * 2
     trace = made_up_traces()[0.0]
-    order = long_run.text_order(trace, 600, 0)
+    order = text_order(trace, 600, 0)
     assert trace.length[order].sum() >= 600 > trace.length[order[:-1]].sum() and set(order) == set(range(12))
     rounds = adaedl_by_hand(trace, order, 0.3, LONGEST, keep=True)
     row = next(r for r in rows if (r["temperature"], r["start"]) == (0.0, 0.3))
@@ -283,56 +290,26 @@ def test_a_live_long_run_keeps_its_state_over_windows():
         live_run(Live(prompt="hi", window=8), adaedl(), hyperparameters, 10, 2, 0, smoke=True)
 
 
-def test_gpt2_is_causal_and_learns():
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (1, 12)), jnp.int32)
-    module = tiny_gpt2.GPT2(tiny_gpt2.Size(2, 16), 50, 8)
-    params = module.init(jax.random.key(0), tokens)["params"]
-    logits = tiny_gpt2._apply(module, params, tokens)
-    changed = tiny_gpt2._apply(module, params, tokens.at[0, 7].set(49 - tokens[0, 7]))
-    np.testing.assert_allclose(logits[:, :7], changed[:, :7], atol=1e-6)
-    assert np.abs(logits[:, 7:] - changed[:, 7:]).max() > 1e-3
-    swapped = tiny_gpt2._apply(module, params, tokens[:, ::-1])
-    assert np.abs(swapped[0, -1] - logits[0, -1]).max() > 1e-3  # positions matter
-    loop = np.tile(np.arange(10, dtype=np.int32), 60)
-    _, loss = tiny_gpt2.train(tiny_gpt2.Size(1, 16), 10, 16, loop, 60, batch=4, length=12, rate=1e-2)
-    assert loss < 0.3 < np.log(10)
-
-
-def test_acceptance_by_entropy_is_counted_where_texts_are(ran):
-    out, rows = ran(gpt2_pairs, "--temperatures", "1.0")
-    assert len(rows) == 1 and rows[0]["positions"] == 6 * 64 == sum(rows[0]["count"])
-    assert (out / "gpt2-target.msgpack").exists() and (out / "trace-gpt2-1-1.npz").exists()
-    trace = made_up_traces()[1.0]
-    found, taken = gpt2_pairs.by_entropy(trace), []
-    for text in range(trace.num_texts):
-        for at in range(trace.length[text]):
-            if 0.3 <= trace.path[text, at, 0] < 0.6:
-                taken.append(trace.overlap[text, at])
-    assert found["count"][2] == len(taken) and found["acceptance"][2] == pytest.approx(np.mean(taken), rel=1e-6)
-    entropy = np.array([0.1, 1.0, 3.0])
-    assert gpt2_pairs.fitted_factor(entropy, 1 - np.sqrt(0.07 * entropy)) == pytest.approx(0.07)
-    assert gpt2_pairs.rank_correlation(entropy, -(entropy**3)) == pytest.approx(-1)
-
-
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
-    assert "name traces" in refused(hardware, capsys)
-    assert "ratios" in refused(hardware, capsys, "--smoke", "--ratios", 0.0)
-    assert "leave out --ratio 0.3" in refused(hardware, capsys, "--smoke", "--ratio", 0.3)
+    assert "name traces" in refused(policies, capsys)
+    assert "ratios" in refused(policies, capsys, "--smoke", "--ratios", 0.0)
+    assert "leave out --ratio 0.3" in refused(policies, capsys, "--smoke", "--ratios", 0.1, "--ratio", 0.3)
     for name in ("one", "two"):
         trace = made_up_trace(1.0)
         save_trace(tmp_path / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
-    assert "traces of one drafter" in refused(hardware, capsys, tmp_path / "one.npz", tmp_path / "two.npz")
-    assert "goes with --ratio" in refused(drafter_size, capsys, "--smoke", "--slope", 0.1)
-    assert "no rule 'survivl'; did you mean 'survival'" in refused(hardware, capsys, "--smoke", "--rules", "survivl")
-    assert "nowhere" in refused(hardware, capsys, tmp_path / "nowhere")
-    assert "NAME:TRACES:COSTS" in refused(drafter_size, capsys, "--groups", "one")
-    assert "c must lie above 0" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:-1")
-    assert "no cost model" in refused(drafter_size, capsys, "--groups", f"one:{tmp_path}:none.json")
-    assert "'static' has no threshold" in refused(long_run, capsys, "--smoke", "--rules", "static")
-    assert "starts" in refused(long_run, capsys, "--smoke", "--starts", 0.5)
-    assert "vocab_size" in refused(gpt2_pairs, capsys, "--vocab-size", 20)
+    assert "traces of one drafter" in refused(
+        policies, capsys, tmp_path / "one.npz", tmp_path / "two.npz", "--ratios", 0.1
+    )
+    assert "goes with --ratio" in refused(policies, capsys, "--smoke", "--slope", 0.1)
+    assert "no rule 'survivl'; did you mean 'survival'" in refused(policies, capsys, "--smoke", "--rules", "survivl")
+    assert "nowhere" in refused(policies, capsys, tmp_path / "nowhere")
+    assert "NAME:TRACES:COSTS" in refused(policies, capsys, "--groups", "one")
+    assert "c must lie above 0" in refused(policies, capsys, "--groups", f"one:{tmp_path}:-1")
+    assert "no cost model" in refused(policies, capsys, "--groups", f"one:{tmp_path}:none.json")
+    assert "'static' has no threshold" in refused(study, capsys, "long", "--smoke", "--rules", "static")
+    assert "starts" in refused(study, capsys, "long", "--smoke", "--starts", 0.5)
     (tmp_path / "costs.json").write_text("{}")
-    assert "is not a cost model" in refused(hardware, capsys, "--smoke", "--costs", tmp_path / "costs.json")
+    assert "is not a cost model" in refused(policies, capsys, "--smoke", "--costs", tmp_path / "costs.json")
     with pytest.raises(SystemExit) as ended:
         step_cost.main(["--smoke", "--batch", "0"])
     assert ended.value.code == 2

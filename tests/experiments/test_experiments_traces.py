@@ -8,7 +8,7 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import Seen
 
-from experiments import bound, cross_family, entropy_factor, lambda_dynamics, paper_tables, policies
+from experiments import adaedl, entropy, policies
 from experiments.lib import traced
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.traced import costs_or_default
@@ -23,13 +23,18 @@ COMMANDS = {
         ("drafting.png", "policies.png", "tasks.png"),
         ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
     ),
-    "lambda_dynamics": (lambda_dynamics, ("lambdas.png",), ()),
-    "entropy_factor": (entropy_factor, ("factors.png",), ("--factors", "0.05", "0.2")),
-    "cross_family": (cross_family, ("entropy.png",), ("--bins", "5")),
-    "bound": (bound, ("bound.png",), ()),
-    "paper_tables": (paper_tables, ("paper.png",), ()),
+    "lambda": (adaedl, ("lambdas.png",), ()),
+    "factor": (adaedl, ("factors.png",), ("--factors", "0.05", "0.2")),
+    "tables": (adaedl, ("paper.png",), ()),
+    "entropy": (entropy, ("entropy.png",), ("--bins", "5")),
 }
 COSTS = costs_or_default(None)
+
+
+def run(name, *arguments):
+    """The exit code of a command, or of a study of experiments.adaedl."""
+    module = COMMANDS[name][0]
+    return module.main([*([name] if module is adaedl else []), *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +44,8 @@ def finished(tmp_path_factory):
 
     def get(name):
         if name not in made:
-            module, _, options = COMMANDS[name]
             made[name] = tmp_path_factory.mktemp(name) / "out"
-            assert module.main(["--smoke", *options, "--out", str(made[name])]) == 0
+            assert run(name, "--smoke", *COMMANDS[name][2], "--out", str(made[name])) == 0
         return made[name]
 
     return get
@@ -65,11 +69,11 @@ def test_a_run_writes_rows_a_table_and_pictures(finished, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_finished_run_is_only_reported_again(finished, name, monkeypatch):
-    out, (module, _, options) = finished(name), COMMANDS[name]
+    out, options = finished(name), COMMANDS[name][2]
     before = (out / "results.jsonl").read_bytes(), (out / "table.md").read_text()
     monkeypatch.setattr(traced, "replay", lambda *args, **more: pytest.fail("something was replayed"))
-    monkeypatch.setattr(bound, "measured", lambda *args: pytest.fail("something was measured"))
-    assert module.main(["--smoke", *options, "--out", str(out)]) == 0
+    monkeypatch.setattr(entropy, "measured", lambda *args: pytest.fail("something was measured"))
+    assert run(name, "--smoke", *options, "--out", str(out)) == 0
     assert ((out / "results.jsonl").read_bytes(), (out / "table.md").read_text()) == before
 
 
@@ -178,21 +182,21 @@ def test_the_tables_of_rules_are_walks_along_the_trace(finished, temperature, he
 
 
 def test_fixed_and_moving_lambdas_are_walks(finished):
-    trace, text = made_up_trace(1.0), section(finished("lambda_dynamics"), "Temperature 1")
+    trace, text = made_up_trace(1.0), section(finished("lambda"), "Temperature 1")
     seconds = {}
     for name, epsilon in (("fixed", 0.0), ("moving", 0.01), ("steep", 0.1)):
         seconds[name] = totals(trace, lambda: twins.AdaEDL(threshold=0.5, epsilon=epsilon))[0]  # noqa: B023
-    row = cells(text, "0.5")
-    assert value(row[0]) == pytest.approx(over_plain(trace, seconds["fixed"]), abs=0.006)
-    assert value(row[1]) == pytest.approx(over_plain(trace, seconds["moving"]), abs=0.006)
-    assert value(row[2]) == pytest.approx(100 * (seconds["fixed"] / seconds["moving"] - 1), abs=0.06)
-    assert value(row[3]) == pytest.approx(100 * (seconds["fixed"] / seconds["steep"] - 1), abs=0.06)
+    text = text.split("From 0.5:")[1].split("From 0.6:")[0]
+    shown = [cells(text, name) for name in adaedl.MOVES]
+    for (speed, gain, *_), total in zip(shown, seconds.values(), strict=True):
+        assert value(speed) == pytest.approx(over_plain(trace, total), abs=0.006)
+        assert gain == "–" or value(gain) == pytest.approx(100 * (seconds["fixed"] / total - 1), abs=0.06)
     assert len({round(total, 6) for total in seconds.values()}) == 3, "nothing moved"
 
 
 def test_slower_updates_differ_from_every_update(finished):
-    rows = [row for row in rows_of(finished("lambda_dynamics")) if row["task"] == "all" and row["temperature"] == 1.0]
-    curves = {row["what"]: row["curve"] for row in rows if row["what"] in lambda_dynamics.TUNED}
+    rows = [row for row in rows_of(finished("lambda")) if row["task"] == "all" and row["temperature"] == 1.0]
+    curves = {row["what"]: row["curve"] for row in rows if row["what"] in adaedl.TUNED}
     assert len(curves) == 5
     lively = [name for name in curves if name != "updated every 16th round"]  # of some 25 rounds: once, by 0.001
     assert len({tuple(curves[name]) for name in lively}) == 4
@@ -200,14 +204,14 @@ def test_slower_updates_differ_from_every_update(finished):
 
 @pytest.mark.parametrize("drafter, boost", [("Worse, made up", 0.0), ("Better, made up", 0.7)])
 def test_factors_of_both_drafters_are_walks(finished, drafter, boost):
-    trace, text = made_up_trace(1.0, boost=boost), section(finished("entropy_factor"), f"{drafter}, temperature 1")
+    trace, text = made_up_trace(1.0, boost=boost), section(finished("factor"), f"{drafter}, temperature 1")
     for name, twin in (
         ("0.05", lambda: twins.AdaEDL(gamma=0.05)),
         ("0.2", lambda: twins.AdaEDL(gamma=0.2)),
         ("fitted", lambda: twins.AdaptiveGamma()),
     ):
-        assert value(cells(text, name)[0]) == pytest.approx(over_plain(trace, totals(trace, twin)[0]), abs=0.006)
-    assert cells(text, "0.05")[2] == "1.8" and cells(text, "0.2")[2] == "0.45"  # (1 - 0.7)^2 / factor
+        assert value(cells(text, name)[1]) == pytest.approx(over_plain(trace, totals(trace, twin)[0]), abs=0.006)
+    assert cells(text, "0.05")[-1] == "1.8" and cells(text, "0.2")[-1] == "0.45"  # (1 - 0.7)^2 / factor
 
 
 def on_the_other_half(trace, texts, settings, make_twin, most=16):
@@ -236,7 +240,7 @@ def test_every_text_has_the_setting_of_the_other_half(finished):
 
 
 def test_the_bound_is_compared_with_the_overlap(finished):
-    trace, text = made_up_trace(1.0), section(finished("bound"), "Temperature 1")
+    trace, text = made_up_trace(1.0), section(finished("entropy"), "one pair, temperature 1")
     within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
     entropy, overlap = trace.path[..., 0][within].astype(float), trace.overlap[within].astype(float)
     some = (entropy >= 1) & (entropy < 2)
@@ -247,33 +251,34 @@ def test_the_bound_is_compared_with_the_overlap(finished):
     assert value(row[2]) == pytest.approx(overlap[some].mean(), abs=0.006)
     assert value(row[5]) == pytest.approx(1.2, abs=0.006)  # so it was made up
     factor = (np.sum(1 - overlap) / np.sum(np.sqrt(entropy))) ** 2
-    assert value(cells(text, "all", table=2)[0]) == pytest.approx(factor, abs=0.006)
+    assert value(cells(text, "all", table=1)[5]) == pytest.approx(factor, abs=0.006)
 
 
 def test_positions_below_the_bound_are_counted():
-    found = bound.Positions(
-        np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), np.array([0.5, 0.9, 0.6, 0.0]), np.ones(4)
-    )
-    whole = bound.described(found, 4, 0.2, True)
+    taken = np.array([0.5, 0.9, 0.6, 0.0])
+    found = entropy.Positions(np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), taken, taken > 0.5, np.ones(4))
+    whole = entropy.described(found, 4, 0.2, True)
     assert whole["below"] == 0.25 and whole["by"] == pytest.approx(0.3)  # the bound: 0.8, 0.8, 0.5 and 0, not negative
-    assert whole["bound"] == pytest.approx(2.1 / 4) and whole["acceptance"][0] == pytest.approx(0.5)
+    assert whole["bound"] == pytest.approx(2.1 / 4) and whole["acceptance"][0] == whole["accepted"][0] == pytest.approx(
+        0.5
+    )
 
 
 def test_the_papers_figures_stand_beside_ours(finished):
-    text = section(finished("paper_tables"), "Temperature 0.7")
-    trace = paper_tables.made_up(0.7)
+    text = section(finished("tables"), "Temperature 0.7")
+    trace = adaedl.made_up_sets(0.7)
     texts = [index for index, task in enumerate(trace.about["tasks"]) if task == "summarization"]
     row = cells(text, "7, static")
     assert row[0] == f"{51.5 / 25.74:.2f}" and row[2] == f"{47.6 / 29.02:.2f}" and row[4] == f"{32.7 / 29.80:.2f}"
     seconds = totals(trace, lambda: Static(7), 7, texts)[0]
     assert value(row[1]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
-    (mine,) = [row for row in rows_of(finished("paper_tables")) if (row["what"], row["task"]) == ("adaedl, 3", "all")]
-    starts = json.loads((finished("paper_tables") / "manifest.json").read_text())["config"]["starts"]
+    (mine,) = [row for row in rows_of(finished("tables")) if (row["what"], row["task"]) == ("adaedl, 3", "all")]
+    starts = json.loads((finished("tables") / "manifest.json").read_text())["config"]["starts"]
     everything = range(trace.num_texts)
     chosen, seconds = on_the_other_half(trace, everything, starts, lambda start: twins.AdaEDL(threshold=start), 3)
     assert [setting["threshold"] for setting in mine["settings"]] == chosen
     np.testing.assert_allclose(mine["seconds"], seconds)
-    gains = cells((finished("paper_tables") / "table.md").read_text(), "summarization, temperature 0.7")
+    gains = cells((finished("tables") / "table.md").read_text(), "summarization, temperature 0.7")
     assert gains[0] == "+5.2 %"  # 56.9 over 54.1, as the paper's reader computes it
 
 
@@ -322,16 +327,16 @@ def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
         ("policies", ("--smoke", "--ratio", "0.1", "--costs", "x.json"), "--costs or --ratio, not both"),
         ("policies", ("--smoke", "--costs", "x.json"), "no cost model 'x.json'"),
         ("policies", ("--smoke", "--slope", "0.1"), "goes with --ratio"),
-        ("lambda_dynamics", ("--smoke", "--max-draft-length", "0"), "max_draft_length must be 1 or more, got 0"),
-        ("entropy_factor", ("--smoke", "--factors", "0"), "entropy_factor must lie in (0, inf)"),
-        ("bound", ("--smoke", "--entropy-factor", "-1"), "entropy_factor must be above 0, got -1"),
-        ("paper_tables", ("--smoke", "--starts", "1.5"), "threshold must lie in [0, 0.99]"),
-        ("paper_tables", ("--smoke", "--starts"), "--starts needs one lambda or more"),
-        ("paper_tables", ("--smoke", "--max-draft-length", "7"), "max_draft_length must be 16 or more"),
+        ("lambda", ("--smoke", "--max-draft-length", "0"), "max_draft_length must be 1 or more, got 0"),
+        ("factor", ("--smoke", "--factors", "0"), "entropy_factor must lie in (0, inf)"),
+        ("entropy", ("--smoke", "--entropy-factor", "-1"), "entropy_factor must be above 0, got -1"),
+        ("tables", ("--smoke", "--starts", "1.5"), "threshold must lie in [0, 0.99]"),
+        ("tables", ("--smoke", "--starts"), "--starts needs one lambda or more"),
+        ("tables", ("--smoke", "--max-draft-length", "7"), "max_draft_length must be 16 or more"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(name, arguments, words, capsys, tmp_path):
-    assert COMMANDS[name][0].main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert run(name, *arguments, "--out", str(tmp_path / "out")) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and words in message
     assert not (tmp_path / "out" / "results.jsonl").exists()
@@ -347,11 +352,22 @@ def test_acceptance_by_entropy_of_a_pair_by_a_plain_loop(finished):
     size = len(seen)
     parts = np.array_split(np.arange(size), 5)
     shares = [np.mean([seen[i][1] for i in part]) for part in parts]
-    found = cross_family.binned(trace, 5)
-    np.testing.assert_allclose([share.estimate for _, share in found], shares)
-    table = (finished("cross_family") / "table.md").read_text()
+    rows = [row for row in rows_of(finished("entropy")) if row["what"] == "bound" and row["task"] == "all"]
+    (row,) = [row for row in rows if row["group"] == "another"]
+    np.testing.assert_allclose([bin_["accepted"][0] for bin_ in row["fine"]], shares)
+    np.testing.assert_allclose(
+        [bin_["entropy"] for bin_ in row["fine"]], [np.mean([seen[i][0] for i in p]) for p in parts]
+    )
+    table = (finished("entropy") / "table.md").read_text()
     assert all(f": {share:.2f} [" in table for share in shares)
-    assert 0.15 < cross_family.factor_of(trace) < 0.27  # made with 0.2
+    assert 0.15 < row["fits"]["squares"][0] < 0.27  # made with 0.2
+    (told,) = [
+        r
+        for r in rows_of(finished("entropy"))
+        if r["what"] == entropy.FITTED and r["group"] == "another" and r["task"] == "all"
+    ]
+    seconds = totals(trace, lambda: twins.AdaEDL(gamma=row["fits"]["squares"][0]))[0]
+    assert np.sum(told["seconds"]) == pytest.approx(seconds)
 
 
 def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tmp_path, capsys):
@@ -364,7 +380,7 @@ def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tm
             trace._replace(about=trace.about | {"drafter": drafter, "target": target}),
         )
     folders = [str(tmp_path / folder) for folder in names]
-    assert cross_family.main([*folders, "--out", str(tmp_path / "out")]) == 0
+    assert entropy.main([*folders, "--out", str(tmp_path / "out")]) == 0
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| gpt2-shaped for smollm2, t" in table and "| smollm2 for gemma.gguf, t" in table
     assert "Traces of smollm2, /some/gemma.gguf with" in table
@@ -373,7 +389,7 @@ def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tm
 def test_names_that_would_be_alike_stay_whole():
     names = ("runs/a/drafter", "runs/b/drafter", "org/model", "other/model", "drafter", "smollm2")
     short = ("a", "b", "org/model", "other/model", "drafter", "smollm2")
-    assert cross_family.short_names(names) == dict(zip(names, short, strict=True))
+    assert entropy.short_names(names) == dict(zip(names, short, strict=True))
 
 
 def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
@@ -381,6 +397,6 @@ def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
         (tmp_path / name).mkdir()
         save_trace(tmp_path / name / "trace-1.npz", made_up_trace(1.0))
     folders = [str(tmp_path / name) for name in ("one", "two")]
-    assert cross_family.main([*folders, "--out", str(tmp_path / "out")]) == 2
+    assert entropy.main([*folders, "--out", str(tmp_path / "out")]) == 2
     assert "there is another trace of drafter for made up at temperature 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

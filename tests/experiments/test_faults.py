@@ -1,37 +1,91 @@
-"""`python -m experiments.faults`: kills that harm are counted, kills that do not are not."""
+"""Commands that are killed at random moments, or whose disk is full, go on to the bytes of an undisturbed run."""
 
+import json
 import random
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from tiny_pair import write_pair
 
-from experiments import faults
+pytestmark = pytest.mark.slow
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-
-
-@pytest.mark.parametrize("options, harmed", [([], False), (["--torn"], True)])
-def test_a_command_that_does_not_go_on_to_the_same_files_is_counted(options, harmed, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(FIXTURES))
-    config = faults.Faults(kills=5, seed=1)
-    out = tmp_path / "out"
-    found = faults._killed(config, faults.Command(["slow_writer", *options, "--out", str(out)], out, ("whole",)))
-    assert found["times"] == 5 and (found["different"] > 0) == harmed
+ROOT = Path(__file__).resolve().parents[2]
+KILLS, LINES = 3, 40
+FULL = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000)); del sys.argv[0]; "
+FULL += "runpy.run_module('specdec_jax', run_name='__main__', alter_sys=True)"
 
 
-def test_one_of_several_processes_is_killed_and_the_others_must_end_by_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "MINUTE", 0.5)
-    (tmp_path / "lingers.py").write_text("import time\ntime.sleep(9)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = faults.Command(["lingers"], tmp_path, ("none",), processes=2)
-    assert faults._killed_at(command, random.Random(1), 0.05) == (True, False)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
+    return ["--target", target, "--drafter", drafter, "--dtype", "float32", "--no-chat"]
 
 
-def test_a_command_that_ends_with_an_error_stops_the_count(tmp_path):
-    with pytest.raises(ValueError, match="no_such_module ended with 1"):
-        faults._killed(faults.Faults(), faults.Command(["no_such_module"], tmp_path, ("whole",)))
+@pytest.fixture
+def commands(models, tmp_path):
+    """name -> (words, a function from the output's path to its bytes)."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        "\n".join(json.dumps({"prompt": f"Count {i}", "temperature": 0.7 * (i % 2)}) for i in range(LINES))
+    )
+    generate = ["specdec_jax", "generate-file", str(source), "OUT", *models, "--costs", "estimated", "--batch", "2"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"id": f"{i}", "prompt": f"Count {i}"}) for i in range(6)))
+    record = ["experiments.record", *models, "--prompts", str(prompts), "--max-new-tokens", "24", "--batch", "1"]
+    return {
+        "generate-file": ([*generate, "--max-new-tokens", "24", "--max-draft-length", "3", "--tokens"], whole_lines),
+        "record": ([*record, "--max-draft-length", "3", "--out", "OUT"], traces),
+    }
 
 
-def test_unknown_commands_are_refused_before_anything_runs(tmp_path, capsys):
-    assert faults.main(["--killed", "chat", "--out", str(tmp_path / "run")]) == 2
-    assert "'chat'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+def whole_lines(output):
+    written = output.read_bytes() if output.exists() else b""
+    return written[: written.rfind(b"\n") + 1]
+
+
+def traces(output):
+    paths = [output / f"trace-{temperature}.npz" for temperature in ("0", "0.7", "1")]
+    return b"".join(path.read_bytes() for path in paths if path.exists())
+
+
+def start(words, output, **options):
+    words = [sys.executable, "-m", *(str(output) if word == "OUT" else word for word in words)]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("name", ["generate-file", "record"])
+def test_a_killed_command_goes_on_to_the_same_bytes(name, commands, tmp_path):
+    words, written = commands[name]
+    output, rng, kept = tmp_path / "killed", random.Random(0), b""
+    assert start(words, tmp_path / "whole").wait() == 0
+    whole, begun = written(tmp_path / "whole"), time.monotonic()
+    assert start(words, tmp_path / "again").wait() == 0 and written(tmp_path / "again") == whole
+    seconds = time.monotonic() - begun
+    for _ in range(KILLS):
+        process = start(words, output)
+        time.sleep(rng.uniform(0.4, 0.95) * seconds)
+        process.kill()
+        process.communicate()
+        now = written(output)
+        assert now.startswith(kept) and whole.startswith(now), "a line is lost or different"
+        kept = now
+    process = start(words, output)
+    said = process.communicate()[1].decode()
+    assert process.returncode in (0, 1) and written(output) == whole, said  # 1: the last kill came after the last line
+
+
+def test_a_full_disk_is_one_error_and_the_run_goes_on_elsewhere(commands, tmp_path):
+    words, written = commands["generate-file"]
+    assert start(words, tmp_path / "whole").wait() == 0
+    full, moved = tmp_path / "full", tmp_path / "moved"
+    code = [sys.executable, "-c", FULL, *(str(full) if word == "OUT" else word for word in words)]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
+    assert full.read_bytes().endswith(b"\n") and whole_lines(tmp_path / "whole").startswith(full.read_bytes())
+    for name in ("", ".settings.json"):
+        shutil.copyfile(f"{full}{name}", f"{moved}{name}")
+    assert start(words, moved).wait() == 0 and written(moved) == written(tmp_path / "whole")

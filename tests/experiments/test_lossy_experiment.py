@@ -1,11 +1,11 @@
-"""experiments.lossy on tiny models: what it writes, how it goes on, that its figures are its rows', what it refuses."""
+"""experiments.compare lossy on tiny models: what it writes, how it goes on, its figures, what it refuses."""
 
 import json
 
 import numpy as np
 import pytest
 
-from experiments import lossy
+from experiments.lib import lossy_study as lossy
 from experiments.lib.lossy_report import equal_share, label, lines
 from experiments.lib.run_folder import read_rows
 from experiments.lib.traced import costs_or_default

@@ -1,11 +1,11 @@
-"""`experiments.precision`: the figures of its table, on made-up logits and with --smoke."""
+"""`experiments.step_cost precision`: the figures of its table, on made-up logits and with --smoke."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from experiments import precision
+from experiments.lib import precision_study as precision
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.metrics.agreement import changes_along

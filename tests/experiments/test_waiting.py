@@ -1,10 +1,11 @@
-"""`python -m experiments.waiting`: rows in step, by hand and from traces."""
+"""`python -m experiments.batches waiting`: rows in step, by hand and from traces."""
 
 import numpy as np
 import pytest
 
-from experiments import waiting
-from experiments.waiting import Machine
+from experiments import batches
+from experiments.lib import waiting
+from experiments.lib.waiting import Machine
 from specdec_jax.costs.cost_model import cost_model
 
 
@@ -26,7 +27,7 @@ def test_a_round_lasts_as_long_as_its_longest_draft():
 
 def test_the_table_has_a_line_a_trace_and_machine(tmp_path, capsys):
     out = tmp_path / "run"
-    assert waiting.main(["--smoke", "--factors", "1", "2", "--lengths", "0", "--out", str(out)]) == 0
+    assert batches.main(["waiting", "--smoke", "--factors", "1", "2", "--lengths", "0", "--out", str(out)]) == 0
     lines = (out / "table.md").read_text().splitlines()
     heads, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|"))
     assert heads[2:] == ["survival x 1", "survival x 2", "goodput x 1", "goodput x 2", "static 0"]
@@ -35,5 +36,5 @@ def test_the_table_has_a_line_a_trace_and_machine(tmp_path, capsys):
 
 
 def test_factors_that_make_no_sense_are_refused(tmp_path, capsys):
-    assert waiting.main(["--smoke", "--factors", "0", "--out", str(tmp_path / "run")]) == 2
+    assert batches.main(["waiting", "--smoke", "--factors", "0", "--out", str(tmp_path / "run")]) == 2
     assert "factors must be above 0" in capsys.readouterr().err

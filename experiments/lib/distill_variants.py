@@ -1,7 +1,7 @@
 """Losses and initialisations of a drafter at equal cost: the same data, the same seconds of training.
 
 Question:  What is worth a user's hour: another loss, or another beginning?
-Command:   python -m experiments.compare_distillation configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
+Command:   python -m experiments.distill compare configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
 Time:      the config says; two and a half minutes of training a variant, and one of compiling and judging
 Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
 
@@ -12,7 +12,6 @@ held out: greedy agreement and acceptance over the whole vocabulary.
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 
 def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
     """Trains and judges what is missing, and prints the table."""
-    refuse_encoders("compare_distillation", config.base.target)
+    refuse_encoders("distill compare", config.base.target)
     data, out = ShardFolder(config.data), Path(config.out)
     held = config.base.validation
     if len(data.entries) <= held:
@@ -148,7 +147,4 @@ def _figures(figures: dict[str, Any]) -> dict[str, Any]:
     return found | {"by_kind": {kind: entry.agreement.estimate for kind, entry in figures.items()}}
 
 
-main = config_command("compare_distillation", compare, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = config_command("distill compare", compare, __doc__)

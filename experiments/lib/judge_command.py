@@ -1,13 +1,12 @@
 """How good is a drafter? Judged along the target's own answers, without training or exporting anything.
 
 Question:  At how many positions would this drafter's token be the target's, and what does that promise?
-Command:   python -m experiments.judge --drafter FOLDER [--prompts configs/prompts/demo.jsonl spec_bench.jsonl:4]
+Command:   python -m experiments.distill judge --drafter FOLDER [--prompts demo.jsonl spec_bench.jsonl:4]
 Time:      about 3 s a prompt and temperature on 2 cores
 Expected:  the built-in drafter on the demo: 0.67 greedy; docs/distillation.md has the tables
 Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, temperature and task) and table.md
 """
 
-import sys
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -69,7 +68,4 @@ def judge_drafter(config: Judge, console: Console) -> None:
     publish(folder, report(figures, cost["ratio"]), console)
 
 
-main = command(Judge, judge_drafter, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Judge, judge_drafter, __doc__, "python -m experiments.distill judge")

@@ -2,7 +2,7 @@
 
 Question:  Of a model with its weights in several dtypes: how far are the next distributions from those of the first
            dtype, how much memory do the weights take, and how long is a pass?
-Command:   python -m experiments.precision [--target smollm2] [--dtypes bfloat16 int8 float32]
+Command:   python -m experiments.step_cost precision [--target smollm2] [--dtypes bfloat16 int8 float32]
 Time:      5 minutes on 2 cores; seconds with --smoke (a tiny random model)
 Expected:  SmolLM2's weights take 135.4 MB in int8, 269.0 MB in bfloat16; other figures in docs/models.md
 Output:    runs/precision-<time>/ with manifest.json, results.jsonl (a line a dtype) and table.md
@@ -12,7 +12,6 @@ of the answers. Passes of all dtypes and widths run in turn, --repeats times; a 
 All dtypes are in memory at once.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,7 +167,4 @@ def report(config: PrecisionStudy, rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join([about, changed, passes]) + "\n"
 
 
-main = command(PrecisionStudy, study, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(PrecisionStudy, study, __doc__, "python -m experiments.step_cost precision")

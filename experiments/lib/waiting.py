@@ -2,7 +2,7 @@
 
 Question:  A round takes as long as its longest draft. How fast are a batch's rows if each follows its own rule, told
            what drafting costs times some factor, and how fast are fixed lengths?
-Command:   python -m experiments.waiting TRACES... [--factors 1 1.5 2]
+Command:   python -m experiments.batches waiting TRACES... [--factors 1 1.5 2]
 Time:      a minute for 12 prompts on 2 cores; seconds with --smoke (made-up traces)
 Expected:  told the costs as they are, survival is slower than plain decoding at four rows on a CPU; told 1.5 times as
            much it never is. Where verification is nearly free, a fixed length is ahead of both (docs/batches.md)
@@ -12,7 +12,6 @@ Rows of a trace are played in step, as many as the batch has, drawn at random: a
 the longest draft, and the most drafter passes of any row. Every rule has the same rows beside it.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,7 +73,7 @@ class Waiting(TraceFiles):
 
 def study(options: Waiting, console: Console) -> None:
     """Replays all rules and writes the table."""
-    run = runs.open_run("waiting", options, console)
+    run = runs.open_traces("waiting", options, console)
     lines = []
     for source in run.sources:
         for machine in MACHINES:
@@ -120,7 +119,4 @@ def in_step(record: np.ndarray, machine: Machine, seed: int) -> float:
     return tokens * machine.costs.plain_pass / time
 
 
-main = command(Waiting, study, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Waiting, study, __doc__, "python -m experiments.batches waiting")

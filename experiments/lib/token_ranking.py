@@ -1,7 +1,7 @@
 """Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.
 
-Command:   python -m experiments.rank_tokens --data runs/distill-smollm2/data --out DRAFTER_FOLDER
-           python -m experiments.rank_tokens --model org/name --texts mine.jsonl --out DRAFTER_FOLDER
+Command:   python -m experiments.distill rank_tokens --data runs/distill-smollm2/data --out DRAFTER_FOLDER
+           python -m experiments.distill rank_tokens --model org/name --texts mine.jsonl --out DRAFTER_FOLDER
 Time:      seconds
 Output:    token_ranking.npy in --out, beside the drafter's weights; prints how much of the text each size covers
 
@@ -10,7 +10,6 @@ Output:    token_ranking.npy in --out, beside the drafter's weights; prints how 
 first command. Counts stand for how often a drafter would have to propose a token, so use text like that of serving.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +114,4 @@ def _read(path: Path) -> Iterator[str]:
         yield entry["text"]
 
 
-main = command(RankTokens, rank_tokens, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(RankTokens, rank_tokens, __doc__, "python -m experiments.distill rank_tokens")

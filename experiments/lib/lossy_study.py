@@ -3,7 +3,7 @@
 Question:  How much faster than rejection is each lossy verifier at several settings, and how far does its text leave
            the target's distribution: per position, in likelihood under the target, and under greedy in tokens that
            differ?
-Command:   python -m experiments.lossy [--each 3] [--repeats 1] [--variants "lenience(lenience=0.5)" typical ...]
+Command:   python -m experiments.compare lossy [--each 3] [--variants "lenience(lenience=0.5)" typical ...]
 Hardware:  2 CPU cores, the built-in pair in bfloat16
 Time:      about 2 s a prompt, temperature and variant after compiling: 15 minutes for 15 prompts, 2 temperatures and 13
            variants; --smoke runs on tiny random models in a minute
@@ -18,7 +18,6 @@ and at every position how far the distribution of a token drafted there would be
 (lossless/deviation.py; not known for by_phase).
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +186,4 @@ def quality(job: Job, judge: Pair, prompt: list[int], tokens: list[int], longest
     return mean
 
 
-main = command(Lossy, study, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Lossy, study, __doc__, "python -m experiments.compare lossy")

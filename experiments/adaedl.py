@@ -1,0 +1,393 @@
+"""AdaEDL's own questions, on recorded traces: its tables, its entropy factor, its lambda, and long texts.
+
+Question:  tables: does the published order of methods hold here, as ratios to plain decoding, by draft length?
+           factor: does gamma in `1 - sqrt(gamma * H) < lambda` matter, and does fitting it while decoding help?
+           lambda: what does Algorithm 1, which moves lambda, bring over the best fixed lambda and over its own start?
+           long: over 20,000 tokens from one state, where does lambda go, and when is its start forgotten?
+Command:   python -m experiments.adaedl tables|factor|lambda|long TRACES... [--costs cost_model.json]
+           python -m experiments.adaedl long --live --tokens 20000
+Time:      a minute each for 84 prompts and three temperatures on 2 cores; long --live ten and more; --smoke seconds
+Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive rules hold their speed as L grows, but
+           the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
+           24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
+           half a percent of the best fixed lambda. long: starts are forgotten after 1,000 to 1,500 rounds where the
+           checked token is kept, after 6,000 or more as published
+Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and a picture; a stopped run goes on
+           where it was with the same --out
+
+Rules are replayed with measured costs, not timed; settings are those that were fastest on the other half of the prompts
+of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
+drafter of 115 M parameters on an A100 over plain decoding there, at the best lambda of 0.3 to 0.9. adaedl-keep is ours:
+the distribution that fails its check still gives its token. Other models, prompts and machines: compare orders and
+shapes, not values. `long` carries the rule's state from text to text (specdec_jax.replay.long says what is exact);
+--live decodes one text instead, all starts in a batch, and the last half of a full window begins the next.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from experiments.lib import long_live
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, at_temperature, interval, markdown
+from experiments.lib.commands import subcommands
+from experiments.lib.plots import COLOURS, rule_colours
+from experiments.lib.rules import THRESHOLDS, Rule, rule
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import made_up_trace
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, TraceOptions, Variant, variant, write
+from experiments.lib.trace_tables import share
+from experiments.lib.traced import costs_or_default, traces_of
+from specdec_jax.replay.trace import Trace
+from specdec_jax.stopping.update_every import update_every
+
+LAMBDAS = (0.0, *THRESHOLDS)
+AXES = "speed-up over plain decoding"
+
+LENGTHS = (3, 7, 16)
+METHODS, KEPT = ("static", "max-confidence", "adaedl"), "adaedl-keep"
+OURS = (*METHODS, KEPT)
+SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"}
+TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
+
+
+class Published(NamedTuple):
+    """tokens/s of plain decoding, and at each L of the three METHODS."""
+
+    plain: float
+    three: tuple[float, float, float]
+    seven: tuple[float, float, float]
+    sixteen: tuple[float, float, float]
+
+    def ratio(self, length: int, method: str) -> float:
+        """Over plain decoding."""
+        return self[1 + LENGTHS.index(length)][METHODS.index(method)] / self.plain  # type: ignore[index]
+
+    def best(self, method: str) -> float:
+        """At the fastest L, over plain decoding."""
+        return max(self.ratio(length, method) for length in LENGTHS)
+
+
+PUBLISHED: dict[tuple[str, float], Published] = {
+    ("summarization", 0.7): Published(25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
+    ("instructions", 0.7): Published(29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
+    ("translation", 0.7): Published(29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
+    ("instructions", 1.0): Published(29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
+    ("instructions", 1.3): Published(28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
+    ("instructions", 1.7): Published(29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
+    ("translation", 1.0): Published(29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
+    ("translation", 1.3): Published(29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
+    ("translation", 1.7): Published(29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
+    ("summarization", 1.0): Published(25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
+    ("summarization", 1.3): Published(23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
+    ("summarization", 1.7): Published(25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
+}
+
+
+@dataclass(frozen=True)
+class Tables(TraceOptions):
+    """Compare replays with AdaEDL's published tables."""
+
+    starts: tuple[float, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)
+    """Lambdas to start from; the paper's are 0.3 and more."""
+
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
+        super().check()
+        if self.max_draft_length < max(LENGTHS):
+            raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
+        if not self.starts:
+            raise ValueError("--starts needs one lambda or more")
+        rule("adaedl").policy.init(len(self.starts), threshold=np.array(self.starts))  # refuses what is out of range
+
+
+def paper_tables(options: Tables, console: Console) -> None:
+    """static, max-confidence and AdaEDL at L = 3, 7, 16, and the published figures."""
+    sources = runs.read_sources(options, {"made up": {0.7: made_up_sets(0.7)}})
+    if not any(map(tasks_of_sets, sources)):
+        raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
+    run = runs.open_traces("adaedl-tables", options, console, sources=sources)
+    starts = [{"threshold": start} for start in options.starts]
+    settings = {f"{method}, {length}": [{"draft_length": length}] if method == "static" else starts
+                for length in LENGTHS for method in OURS}  # fmt: skip
+    rows = runs.sweep(run, {
+        what: variant(rule(what.split(", ")[0]), tried, max_draft_length=int(what.split(", ")[1]))
+        for what, tried in settings.items()
+    })  # fmt: skip
+    blocks, lines = [tables.about(run)], {}
+    for source, title in tables.sections(run):
+        here = runs.of_source(rows, source)
+        blocks += [f"## {title}", lengths_table(source, here)] if tasks_of_sets(source) else []
+        lines |= length_lines(source, here, title)
+    blocks += ["## What AdaEDL gains", gains_table(run, rows)]
+    colours = rule_colours(OURS)
+    styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
+    styles |= {f"{method}, published": {"color": colours[method], "ls": ":", "marker": "D"} for method in METHODS}
+    figure = tables.lines_figure(lines, ("L, drafts a round", AXES), styles, columns=3, ticks=LENGTHS)
+    write(run, "The paper's tables", blocks, NOTE_TABLES, paper=figure)
+
+
+NOTE_TABLES = (
+    "Ratios to plain decoding: published, then replayed here with a 95 % bootstrap interval over prompts and, in "
+    "brackets, the share of drafted tokens that were accepted. Gains: the fastest L of either method, in hindsight as "
+    "in the paper, here paired by prompt and bold where the interval excludes 0; lambda: AdaEDL's start, chosen on "
+    f"one half / on the other. {NONE} where the paper has no figure."
+)
+
+
+def made_up_sets(temperature: float) -> Trace:
+    """A made-up trace of the paper's tasks."""
+    trace = made_up_trace(temperature)
+    names = dict(zip(dict.fromkeys(trace.about["tasks"]), SETS, strict=True))
+    return trace._replace(about=trace.about | {"tasks": [names[task] for task in trace.about["tasks"]]})
+
+
+def tasks_of_sets(source: Source) -> dict[str, str]:
+    """The source's tasks that stand for the paper's sets: {'summarization': the task here}."""
+    found = {name: name for name in SETS if name in source.tasks}
+    for task, name in TASKS.items():
+        if task in source.tasks:
+            found.setdefault(name, task)
+    return {name: found[name] for name in SETS if name in found}
+
+
+def lengths_table(source: Source, rows: Sequence[Row]) -> str:
+    """Methods and lengths, published and ours, for every set."""
+    tasks = tasks_of_sets(source)
+    lines = []
+    for length in LENGTHS:
+        for method in OURS:
+            line = [f"{length}, {method}"]
+            for name, task in tasks.items():
+                known = PUBLISHED.get((name, source.temperature))
+                row = runs.find(rows, task=task, what=f"{method}, {length}")
+                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else NONE)
+                line.append(f"{interval(runs.speedup(row))} ({share(runs.acceptance(row))})")
+            lines.append(line)
+    heads = [text for name, task in tasks.items() for text in (f"{SETS[name]}, published", f"{task}, here")]
+    return markdown(["L, method", *heads], lines)
+
+
+def gains_table(run: Run, rows: Sequence[Row]) -> str:
+    """AdaEDL at its best L against the best static length of the three, and against max-confidence at its best."""
+    head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
+    lines = []
+    for source, title in tables.sections(run):
+        for name, task in tasks_of_sets(source).items():
+            here = runs.of_source(rows, source, task)
+            best = {method: fastest(here, method) for method in OURS}
+            known, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
+            for other in ("static", "max-confidence"):
+                published = f"{100 * (known.best('adaedl') / known.best(other) - 1):+.1f} %" if known else NONE
+                line += [published, tables.percent_more(runs.gain(best["adaedl"], best[other]))]
+            line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
+            lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
+    return markdown([*head, "keep over static"], lines)
+
+
+def fastest(rows: Sequence[Row], method: str) -> Row:
+    """The method's row at its best L."""
+    return min((runs.find(rows, what=f"{method}, {length}") for length in LENGTHS), key=lambda r: np.sum(r["seconds"]))
+
+
+def length_lines(source: Source, rows: Sequence[Row], title: str) -> dict[str, dict[str, tables.Line]]:
+    """Speed-up by L, ours and the paper's, a panel a set."""
+    lines: dict[str, dict[str, tables.Line]] = {}
+    for name, task in tasks_of_sets(source).items():
+        known, series = PUBLISHED.get((name, source.temperature)), lines.setdefault(f"{name}, {title.lower()}", {})
+        for method in OURS:
+            here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
+            series[method] = LENGTHS, [runs.speedup(row) for row in here]
+            if known and method in METHODS:
+                series[f"{method}, published"] = LENGTHS, [known.ratio(length, method) for length in LENGTHS]
+    return lines
+
+
+FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
+KINDS = {"published": (PAPER_LAMBDA,), "chosen": LAMBDAS}
+
+
+@dataclass(frozen=True)
+class Factor(TraceOptions):
+    """Sweep AdaEDL's entropy factor."""
+
+    factors: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
+    """The paper's gamma; 0.2, which all are compared with, is always among them."""
+
+
+def factor(options: Factor, console: Console) -> None:
+    """Factors at the published lambda and at the lambda chosen for each, and the factor that is fitted online."""
+    factors = sorted({*options.factors, float(PAPER)})
+    rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
+    rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in factors}
+    rules[FITTED] = rule("adaptive-gamma"), {}
+    two = {f"{n}, made up": {1.0: made_up_trace(1.0, boost=boost)} for n, boost in (("worse", 0.0), ("better", 0.7))}
+    run = runs.open_traces("adaedl-factor", options, console, made_up=two)
+    rows = runs.sweep(run, {
+        f"{name}, {kind}": variant(entry, [fixed | {"threshold": value} for value in values])
+        for name, (entry, fixed) in rules.items() for kind, values in KINDS.items()
+    })  # fmt: skip
+    blocks, lines = [tables.about(run)], {}
+    for source, title in tables.sections(run):
+        here, series = runs.of_source(rows, source), lines.setdefault(title, {})
+        blocks.append(f"## {title}")
+        for kind in KINDS:
+            mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
+            blocks += [f"Lambda {kind}:", tables.compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
+            blocks += tables.by_task(source, here, {name: f"{name}, {kind}" for name in rules}, PAPER)
+            series[f"lambda {kind}"] = factors, [runs.speedup(mine[f"{value:g}"]) for value in factors]
+            series[f"lambda {kind}, factor fitted"] = factors, [runs.speedup(mine[FITTED]).estimate] * len(factors)
+    styles = {}
+    for colour, kind in zip(COLOURS[1:], KINDS, strict=False):
+        styles[f"lambda {kind}"] = {"color": colour, "marker": "o"}
+        styles[f"lambda {kind}, factor fitted"] = {"color": colour, "ls": "--"}
+    figure = tables.lines_figure(lines, ("entropy factor", AXES), styles, ticks=factors, log=True)
+    write(run, "The entropy factor", blocks, NOTE_FACTOR, factors=figure)
+
+
+NOTE_FACTOR = (
+    f"Speed-up over plain decoding, total over total; over {PAPER}: against the published factor at the published "
+    f"lambda ({PAPER_LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold "
+    "where they exclude 0. Chosen: on one half of the prompts / on the other. Cut-off: the entropy in nats above which "
+    "a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
+)
+
+
+def cutoffs(row: Row) -> str:
+    """The entropies above which a draft stops, of each setting."""
+    if "entropy_factor" not in row["settings"][0]:
+        return NONE
+    found = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
+    return " / ".join(dict.fromkeys(f"{value:.2g}" for value in found))
+
+
+STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's
+FIXED, DYNAMIC, STEEP = "fixed", "Algorithm 1", "Algorithm 1, ten times the step"
+MOVES: dict[str, dict[str, Any]] = {FIXED: {"step": 0.0}, DYNAMIC: {}, STEEP: {"step": 0.1}}
+ROUNDS = {f"updated every {n}th round": {"rounds": n} for n in (4, 16)}
+TUNED = (FIXED, DYNAMIC, *ROUNDS, STEEP)
+
+
+@dataclass(frozen=True)
+class Lambda(TraceOptions):
+    """Compare fixed and moving lambdas of AdaEDL."""
+
+    keep_checked_token: bool = False
+    """AdaEDL whose checked token is kept (ours) instead of the published rule."""
+
+
+def moving_lambda(options: Lambda, console: Console) -> None:
+    """A fixed lambda, Algorithm 1, ten times its step, and updates every 4th and 16th round; chosen, and by start."""
+    entry = rule("adaedl-keep" if options.keep_checked_token else "adaedl")
+    slow = Rule("update-every", update_every(policy=entry.policy))
+    kinds = {name: (entry, fixed) for name, fixed in MOVES.items()} | {n: (slow, fixed) for n, fixed in ROUNDS.items()}
+    variants: dict[str, Variant] = {
+        name: variant(kinds[name][0], [kinds[name][1] | {"threshold": value} for value in LAMBDAS]) for name in TUNED
+    }
+    for start in STARTS:
+        for name, fixed in MOVES.items():
+            variants[f"{name} from {start:g}"] = variant(entry, [fixed | {"threshold": start}])
+    run = runs.open_traces("adaedl-lambda", options, console)
+    rows = runs.sweep(run, variants)
+    blocks = [tables.about(run), f"The checked token is {'kept' if options.keep_checked_token else 'discarded'}."]
+    lines = {}
+    for source, title in tables.sections(run):
+        here = runs.of_source(rows, source)
+        whole = {what: runs.find(here, what=what, task=ALL) for what in variants}
+        tuned = {what: whole[what] for what in TUNED}
+        each = {what: runs.each_its_own(source, here, what) for what in TUNED}
+        blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
+        blocks += ["Lambda chosen for each task:", tables.compared(each, [FIXED])]
+        blocks += tables.by_task(source, here, {what: what for what in TUNED}, FIXED)
+        for start in STARTS:
+            mine = {what: whole[f"{what} from {start:g}"] for what in MOVES}
+            blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": rounds_a_text})]
+        lines[title] = {what: (LAMBDAS, whole[what]["curve"]) for what in MOVES}
+    dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
+    styles = {what: {"color": colour, "ls": style, "lw": 2} for what, colour, style in dashes}
+    figure = tables.lines_figure(lines, ("lambda, or where it starts", AXES), styles)
+    write(run, "Static against dynamic lambda", blocks, NOTE_LAMBDA, lambdas=figure)
+
+
+NOTE_LAMBDA = (
+    "Speed-up over plain decoding, total over total, and gains in percent, each with its 95 % bootstrap interval over "
+    "prompts, paired; bold: the interval excludes 0. Chosen: lambda on one half / on the other. Ten times the step: "
+    "Algorithm 1 with epsilon 0.1 instead of 0.01."
+)
+
+
+def rounds_a_text(row: Row) -> str:
+    """Target passes of a text, mean."""
+    return f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
+
+
+@dataclass(frozen=True)
+class Long(TraceFiles):
+    """Follow lambda over a long run from several starts."""
+
+    tokens: int = 20_000
+    """Length of the run."""
+    starts: tuple[float, ...] = (0.05, 0.3, 0.5, 0.7, 0.9)
+    """Values of lambda to begin with."""
+    rules: tuple[str, ...] = ("adaedl", "adaedl-keep")
+    """Rules with a threshold, of experiments/lib/rules.py."""
+    within: float = 0.01
+    """Starts are forgotten when all lambdas stay this near to each other."""
+    max_draft_length: int = 16
+    """Most drafts a round."""
+    live: bool = False
+    """Decode instead of replaying; the traces are not read."""
+    decoder: long_live.Live = long_live.Live()
+    """What --live decodes with."""
+
+
+def long_texts(config: Long, console: Console) -> None:
+    """Runs what is missing and writes the run folder."""
+    tokens = min(config.tokens, 600) if config.smoke else config.tokens
+    if tokens < 1 or len(config.starts) < 2 or not all(0 <= start <= 0.99 for start in config.starts):
+        raise ValueError(f"tokens must be positive and two or more starts lie in [0, 0.99], got {config.starts}")
+    rules = [rule(name) for name in config.rules]
+    for entry in rules:
+        if "threshold" not in entry.grid:
+            raise ValueError(f"rule {entry.name!r} has no threshold to start with")
+    traces: Mapping[float, Trace | None] = {config.decoder.temperature: None}
+    if not config.live:
+        traces = traces_of(config.traces, config.smoke, config.max_draft_length)
+    folder, costs = RunFolder.create("adaedl-long", config, config.out), costs_or_default(None)
+    for temperature, trace in traces.items():
+        for entry in rules:
+            wanted = [(temperature, entry.name, start) for start in config.starts]
+            if not (missing := folder.missing(long_live.KEYS, wanted)):
+                continue
+            with console.status(f"{entry.name}, {at_temperature(temperature)}"):
+                found = long_live.played(config, entry, costs, trace, tokens)  # all starts are forgotten together
+            for at, key in enumerate(wanted):
+                if key in missing:
+                    folder.append(
+                        dict(zip(long_live.KEYS, key, strict=True)) | long_live.figures(found, at, config.within)
+                    )
+    rows = folder.rows()
+    how = "decoded live, windows overlapping by half" if config.live else "texts of a trace in random order"
+    about = f"{rows[0]['tokens']} tokens from one state, {how}; all lambdas within {config.within:g}: forgotten."
+    blocks = [about, *long_live.report(rows)]
+    write(runs.Run(config, folder, [], console), "Long runs", blocks, long_live.NOTE, course=long_live.picture(rows))
+
+
+main = subcommands(
+    "adaedl",
+    {
+        "tables": (Tables, paper_tables),
+        "factor": (Factor, factor),
+        "lambda": (Lambda, moving_lambda),
+        "long": (Long, long_texts),
+    },
+    __doc__,
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""Does the drafter's entropy predict acceptance, with which factor, and for which pairs of models?
+
+Question:  Does 1 - sqrt(0.2 H) lie below the chance that a token is accepted, where does it not and by how much? Which
+           factor fits, pair by pair, and is the cross-entropy 1.4 times the entropy, as gamma = 0.2 assumes? What does
+           AdaEDL bring with 0.2, with the fitted factor, and with a lambda chosen for the pair?
+Command:   python -m experiments.entropy TRACES... [--entropy-factor 0.2] [--costs cost_model.json]
+           traces of each pair by: python -m experiments.record --target ... --drafter ... --out runs/PAIR
+Time:      half a minute a pair and temperature on 2 cores; --smoke needs no trace
+Expected:  the built-in pair: greedy and at temperature 1 the bound lies well below the mean acceptance of every bin
+           (fitted factors 0.07 and 0.10), at 0.7 it is the mean (0.20) and 41 % of the positions are below it; the
+           cross-entropy is 1.7 to 1.9 times the entropy. docs/cross_family.md has five pairs
+Output:    runs/entropy-<time>/ with manifest.json, results.jsonl (a line a pair, temperature, task and rule; what
+           "bound" is the comparison with acceptance), table.md and entropy.png; a stopped run goes on with --out
+
+The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at
+temperature 0 it is whether their first choices agree, a bit, and the entropy is the raw one: there a single position
+can only be judged by its bin. Derivation (arXiv 2410.18351, appendix B): Pinsker bounds acceptance by the drafter's
+cross-entropy against the target less its entropy; that the ratio of the two is a constant, 1 + 2 gamma, is the
+stable-entropy assumption. Traces hold the cross-entropy against the target's raw distribution, so that it is compared
+at temperatures 0 (raw distributions) and 1. All pairs are given the costs of one machine, so that what differs is
+acceptance. The factor is fitted to the tokens it is then judged on, which favours it a little: it is one number.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.lib import trace_runs as runs
+from experiments.lib import trace_tables as tables
+from experiments.lib.cells import NONE, at_temperature, interval, markdown
+from experiments.lib.commands import command
+from experiments.lib.options import check_least
+from experiments.lib.plots import COLOURS
+from experiments.lib.rules import THRESHOLDS, rule
+from experiments.lib.smoke import made_up_trace
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
+from experiments.lib.trace_tables import share
+from experiments.lib.traced import trace_files
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
+from specdec_jax.replay.replay import Replay
+from specdec_jax.replay.trace import FEATURES, Trace, load_trace
+
+BOUND = "bound"
+PUBLISHED, FITTED, CHOSEN = "adaedl, 0.2", "adaedl, fitted", "adaedl, lambda chosen"
+GAINS = ((FITTED, PUBLISHED), ("survival", FITTED), ("survival", CHOSEN))
+EDGES = (0.0, 0.05, 0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))  # nats
+LEAST = 0.01  # nats; a ratio to less entropy says nothing
+COVERED = 0.9
+PANELS, POINTS = 4, 60  # of the picture: panels side by side, points of a curve
+
+
+@dataclass(frozen=True)
+class Entropy(TraceOptions):
+    """Compare AdaEDL's bound with the acceptance it bounds."""
+
+    entropy_factor: float = 0.2
+    """The paper's gamma."""
+    bins: int = 8
+    """Of entropy, with equally many tokens each."""
+
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
+        super().check()
+        check_least(self, 2, "bins")
+        if not 0 < self.entropy_factor < float("inf"):
+            raise ValueError(f"entropy_factor must be above 0, got {self.entropy_factor}")
+
+
+class Positions(NamedTuple):
+    """Positions of some texts, [P] each."""
+
+    text: np.ndarray  # whose
+    entropy: np.ndarray  # nats
+    acceptance: np.ndarray  # expected
+    accepted: np.ndarray  # bool, the drafter's token
+    cross: np.ndarray  # nats
+
+
+def study(options: Entropy, console: Console) -> None:
+    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    run = runs.open_traces("entropy", options, console, sources=sources_of(options))
+
+    def compared(source: Source, what: str) -> Mapping[str, Row]:
+        del what
+        return {task: measured(source, texts, options) for task, texts in source.tasks.items()}
+
+    found = runs.fill(run, (BOUND,), compared)
+    rows = runs.sweep(run, variants())
+    blocks = [tables.about(run), pairs_table(run, rows, found), "Mean entropy in nats: the share accepted:"]
+    blocks.append(equal_bins_table(run, found))
+    for source, title in titled(run):
+        here = {row["task"]: row for row in runs.of_source(found, source)}
+        blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here, options.entropy_factor)]
+    write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, found))
+
+
+NOTES = (
+    "Shared: where vocabularies differ, the target's probability, along a sample text, of the tokens that both have. "
+    "Accepted: of the drafter's tokens along the target's text. Speed-ups over plain decoding, total over total; the "
+    "static length and the chosen lambda are those that were fastest on the other half of the prompts. Acceptance: "
+    "expected, mean over positions with a 95 % bootstrap interval over texts. Below: share of positions whose expected "
+    "acceptance is under the bound, and by how much it is there; greedy, where a position's acceptance is 0 or 1, "
+    "every rejection where the bound is above 0 counts. Factors: nearest to what was accepted (by squares, the bound "
+    "cut at 0), at which mean bound and mean acceptance agree (moments), and the one whose bound "
+    f"{COVERED:.0%} of the positions keep to. CE/H: cross-entropy over entropy, total over total; each position's has "
+    f"at least {LEAST} nats of entropy; {NONE} where the trace does not know it. Bold where an interval excludes 0."
+)
+
+
+def sources_of(options: Entropy) -> list[Source]:
+    """The traces, each pair of models a group."""
+    options.check()
+    costs = options.machine()
+    if options.smoke:
+        made_up = {"one pair": made_up_trace(1.0), "another": made_up_trace(1.0, boost=0.7)}
+        return [runs.source_of(name, 1.0, trace, costs) for name, trace in made_up.items()]
+    found: dict[tuple[str, str, float], Trace] = {}
+    for file in trace_files(options.traces):
+        trace = load_trace(file)
+        drafter, target = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
+        key = drafter, target, round(float(trace.temperature.max()), 6)
+        if key in found:
+            raise ValueError(f"{file}: there is another trace of {drafter} for {target} at temperature {key[2]:g}")
+        found[key] = trace
+    called = short_names({name for *names, _ in found for name in names})
+    pairs = {key: f"{called[key[0]]} for {called[key[1]]}" for key in sorted(found)}
+    return [runs.source_of(pair, key[2], found[key], costs) for key, pair in pairs.items()]
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of models for tables: the last part of a path but for the `drafter` that distillation writes.
+
+    Names that would be told apart no more stay whole.
+    """
+    short = {name: [part for part in Path(name).parts if part != "drafter"][-1:] for name in names}
+    often = Counter(map(tuple, short.values()))
+    return {name: part[0] if part and often[tuple(part)] == 1 else name for name, part in short.items()}
+
+
+def titled(run: Run) -> list[tuple[Source, str]]:
+    """Every source with its title: models are written as they are named."""
+    return [(source, f"{source.group}, {at_temperature(source.temperature)}") for source in run.sources]
+
+
+def variants() -> dict[str, Variant]:
+    """The rules, of which one is told the factor that fits the pair."""
+    adaedl = rule("adaedl")
+
+    def fitted(source: Source, longest: int) -> Replay:
+        found = positions_of(source, source.tasks[ALL])
+        factor = fitted_entropy_factor(found.entropy, found.accepted)
+        return variant(adaedl, [{"entropy_factor": factor}]).replay(source, longest)
+
+    published = variant(adaedl, [{"entropy_factor": 0.2}])
+    chosen = variant(adaedl, [{"threshold": value} for value in (0.0, *THRESHOLDS)])
+    return {PUBLISHED: published, FITTED: Variant(fitted), CHOSEN: chosen} | {
+        name: variant(rule(name)) for name in ("static", "survival")
+    }
+
+
+def positions_of(source: Source, texts: np.ndarray) -> Positions:
+    """Every position that emitted a token."""
+    trace = source.trace
+    within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[texts, None]
+    owner = np.broadcast_to(np.arange(len(texts))[:, None], within.shape)[within]
+    columns = trace.path[texts][..., FEATURES.index("entropy")], trace.overlap[texts], trace.cross_entropy[texts]
+    entropy, overlap, cross = (column[within].astype(np.float64) for column in columns)
+    accepted = trace.accepted[texts][within]
+    return Positions(owner, np.maximum(entropy, 0.0), np.clip(overlap, 0.0, 1.0), accepted, cross)
+
+
+def cross_is_known(source: Source) -> bool:
+    """Whether entropy and cross-entropy are of distributions at the same temperature, nothing cut off."""
+    warp = source.trace.about.get("warp") or {}
+    whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
+    return source.temperature in (0.0, 1.0) and whole
+
+
+def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
+    """A row: bins by entropy, of given edges and of equally many tokens, all positions, fits, ratio of entropies."""
+    found, known = positions_of(source, texts), cross_is_known(source)
+    edges = np.clip(np.searchsorted(EDGES, found.entropy, side="right") - 1, 0, len(EDGES) - 2)
+    order = np.array_split(np.argsort(found.entropy, kind="stable"), min(options.bins, len(found.text)))
+    describe = lambda some: described(some, len(found.text), options.entropy_factor, known)  # noqa: E731
+    return {
+        "positions": len(found.text),
+        "bins": [describe(part(found, edges == index)) for index in range(len(EDGES) - 1)],
+        "fine": [describe(part(found, indices)) for indices in order],
+        "whole": describe(found),
+        "fits": fits(found),
+        "ratio": ratios(found) if known else None,
+    }
+
+
+def part(found: Positions, chosen: np.ndarray) -> Positions:
+    """Some of the positions, by mask or index."""
+    return Positions(*(column[chosen] for column in found))
+
+
+def described(found: Positions, of: int, factor: float, known: bool) -> dict[str, Any]:
+    """What a bin holds: its share, the bound, the acceptance and how often and how far that is below it."""
+    if not len(found.text):
+        return {"share": 0.0}
+    bound = np.maximum(1.0 - np.sqrt(factor * found.entropy), 0.0)
+    below = found.acceptance < bound - 1e-6
+    return {
+        "share": len(found.text) / of,
+        "entropy": found.entropy.mean(),
+        "bound": bound.mean(),
+        "acceptance": list(mean_over_texts(found, found.acceptance)),
+        "accepted": list(mean_over_texts(found, found.accepted)),
+        "below": below.mean(),
+        "by": float((bound - found.acceptance)[below].mean()) if below.any() else 0.0,
+        "cross_ratio": float(found.cross.sum() / found.entropy.sum()) if known and found.entropy.sum() > 0 else None,
+    }
+
+
+def mean_over_texts(found: Positions, values: np.ndarray) -> Interval:
+    """The mean over positions, its interval over texts."""
+    texts, index = np.unique(found.text, return_inverse=True)
+    return ratio_of_totals(np.bincount(index, values, len(texts)), np.bincount(index, minlength=len(texts)))
+
+
+def fits(found: Positions) -> dict[str, Any]:
+    """Factors that fit: by squares, by moments, and the one that covers most positions; intervals over texts."""
+    top, bottom = np.bincount(found.text, 1.0 - found.acceptance), np.bincount(found.text, np.sqrt(found.entropy))
+    some = found.entropy > 0
+    needed = (1.0 - found.acceptance[some]) ** 2 / found.entropy[some]
+    return {
+        "squares": list(entropy_factor_interval(found.entropy, found.accepted, found.text)),
+        "moments": [value**2 for value in ratio_of_totals(top[bottom > 0], bottom[bottom > 0])],
+        "covers": float(np.quantile(needed, COVERED)),
+    }
+
+
+def ratios(found: Positions) -> dict[str, Any]:
+    """Cross-entropy over entropy: of the totals, and its spread over positions with some entropy."""
+    top, bottom = (np.bincount(found.text, values) for values in (found.cross, found.entropy))
+    some = found.entropy >= LEAST
+    quantiles = np.quantile(found.cross[some] / found.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
+    return {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
+
+
+def pairs_table(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> str:
+    """A line a pair and temperature: what fits, and what it is worth."""
+    words = (f"{one} over {other}".replace("adaedl, ", "") for one, other in GAINS)
+    lines = []
+    for source, title in titled(run):
+        here = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
+        (mine,) = runs.of_source(found, source, ALL)
+        shared = source.trace.about.get("probability_shared")
+        about = [NONE if shared is None else f"{shared:.1%}", f"{mine['whole']['accepted'][0]:.3f}"]
+        speed = [interval(runs.speedup(row)) for row in here.values()]
+        more = [tables.percent_more(runs.gain(here[one], here[other])) for one, other in GAINS]
+        lines.append([title, *about, interval(mine["fits"]["squares"], ".3f"), *speed, *more])
+    return markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines)
+
+
+def equal_bins_table(run: Run, found: Sequence[Row]) -> str:
+    """A line a pair and temperature: the share accepted in bins of equally many tokens."""
+    lines = []
+    for source, title in titled(run):
+        (mine,) = runs.of_source(found, source, ALL)
+        lines.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in mine["fine"])])
+    return markdown(["pair", *(f"bin {at}" for at in range(1, max(map(len, lines))))], lines)
+
+
+def edges_table(row: Row) -> str:
+    """Acceptance and bound by entropy."""
+    names = [f"{low:g}–{high:g}" if high < np.inf else f"{low:g} and more" for low, high in zip(EDGES, EDGES[1:])]  # noqa: B905
+    lines = []
+    for name, bin_ in [*zip(names, row["bins"], strict=True), ("all", row["whole"])]:
+        if bin_["share"] > 0:
+            ratio = bin_["cross_ratio"]
+            values = [f"{bin_['bound']:.2f}", interval(bin_["acceptance"]), share(bin_["below"]), f"{bin_['by']:.2f}"]
+            lines.append([name, f"{bin_['share']:.1%}", *values, NONE if ratio is None else f"{ratio:.2f}"])
+    return markdown(["entropy, nats", "positions", "bound", "acceptance", "below", "by", "CE/H"], lines)
+
+
+def fits_table(rows: Mapping[str, Row], factor: float) -> str:
+    """By task: bound against acceptance, factors that fit, and the stable-entropy assumption."""
+    head = ["task", "positions", "bound", "acceptance", "below", "factor", "moments", f"covers {COVERED:.0%}"]
+    head += [f"CE/H ({tables.number(1 + 2 * factor)} assumed)", "of positions: median", "quartiles", "10–90 %"]
+    lines = []
+    for task, row in rows.items():
+        whole, fitted, ratio, spread = row["whole"], row["fits"], row["ratio"], [NONE] * 4
+        if ratio is not None:
+            q = [f"{value:.2f}" for value in ratio["quantiles"]]
+            spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
+        values = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"]), share(whole["below"])]
+        factors = [interval(fitted["squares"]), interval(fitted["moments"]), f"{fitted['covers']:.2f}"]
+        lines.append([task, *values, *factors, *spread])
+    return markdown(head, lines)
+
+
+def picture(run: Run, found: Sequence[Row]) -> Figure:
+    """Acceptance by entropy, and AdaEDL's bound with both factors."""
+    factor = run.options.entropy_factor
+    names = ("accepted", f"1 - sqrt({factor:g} H)", "1 - sqrt(factor H), fitted")
+    looks = ({"marker": "o"}, {"ls": "--"}, {"ls": ":"})
+    styles = {name: {"color": COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))}
+    lines = {}
+    for source, title in titled(run):
+        (mine,) = runs.of_source(found, source, ALL)
+        entropy = [bin_["entropy"] for bin_ in mine["fine"]]
+        smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
+        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (factor, mine["fits"]["squares"][0])]
+        taken = entropy, [Interval(*bin_["accepted"]) for bin_ in mine["fine"]]
+        columns = taken, *((smooth.tolist(), bound.tolist()) for bound in bounds)
+        lines[title.replace(", ", "\n")] = dict(zip(names, columns, strict=True))
+    axes = "the drafter's entropy, nats", "accepted"
+    return tables.lines_figure(lines, axes, styles, columns=min(PANELS, len(lines)))
+
+
+main = command(Entropy, study, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())
