@@ -93,12 +93,12 @@ def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[di
 def kinds_of(round_: Mapping[str, Any]) -> list[str]:
     """What each emitted token of a recorded round is: "accepted", "recovered" in place of a rejected draft, "bonus".
 
-    More tokens than the chain's accepted drafts and one were accepted beside the chain, and a bonus follows them.
+    Tokens between the chain's accepted drafts and the last one were accepted beside the chain ("branch"): of trees.
     """
     accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
     beside = max(0, emitted - accepted - 1)
     last = "bonus" if accepted == drafted or beside else "recovered"
-    return [*["accepted"] * (accepted + beside), last][:emitted]
+    return [*["accepted"] * accepted, *["branch"] * beside, last][:emitted]
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class _HeldText:
 
     def add(self, chunk: Chunk, ends: set[int]) -> None:
         """The tokens of a round; ids in `ends` give no text."""
-        instead = next((place for place, kind in enumerate(chunk.kinds) if kind == "recovered"), None)
+        instead = next((place for place, kind in enumerate(chunk.kinds) if kind in ("branch", "recovered")), None)
         for place, (token, kind) in enumerate(zip(chunk.tokens, chunk.kinds, strict=True)):
             if place == instead:  # what was rejected stood here
                 self._hold(self._rejected_text(chunk.rejected), "rejected")

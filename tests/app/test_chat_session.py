@@ -158,7 +158,7 @@ def test_a_verifier_or_a_drafter_that_fails_loses_no_conversation(session, tmp_p
     )
     for kind, module, name, function in (
         ("verifier", "verification", "rejection", "verify"),
-        ("drafter", "drafters.prompt_lookup", "prompt_lookup", "propose"),
+        ("drafter", "drafters.prompt_lookup", "prompt_lookup", "source"),
         ("drafter", "drafters.prompt_lookup", "prompt_lookup", "commit"),
     ):
         (tmp_path / name).mkdir(exist_ok=True)

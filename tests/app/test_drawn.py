@@ -327,27 +327,25 @@ def test_the_browser_sees_errors_and_requests(browser, tmp_path):
     assert len(browser.errors) >= 2 and len(browser.requests) == 2
 
 
-def test_a_sibling_stands_for_a_rejected_draft_and_a_bonus_follows():
-    by_sibling = {"accepted": 1, "drafted": 3, "by_sibling": 1}
-    assert kinds_of(by_sibling | {"emitted": 3}) == ["accepted", "sibling", "bonus"]
-    assert kinds_of(by_sibling | {"emitted": 2}) == ["accepted", "sibling"]  # it ended the text
-    assert kinds_of(by_sibling | {"by_sibling": 0, "emitted": 2}) == ["accepted", "recovered"]
-    assert kinds_of(by_sibling | {"by_sibling": 2, "emitted": 4}) == ["accepted", "sibling", "sibling", "bonus"]
+def test_a_branch_stands_for_a_rejected_draft_and_a_bonus_follows():
+    rejected = {"accepted": 1, "drafted": 3}
+    assert kinds_of(rejected | {"emitted": 3}) == ["accepted", "branch", "bonus"]
+    assert kinds_of(rejected | {"emitted": 2}) == ["accepted", "recovered"]
+    assert kinds_of(rejected | {"emitted": 4}) == ["accepted", "branch", "branch", "bonus"]
     assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
     assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
 
 
-def test_a_sibling_is_shown_in_every_view(tmp_path):
+def test_a_branch_is_shown_in_every_view(tmp_path):
     a, b, c, x, y = tokens_of("abcxy")
-    combed = round_([a, x, y], 1, 3, [0.1, 1.5, 0.7]) | {"siblings": np.int32(4), "by_sibling": np.int32(1)}
+    combed = round_([a, x, y], 1, 3, [0.1, 1.5, 0.7])
     shown = generation([a, b, c], [combed])
     tokens = told(shown, tokenizer())
-    assert [token.kind for token in tokens] == ["accepted", "sibling", "bonus"] and tokens[0].siblings == 4
+    assert [token.kind for token in tokens] == ["accepted", "branch", "bonus"]
     assert [draft.text for draft in tokens[1].rejected] == ["x", "y"]
     html = page(shown, tokenizer())
-    assert '<span class="token sibling"' in html and "accepted sibling of a rejected draft</span>" in html
-    assert '["siblings tried", "4"]' in html
-    assert "accepted sibling of" not in page(example(), tokenizer())
+    assert '<span class="token branch"' in html and "accepted in place of a rejected draft</span>" in html
+    assert "accepted in place of a rejected draft</span>" not in page(example(), tokenizer())
     console = Console(file=io.StringIO(), width=100)
     console.print(render(shown, tokenizer()))
-    assert "accepted sibling of a rejected draft" in console.file.getvalue()
+    assert "accepted in place of a rejected draft" in console.file.getvalue()

@@ -53,7 +53,7 @@ def test_a_models_escape_codes_are_shown_and_not_obeyed():
 def test_the_legend_names_every_kind_that_is_shown():
     assert terminal.legend().plain.count("   ") == 3
     assert "rejected" not in terminal.legend(show_rejected=False).plain
-    assert "sibling" not in terminal.legend().plain and "sibling" in terminal.legend(siblings=True).plain
+    assert "in place of" not in terminal.legend().plain and "in place of" in terminal.legend(branches=True).plain
 
 
 @pytest.mark.parametrize(

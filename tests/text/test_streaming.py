@@ -57,8 +57,8 @@ def test_pieces_are_the_text_by_kind(pair):
 def test_what_a_sibling_and_its_child_replace_is_struck_out_once():
     a, b, c, d, x, y = tokens_of("abcdxy")
     held = _HeldText(tokenizer(), [])
-    held.add(Chunk("", [], [a, b, c, d], ["accepted", "sibling", "sibling", "bonus"], [x, y], 0.0), set())
-    told = [("a", "accepted"), ("xy", "rejected"), ("b", "sibling"), ("c", "sibling"), ("d", "bonus")]
+    held.add(Chunk("", [], [a, b, c, d], ["accepted", "branch", "branch", "bonus"], [x, y], 0.0), set())
+    told = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
     assert held.take(everything=True) == [Piece(*each) for each in told]
 
 

@@ -175,7 +175,7 @@ class Terminal:
     def _greet(self) -> None:
         self._console.print(Text(describe(self._chat.session.settings)))
         if self._colours:
-            self._console.print(legend())
+            self._console.print(legend(branches=self._chat.session.pair.policy.rounds is not None))
         self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
 
     def _note(self, text: str) -> None:

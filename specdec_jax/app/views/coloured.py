@@ -38,7 +38,7 @@ def render(
             for draft in token.rejected:
                 text.append(visible(Piece(draft.text, "rejected")), STYLES["rejected"])
         text.append(visible(Piece(token.text, token.kind)), STYLES[token.kind] + phase)
-    marks = [legend(show_rejected)]
+    marks = [legend(show_rejected, any(token.kind == "branch" for token in tokens))]
     if boundaries:
         marks.append(Text(f"{BOUNDARY} a round begins", "dim"))
     if any(token.phase for token in tokens):

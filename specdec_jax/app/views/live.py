@@ -37,7 +37,7 @@ def show_live(
         chunks = stream(prompt, sampling, pair=pair, **options)
 
     def panel(shown: Text, footer: str) -> Panel:
-        marks = legend()
+        marks = legend(branches=pair.policy.rounds is not None)
         return Panel(Group(shown, Text(), marks), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
 
     with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:

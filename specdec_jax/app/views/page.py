@@ -19,6 +19,7 @@ from specdec_jax.text.generation import Generation
 
 KINDS = {
     "accepted": "accepted draft",
+    "branch": "of a tree, accepted in place of a rejected draft",
     "recovered": "the target's, in place of a rejected draft",
     "bonus": "the target's own",
 }
@@ -68,6 +69,7 @@ def page(
         title=title,
         line=_line(generation),
         tokens=[_drawn(token, tokenizer) for token in tokens],
+        branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
         chart=chart(tokens, entropy_factor),
         factor=entropy_factor,

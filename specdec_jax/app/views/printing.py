@@ -39,7 +39,7 @@ def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = Tr
     print(flush=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if colours and statistics:
-        console.print(legend(rejected))
+        console.print(legend(rejected, chunks.pair.policy.rounds is not None))
     if statistics:
         console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
     return finished

@@ -13,12 +13,14 @@ from specdec_jax.text.streaming import Piece
 
 STYLES = {
     "accepted": "green",
+    "branch": "bold magenta",
     "recovered": "bold yellow",
     "bonus": "bold cyan",
     "rejected": "strike dim red",
 }
 LEGEND = {
     "accepted": "accepted draft",
+    "branch": "accepted in place of a rejected draft",
     "recovered": "recovered by the target",
     "bonus": "bonus of the target",
     "rejected": "rejected draft",
@@ -103,8 +105,8 @@ def _styled(text: str, kind: str, styled: bool) -> str:
     return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled else text
 
 
-def legend(show_rejected: bool = True) -> Text:
-    """The colours and what they mean, on one line."""
-    hidden = {"rejected": not show_rejected}
+def legend(show_rejected: bool = True, branches: bool = False) -> Text:
+    """The colours and what they mean, on one line; `branches`: of a rule whose drafts are trees."""
+    hidden = {"rejected": not show_rejected, "branch": not branches}
     kinds = [kind for kind in LEGEND if not hidden.get(kind)]
     return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)
