@@ -1,5 +1,6 @@
 """What the decoder checks of rules and verifiers of trees before a program is built (`decoding/answers.py`)."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def needs_one_model(policy: TreePolicy) -> bool:
 
 def as_chain(policy: TreePolicy) -> StoppingPolicy:
     """The same rule without siblings, for rounds of chains."""
-    fields = {name: getattr(policy, name) for name in StoppingPolicy.__dataclass_fields__ if name != "call"}
+    fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(StoppingPolicy) if field.init}
     return StoppingPolicy(**{**fields, "update": _updated_by_chain(policy)})
 
 
