@@ -110,7 +110,9 @@ def test_a_pair_that_pays_ends_with_the_command_to_decode_with(place, capsys):
 
 def test_every_rule_is_predicted_and_the_fastest_come_first(paying):
     found = speedups(paying)
-    rules = {name for name in names("policy") if name not in ("at_least", "update_every", "static", "comb", "survival_tree")}
+    rules = {
+        name for name in names("policy") if name not in ("at_least", "update_every", "static", "comb", "survival_tree")
+    }
     assert set(found) == rules | {f"static(draft_length={length})" for length in range(1, DRAFTS + 1)}
     estimates = [estimate for estimate, _, _ in found.values()]
     assert estimates == sorted(estimates, reverse=True) and len(set(estimates)) > 5
