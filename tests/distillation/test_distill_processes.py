@@ -67,7 +67,7 @@ def test_a_lost_worker_ends_the_other_and_the_run_goes_on_to_the_same_weights(pl
 
 
 def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(distill, "join", lambda stay: distill.Share(0, 2))
+    monkeypatch.setattr(distill, "join", lambda: distill.Share(0, 2))
     monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: make_mesh("data=1"))
     words = [str(place / "config.py"), "--out", str(tmp_path), "--labels", "0", "--distributed"]
     assert distill.main(words) == 2
