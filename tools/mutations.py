@@ -68,21 +68,21 @@ BUGS = (
     ),
     Bug(
         "tokens after the end of sequence are emitted",
-        "jnp.minimum(result.emitted, first + 1)",
-        "jnp.minimum(result.emitted, first + 9)",
+        "jnp.minimum(length, first + 1)",
+        "jnp.minimum(length, first + 9)",
         "tests/decoding/test_decoding.py::test_a_stop_token_anywhere_ends_the_text_after_it",
     ),
     Bug(
         "rows that are done teach the rule",
-        "policy = select_rows(context.alive, parts.policy.update(policy, draft, verified.result), policy)",
-        "policy = parts.policy.update(policy, draft, verified.result)",
+        "policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)",
+        "policy = parts.policy.update(drafted.policy, draft, result)",
         "tests/decoding/test_decoding.py::test_a_rules_state_changes_by_its_own_row_alone",
     ),
     # Statistics.
     Bug(
         "drafts accepted beyond the end of sequence are counted",
-        "accepted=jnp.minimum(result.length - 1, emitted)",
-        "accepted=result.length - 1",
+        "accepted=jnp.minimum(accepted, emitted)",
+        "accepted=accepted",
         "tests/decoding/test_decoding.py::test_a_stop_token_anywhere_ends_the_text_after_it",
     ),
     Bug(

@@ -34,6 +34,7 @@ from specdec_jax.types import (
     VerifierState,
     Warp,
 )
+from specdec_jax.types.defaults import no_threshold
 
 
 class Sizes(NamedTuple):
@@ -109,7 +110,7 @@ def check_policy(
         learnt_from = policy.rounds.check_answers(asked, policy, sizes, context, keep_log_q)
     asked.must_keep_state("update", asked.result("update", asked.state, *learnt_from))
     shown = asked.result("threshold", asked.state)
-    if dims(shown) != (batch,):
+    if dims(shown) != (batch,) and policy.threshold is not no_threshold:
         asked.refuse("threshold", f"must answer float32[{batch}]; it answers {said(shown)}")
 
 

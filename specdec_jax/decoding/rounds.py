@@ -285,7 +285,7 @@ def measure_round(
         width=jnp.broadcast_to(width, emitted.shape),
         entropy=drafted.entropy,
         max_prob=drafted.max_prob,
-        threshold=threshold.astype(jnp.float32),
+        threshold=jnp.broadcast_to(threshold.astype(jnp.float32), emitted.shape),
         drafter_id=drafted.drafter_id,
         phase=phase,
     )

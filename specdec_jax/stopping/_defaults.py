@@ -1,35 +1,12 @@
-"""What most rules do not decide, and what several decide alike."""
+"""What several rules decide alike."""
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, VerificationResult
-
-
-def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
-    """Every round pays for its first drafter pass."""
-    return jnp.ones_like(context.alive), state
-
-
-def always_draw(
-    state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Every distribution that was paid for gives its token."""
-    del distribution, drafted
-    return jnp.ones_like(context.alive), state
-
-
-def always_proceed(
-    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Every drawn token is followed by another pass, as far as the budget goes."""
-    del distribution, token, drafted
-    return jnp.ones_like(context.alive), state
-
-
-def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
-    """The result of the verification teaches nothing."""
-    del draft, result
-    return state
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
+from specdec_jax.types.defaults import always_begin as always_begin
+from specdec_jax.types.defaults import always_draw as always_draw
+from specdec_jax.types.defaults import always_proceed as always_proceed
+from specdec_jax.types.defaults import no_update as no_update
 
 
 def proceed_unless_failed(

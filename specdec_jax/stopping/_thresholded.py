@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1
-from specdec_jax.stopping._defaults import always_begin, always_proceed, no_update, proceed_unless_failed
+from specdec_jax.stopping._defaults import no_update, proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
 
 
@@ -59,5 +59,5 @@ def thresholded(
         learnt = learn(state, draft, result)
         return learnt._replace(control=algorithm_1(state.control, draft, result)) if adaptive else learnt
 
-    proceed = proceed_unless_failed if keep_checked_token else always_proceed
-    return StoppingPolicy(init, always_begin, check, proceed, update, lambda state: state.control.threshold)
+    policy = StoppingPolicy(init, check=check, update=update, threshold=lambda state: state.control.threshold)
+    return policy.replace(proceed=proceed_unless_failed) if keep_checked_token else policy

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -72,7 +72,7 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
         length = jnp.where(due, _tier(wanted, steps), state.draft_length)
         return state._replace(draft_length=length, average=average, rounds=rounds)
 
-    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, update, show_length)
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=update, threshold=show_length)
 
 
 def _tier(wanted: Array, tiers: np.ndarray) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
-from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -70,4 +70,4 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     def update(state: BanditState, draft: Draft, result: VerificationResult) -> BanditState:
         return state._replace(arms=learn(state.arms, result.length, draft.length, draft.length))
 
-    return StoppingPolicy(init, begin, always_draw, proceed_to_length, update, show_length)
+    return StoppingPolicy(init, begin, proceed=proceed_to_length, update=update, threshold=show_length)

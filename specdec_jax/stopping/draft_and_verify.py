@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
-from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.stopping._defaults import no_update
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -75,7 +75,7 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
 
     begun = init if adaptive else init_fixed
     learnt = _update if adaptive else no_update
-    return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
+    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=lambda state: state.threshold)
 
 
 def _update(state: DraftAndVerifyState, draft: Draft, result: VerificationResult) -> DraftAndVerifyState:

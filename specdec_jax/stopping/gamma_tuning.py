@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -50,7 +50,7 @@ def gamma_tuning() -> StoppingPolicy:
             low=per_row(batch, low, "low", low=0.0, high=1.0),
         )
 
-    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=_update, threshold=show_length)
 
 
 def _update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:

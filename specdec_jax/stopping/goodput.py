@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_draw, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -76,7 +76,7 @@ def goodput(most: int = 16) -> StoppingPolicy:
         state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), most))
         return state.draft_length > 0, state
 
-    return StoppingPolicy(init, begin, always_draw, proceed_to_length, _update, show_length)
+    return StoppingPolicy(init, begin, proceed=proceed_to_length, update=_update, threshold=show_length)
 
 
 def acceptance(state: GoodputState) -> Array:

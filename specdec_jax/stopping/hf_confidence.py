@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
-from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
+from specdec_jax.stopping._defaults import no_update
 from specdec_jax.stopping._evaluated import evaluated_positions, remember
 from specdec_jax.stopping._token import token_probability
 from specdec_jax.strategy import strategy
@@ -91,7 +91,7 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
         return go_on, state
 
     begun, learnt = (init, _refit) if refit else (init_fixed, no_update)
-    return StoppingPolicy(begun, always_begin, always_draw, proceed, learnt, lambda state: state.threshold)
+    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=lambda state: state.threshold)
 
 
 def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:

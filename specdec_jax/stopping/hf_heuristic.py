@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_draw, begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -38,7 +38,7 @@ def hf_heuristic() -> StoppingPolicy:
             per_row(batch, decrease, "decrease", low=0, dtype=np.int32),
         )
 
-    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, _update, show_length)
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=_update, threshold=show_length)
 
 
 def _update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:

@@ -78,7 +78,7 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         proceed=proceed,
         update=update,
         threshold=threshold,
-        needs_phases=True,
+        reads=inner.reads | {"phases"},
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )
 

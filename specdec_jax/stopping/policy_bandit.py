@@ -89,10 +89,8 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=inner)
 
     ask = functools.partial(_ask, rules)
-    watched, joined = any(rule.needs_phases for rule in rules), any(rule.joins_rows for rule in rules)
-    return StoppingPolicy(
-        init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32), watched, joined
-    )
+    reads = frozenset().union(*(rule.reads for rule in rules))
+    return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32), reads)
 
 
 def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, StoppingPolicy
 
@@ -25,4 +25,4 @@ def static() -> StoppingPolicy:
     def init(batch: int, draft_length: Any = 7) -> StaticState:
         return StaticState(per_row(batch, draft_length, "draft_length", low=0, dtype=np.int32))
 
-    return StoppingPolicy(init, begin_with_length, always_draw, proceed_to_length, no_update, show_length)
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, threshold=show_length)

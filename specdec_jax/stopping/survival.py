@@ -157,7 +157,8 @@ def survival_with(gain: Gain, horizon: int, positions: int, together: bool = Fal
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return learn_rate(learn_offset(state, draft, result, positions), draft.length, result.length)
 
-    return StoppingPolicy(init, begin, check, proceed, update, rate_of, joins_rows=together)
+    reads = frozenset({"rows"} if together else ())
+    return StoppingPolicy(init, begin, check, proceed, update, rate_of, reads)
 
 
 def _verification(batch: int, times: Any, positions: int) -> Array:

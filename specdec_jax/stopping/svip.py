@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._defaults import always_begin, always_draw, no_update
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -45,4 +44,4 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         return ~(jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)) > state.threshold), state
 
-    return StoppingPolicy(init, always_begin, always_draw, proceed, no_update, lambda state: state.threshold)
+    return StoppingPolicy(init, proceed=proceed, threshold=lambda state: state.threshold)

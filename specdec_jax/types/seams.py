@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from specdec_jax.strategy import Strategy
+from specdec_jax.types.defaults import always_begin, always_draw, always_proceed, no_threshold, no_update
 from specdec_jax.types.values import (
     Array,
     Cache,
@@ -189,21 +190,36 @@ class Update(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StoppingPolicy(Strategy):
-    """When to stop drafting. Whether a token is drafted is decided before it is drawn (docs/design.md, invariant 2)."""
+    """When to stop drafting. Whether a token is drafted is decided before it is drawn (docs/design.md, invariant 2).
+
+    A rule gives only what it decides: unless given, every round begins and drafts to its budget, and learns nothing.
+    """
 
     rounds: ClassVar[Any] = None
     """How rounds go whose drafts are not chains: a subclass gives a module such as `contrib.trees.hooks`, by which the
     decoder, the proofs and replays play its rounds."""
     forwarded: ClassVar[tuple[str, ...]] = ()  # further fields that are functions of the state, for wrappers of rules
     init: Init
-    begin: Begin
-    check: Check
-    proceed: Proceed
-    update: Update
-    threshold: Callable[[PolicyState], Array]  # [B] float32, what a plot of this rule shows (NaN: nothing)
-    needs_phases: bool = False  # True: a decoder with this rule needs a monitor that watches phases
-    joins_rows: bool = False  # True: what a row does depends on the rows beside it
+    begin: Begin = always_begin
+    check: Check = always_draw
+    proceed: Proceed = always_proceed
+    update: Update = no_update
+    threshold: Callable[[PolicyState], Array] = (
+        no_threshold  # [B] float32, what a plot of this rule shows (NaN: nothing)
+    )
+    reads: frozenset[str] = frozenset()
+    # "phases": a decoder with this rule needs a monitor that watches them; "rows": a row's drafts depend on other rows
     hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
+
+    @property
+    def needs_phases(self) -> bool:
+        """Whether it reads the phases of a monitor."""
+        return "phases" in self.reads
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether what a row does depends on the rows of its batch."""
+        return "rows" in self.reads
 
 
 class NextDistribution(Protocol):

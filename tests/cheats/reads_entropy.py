@@ -7,4 +7,4 @@ def reads_entropy():
     def check(state, distribution, drafted, context):
         return context.monitor.entropy < 2.0, state
 
-    return static().replace(check=check, needs_phases=True)
+    return static().replace(check=check, reads=frozenset({"phases"}))

@@ -258,7 +258,9 @@ def test_every_command_refuses_a_file_before_models_are_read(tmp_path, monkeypat
 
 def test_an_honest_file_passes_also_where_it_reads_phases(tmp_path):
     (tmp_path / "my_rule.py").write_text(
-        RULE.format(answer="context.monitor.phase < 1").replace("(check=check)", "(check=check, needs_phases=True)")
+        RULE.format(answer="context.monitor.phase < 1").replace(
+            "(check=check)", "(check=check, reads=frozenset({'phases'}))"
+        )
     )
     assert choose("policy", str(tmp_path / "my_rule.py")).needs_phases
 

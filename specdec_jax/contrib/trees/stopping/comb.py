@@ -12,7 +12,7 @@ import numpy as np
 from specdec_jax.contrib.trees.seams import TreePolicy, Wanted
 from specdec_jax.contrib.trees.stopping._siblings import check_expanded
 from specdec_jax.hyperparameters import per_row, vector_per_row
-from specdec_jax.stopping._defaults import always_draw, begin_with_length, no_update, proceed_to_length, show_length
+from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, RoundContext
 
@@ -64,10 +64,8 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
     return TreePolicy(
         init,
         begin_with_length,
-        always_draw,
-        proceed_to_length,
-        no_update,
-        show_length,
+        proceed=proceed_to_length,
+        threshold=show_length,
         siblings=most,
         beside=beside,
         **more,
