@@ -96,7 +96,9 @@ def test_every_command_parses_and_names_rules_and_hyperparameters_that_exist(fol
     rules = cli._parsed(words[3:]).rules
     policy = choose("policy", rules.policy)
     verifier = choose("verifier", rules.verifier)
-    assert {policy.name, verifier.name} & {"survival_floor.py", "damped.py"}
+    after = words[words.index("--drafter") + 1] if "--drafter" in words else ""
+    drafters = {re.sub(r"\(.*", "", name) for name in after.split(",")}
+    assert {policy.name, verifier.name, *drafters} & {"survival_floor.py", "damped.py", "follows.py", "recent.py"}
 
 
 def test_the_config_loads(folder):

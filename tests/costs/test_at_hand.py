@@ -261,6 +261,7 @@ COUNTS = no_counts(1, 5)._replace(  # 20 rounds: 8 without drafts, 5 of one draf
     drafted_at=np.array([[12, 7, 7, 3, 3]], np.int32),
     drafter_passes=np.array([33], np.int32),
 )
+COUNTS = COUNTS._replace(num_draft_tokens=COUNTS.drafted_at.sum(axis=1))
 EXPECTED = 13 * 1.0 + 4 * 1.01 + 3 * 1.1 + 33 * 0.13
 
 

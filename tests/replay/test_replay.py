@@ -91,9 +91,10 @@ def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
         mine, its = found.record[0, row], recorded(state, row)
         np.testing.assert_array_equal(mine[: len(its)], its)
         assert (mine[len(its) :] == -1).all() and found.rounds[0, row] == len(its)
-    for field, name in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_tokens"),
-                        ("passes", "drafter_passes"), ("discarded", "discarded_passes")):  # fmt: skip
+    for field, name in (("passes", "drafter_passes"), ("discarded", "discarded_passes")):
         np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name))
+    for field, name in (("drafted", "drafted_at"), ("accepted", "accepted_at")):  # of trees those of the chain
+        np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name).sum(axis=1))
     np.testing.assert_array_equal(found.emitted[0], state.statistics.num_emitted_tokens)
 
 

@@ -97,7 +97,7 @@ def proposed(target, drafter, params, policy, hyperparameters, prompt):
     options = {"policy_hyperparameters": hyperparameters, "stop_ids": (), "max_new_tokens": 20}
     state = decoder.prefill(params, [prompt], warp=warp, seed=[3], **options)
     context = chain_rounds.round_context(decoder.parts, state)
-    source, context = chain_rounds.open_source(decoder.parts, params, state, context)
+    source = drafter.source(params.drafter, state.drafter, state.tokens, context)
     source, predict_beside = expanding(source, drafter, params.drafter, context, state.tokens.shape[1])
     log_q, uniform = (
         chain_rounds.empty_log_q(decoder.parts, state, source),
