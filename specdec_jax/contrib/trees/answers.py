@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +19,11 @@ from specdec_jax.decoding.answers import (
     said,
 )
 from specdec_jax.types import (
-    Draft,
     Drafter,
     LanguageModel,
     MonitorState,
     RoundContext,
     StoppingPolicy,
-    VerificationResult,
     Verifier,
     VerifierState,
 )
@@ -43,18 +40,9 @@ def needs_one_model(policy: TreePolicy) -> bool:
 
 
 def as_chain(policy: TreePolicy) -> StoppingPolicy:
-    """The same rule without siblings, for rounds of chains."""
+    """The same rule without siblings, for rounds of chains; its `update` takes chains too."""
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(StoppingPolicy) if field.init}
-    return StoppingPolicy(**{**fields, "update": _updated_by_chain(policy)})
-
-
-def _updated_by_chain(policy: TreePolicy) -> Any:
-    def update(state: Any, draft: Draft, result: VerificationResult) -> Any:
-        none = jnp.zeros_like(draft.tokens)
-        tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, policy.siblings), jnp.int32), beside=none)
-        return policy.update(state, tree, TreeResult(*result, jnp.zeros_like(result.length)))  # type: ignore[arg-type]
-
-    return update
+    return StoppingPolicy(**fields)
 
 
 def shapes_of(policy: TreePolicy) -> str:

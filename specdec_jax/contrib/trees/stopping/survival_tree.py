@@ -103,7 +103,8 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
         policy = learn_offset(state.policy, draft, result, positions)  # type: ignore[arg-type]
-        return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
+        emitted = result.emitted if isinstance(result, TreeResult) else result.length
+        return state._replace(policy=learn_rate(policy, places(draft), emitted))
 
     def beside(
         state: SurvivalTreeState, length: Array, room: Array, context: RoundContext, parent: Array | None
