@@ -2,7 +2,7 @@
 
 Question:  Would the tests notice?
 Command:   python tools/mutations.py [--only WORDS] [--clean]     (--clean first runs the named tests without a bug)
-Time:      about 25 minutes on 2 cores, a few seconds to two minutes a bug
+Time:      about 10 minutes on 2 cores, a few seconds to two minutes a bug
 Expected:  "caught" 30 times, exit code 0; 1 if a bug is missed, or its text is no longer there exactly once
 
 A bug is found by its text, wherever in the package it stands, so that a move of code changes nothing here. Where the
