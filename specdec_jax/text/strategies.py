@@ -152,10 +152,21 @@ def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, 
     try:
         made = factory(**given)
     except Exception as error:  # whatever a user's factory raises is one message
-        raise ValueError(_refusal(kind, name, error)) from error
+        raise ValueError(_refusal(kind, name, error) + _variant_with(kind, name, given, error)) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made
+
+
+def _variant_with(kind: str, name: str, given: Mapping[str, Any], error: Exception) -> str:
+    """'; VARIANT has KEY' after the refusal of an option that a variant of the name has, else nothing."""
+    for variant in names(kind):
+        if variant.startswith(f"{name}_"):
+            made = find_factory(kind, variant)()
+            for key in given:
+                if f"has no option {key!r}" in str(error) and key in {*made.options, *made.hyperparameters}:
+                    return f"; {variant} has {key!r}"
+    return ""
 
 
 def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:

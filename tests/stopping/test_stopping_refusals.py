@@ -5,6 +5,7 @@ import pytest
 from specdec_jax import stopping
 from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence, max_confidence, policy_bandit
+from specdec_jax.text.strategies import choose
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,10 @@ def test_wrong_static_options_are_named(factory, words):
 def test_a_fixed_threshold_has_no_other_hyperparameters(factory):
     with pytest.raises(ValueError, match="has no hyperparameter .step."):
         factory(adaptive=False).init(1, step=0.1)
+
+
+def test_an_option_that_a_variant_has_names_the_variant():
+    with pytest.raises(ValueError, match="survival has no option 'siblings'.*; survival_tree has 'siblings'$"):
+        choose("policy", "survival(siblings=3)")
+    with pytest.raises(ValueError, match="no option 'nothing'[^;]*$"):
+        choose("policy", "survival(nothing=3)")

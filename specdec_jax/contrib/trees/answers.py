@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,14 @@ from specdec_jax.decoding.answers import (
     said,
 )
 from specdec_jax.types import (
+    Draft,
     Drafter,
     LanguageModel,
     MonitorState,
+    PolicyState,
     RoundContext,
     StoppingPolicy,
+    VerificationResult,
     Verifier,
     VerifierState,
 )
@@ -40,9 +44,16 @@ def needs_one_model(policy: TreePolicy) -> bool:
 
 
 def as_chain(policy: TreePolicy) -> StoppingPolicy:
-    """The same rule without siblings, for rounds of chains; its `update` takes chains too."""
+    """The same rule without siblings, for rounds of chains; its `update` gets each as a tree without any."""
+
+    def update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
+        none = jnp.zeros_like(draft.tokens)
+        tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, policy.siblings), jnp.int32), beside=none)
+        learnt_from: Any = tree, TreeResult(*result, beside=jnp.zeros_like(result.length))
+        return policy.update(state, *learnt_from)
+
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(StoppingPolicy) if field.init}
-    return StoppingPolicy(**fields)
+    return StoppingPolicy(**{**fields, "update": update})
 
 
 def shapes_of(policy: TreePolicy) -> str:
