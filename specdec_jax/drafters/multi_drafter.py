@@ -260,10 +260,11 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
         probability = None if not mixed or seen.log_prob is None else log_prob_of(seen, one.token)
         if mixed and seen.log_prob is None:
             probability = jnp.full(mine.shape, -jnp.inf)
-        log_prob = seen.log_prob
-        if sizes and (log_prob is None or log_prob.shape[1] != size):
-            log_prob = jnp.full((mine.shape[0], size), -jnp.inf)
-        distribution = seen._replace(log_prob=log_prob, raw_log_prob=None, token_log_prob=probability)
+        whole = {"log_prob": seen.log_prob, "raw_log_prob": seen.raw_log_prob}
+        for name, values in whole.items():
+            if sizes and (values is None or values.shape[1] != size):
+                whole[name] = jnp.full((mine.shape[0], size), -jnp.inf)
+        distribution = seen._replace(**whole, token_log_prob=probability)
         own = Next(distribution, one.token, mine if one.known is None else mine & one.known)
         joined = own if joined is None else select_rows(mine, own, joined)
     assert joined is not None

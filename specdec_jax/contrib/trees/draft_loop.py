@@ -102,8 +102,11 @@ def _draft_one(
         following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
     going = loop.going if following.known is None else loop.going & following.known
     done = step(policy, now.policy, context, going, now.length, following.distribution, following.token)
-    with jax.named_scope("draft_draw"):
-        beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
+    siblings = loop.drafted.siblings
+    if source.chosen is not True:  # what is looked up has no further candidates
+        with jax.named_scope("draft_draw"):
+            beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
+        siblings = lax.dynamic_update_slice_in_dim(siblings, beside[:, None], index, axis=1)
     column = jnp.arange(now.tokens.shape[1], dtype=jnp.int32)[None, :] == index
 
     def put(buffer: Array, rows: Array, value: Array) -> Array:
@@ -122,9 +125,6 @@ def _draft_one(
         policy=done.policy,
         memory=source.keep(memory, following.token, done.drawn, now.length),
     )
-    siblings = loop.drafted.siblings
-    if beside is not None:
-        siblings = lax.dynamic_update_slice_in_dim(siblings, beside[:, None], index, axis=1)
     return _Loop(index + 1, done.going, TreeDrafted(chain, siblings, children))
 
 
@@ -136,12 +136,8 @@ def _beside(
     uniform: Uniform,
     index: Array,
     first: int,
-) -> Array | None:
-    """`count` candidates [B, count] after `token`, keyed from candidate `first` on; a lookup without a vocabulary has
-    no further candidates.
-    """
-    if not count or distribution.log_prob is None or distribution.raw_log_prob is None:
-        return None
+) -> Array:
+    """`count` candidates [B, count] int32 after `token`, keyed from candidate `first` on."""
     is_sampled = context.warp.temperature > 0
     each = lambda candidate: uniform(index + (first + candidate) * BY_CANDIDATE)  # noqa: E731
     return further_candidates(distribution, token, is_sampled, count, each)
@@ -163,8 +159,10 @@ def _expanded(
     def drawn(distribution: Distribution, place: int) -> Array:
         first = (place + 1) * (1 + policy.siblings)  # after the candidates of the chain and of the places before
         token = draw_token(distribution, context.warp, uniform(index + first * BY_CANDIDATE))
+        if policy.siblings == 1:
+            return token[:, None]
         others = _beside(distribution, token, context, policy.siblings - 1, uniform, index, first)
-        return token[:, None] if others is None else jnp.concatenate([token[:, None], others], axis=1)
+        return jnp.concatenate([token[:, None], others], axis=1)
 
     with jax.named_scope("draft_draw"):
         tokens = jnp.stack([drawn(each, place) for place, each in enumerate(after)], axis=1)

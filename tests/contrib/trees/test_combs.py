@@ -12,6 +12,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless import test_by_sampling as tested_by_sampling
 from specdec_jax.lossless import toys
 from specdec_jax.models import bloom, mistral
 from specdec_jax.stopping import static, update_every
@@ -65,6 +66,15 @@ def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     assert beside(counts, "draft") > 0 and beside(counts) > 5
     lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
     assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
+
+
+def test_several_models_draw_siblings_of_their_own_distributions():
+    """One joined source has each row's own distribution: siblings of another, or of none, change what is written."""
+    both = multi_drafter((model(TABLE, MOST, catch_up=4), model(TABLE, MOST, catch_up=4)), drift=0.3)
+    decoder = build_decoder(TABLE, both, comb(), rejection(), prefill_chunk=4)
+    own = ModelParams(PARAMS.target, (PARAMS.drafter, jnp.asarray(toys.toy_pair(VOCAB, 9).drafter)))
+    options = {"policy_hyperparameters": SHAPE, "tokens": 4, "sequences": 20_480, "batch": 2048}
+    assert tested_by_sampling(decoder, own, **options).lossless
 
 
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
