@@ -50,7 +50,7 @@ class Siblings(TraceOptions):
 
 def study(options: Siblings, console: Console) -> None:
     """Counts, predicts and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
-    run = runs.open_run("siblings", options, console)
+    run = runs.open_traces("siblings", options, console)
     blocks = ["# Siblings", tables.about(run), NOTES]
     for source, title in tables.sections(run):
         with console.status(title):

@@ -61,6 +61,11 @@ def test_every_public_file_has_a_documented_factory_of_its_name(kind):
         assert inspect.getdoc(factory) and inspect.getdoc(importlib.import_module(factory.__module__))
 
 
+def of_chains(policy):
+    """A rule of trees as the one whose `update` gets chains."""
+    return policy if policy.rounds is None else policy.rounds.as_chain(policy)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
     policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
@@ -77,7 +82,7 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
         same_shapes(state, after)
     draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 2)
     result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), drafted + 2)
-    same_shapes(state, jax.jit(policy.update)(state, draft, result))
+    same_shapes(state, jax.jit(of_chains(policy).update)(state, draft, result))
     shown = policy.threshold(state)
     assert shown.shape == (BATCH,) and jnp.result_type(shown) == jnp.float32
 
@@ -96,7 +101,7 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
         state = pick(policy.init(BATCH))
         draw, state = policy.check(state, pick(seen), drafted, pick(now))
         go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
-        return draw, go_on, policy.update(state, draft, pick(result))
+        return draw, go_on, of_chains(policy).update(state, draft, pick(result))
 
     whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
     back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)

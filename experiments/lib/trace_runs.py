@@ -184,9 +184,6 @@ def open_traces(
     return Run(options, RunFolder.create(name, config, options.out), found, console)
 
 
-open_run = open_traces
-
-
 def write(run: Run, title: str, blocks: Sequence[str], note: str = "", **pictures: Figure) -> None:
     """Writes table.md (the title, the first block, the note, then the other blocks) and NAME.png, and prints it."""
     first, *rest = blocks

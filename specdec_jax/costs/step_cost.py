@@ -20,7 +20,7 @@ from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import draft_of, drafting_uniforms
+from specdec_jax.decoding.rounds import draft_of, drafting_uniforms, empty_log_q
 from specdec_jax.decoding.sampling import argmax, make_warp
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
@@ -92,9 +92,7 @@ def draft_round(
     def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
         uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
         source, most = drafter.source(params, state, tokens, context), drafter.max_draft_length
-        log_q = None
-        if keep_log_q and source.chosen is not True:
-            log_q = jnp.full((batch, most, vocab_size), -jnp.inf, jnp.float32)
+        log_q = empty_log_q(source, batch, most, vocab_size, keep_log_q)
         drafted = draft_loop.draft(source, policy, policy_state, context, uniform, most, log_q)
         verified = draft_of(source.close(drafted)[1])
         used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.rounds import ModelParams, Parts, draft_of
+from specdec_jax.decoding.rounds import ModelParams, Parts, draft_of, empty_log_q
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.user_code import Refused, definition, described, first_definition, is_users
 from specdec_jax.strategy import Strategy
@@ -236,9 +236,7 @@ def _check_drafts(
         source = drafter.source(params, begun, tokens, context)
         if not isinstance(source, Source):
             asked.refuse("source", f"must return a Source; it returns {said(source)}")
-        log_q = None
-        if keep_log_q and source.chosen is not True:
-            log_q = jnp.zeros((batch, sizes.max_draft_length, sizes.vocab_size), jnp.float32)
+        log_q = empty_log_q(source, batch, sizes.max_draft_length, sizes.vocab_size, keep_log_q)
         uniform = lambda index: jnp.zeros((batch,), jnp.float32)  # noqa: E731
         _check_source(asked, source, sizes, context)
         end = draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)

@@ -66,8 +66,9 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     context = round_context(parts, state)
     with jax.named_scope("draft"):
         source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-        log_q = empty_log_q(parts, state, source)
         uniform, most = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
+        log_q = empty_log_q(source, state.tokens.shape[0], most, vocab_size, needs)
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, most, log_q)
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
@@ -82,10 +83,10 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
         emitted, stopped = cut(state, result.tokens, result.length, context)
         tokens = append(state.tokens, state.length, result.tokens, emitted)
-        length = state.length + emitted
         drafter = commit_drafter(
             parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted, context
         )
+        length = state.length + emitted
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
         return state._replace(
@@ -116,12 +117,11 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
     )
 
 
-def empty_log_q(parts: Parts, state: DecodeState, source: Source) -> Array | None:
+def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:
     """[B, K, V] float32 for the drafts' distributions; None where the verifier reads none or all tokens are chosen."""
-    if not parts.verifier.needs_log_q or (source.chosen is True and source.otherwise is None):
+    if not needs_log_q or (source.chosen is True and source.otherwise is None):
         return None
-    shape = state.tokens.shape[0], parts.drafter.max_draft_length, parts.target.spec.vocab_size
-    return jnp.full(shape, -jnp.inf, jnp.float32)
+    return jnp.full((batch, max_draft_length, vocab_size), -jnp.inf, jnp.float32)
 
 
 def draft_of(drafted: Drafted) -> Draft:

@@ -115,7 +115,8 @@ def setting_of(
     warp: Mapping[str, Any],
     toys: Sequence[Toy],
 ) -> Setting:
-    """Of so many rounds of drafts of up to `most` tokens."""
+    """Of so many rounds of drafts of up to `most` tokens; they are chains, of rules of trees too."""
+    policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
     return Setting(
         policy,
         verifier,

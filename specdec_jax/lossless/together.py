@@ -60,7 +60,6 @@ def prove_together(
     """
     several = [{"temperature": 0.0, **OFF, **warp} for warp in warps_for(verifier, warps)]
     warp = {name: np.array([one[name] for one in several]) for name in several[0]}
-    policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
     vocab, rng = toys[0].target.shape[-1], np.random.default_rng(0)
     each = [rng.permutation(len(toys) * vocab**2)[:prompts] for _ in several]
     index = np.repeat(np.arange(len(several)), [len(some) for some in each])

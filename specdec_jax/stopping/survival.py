@@ -23,6 +23,7 @@ every row drafts. Rows are as independent as ever in distribution, but no longer
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._evaluated import remember
 from specdec_jax.stopping._relative_cost import relative_drafter_cost
-from specdec_jax.stopping._survival_gain import Gain, gain_by_row, gain_together
+from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     Prior,
     Settings,
@@ -81,7 +82,9 @@ def survival(look_ahead: bool = True, positions: int = 32, together: bool = Fals
     )
 
 
-def survival_with(gain: Gain, horizon: int, positions: int, together: bool = False) -> StoppingPolicy:
+def survival_with(
+    gain: Callable[[SurvivalState, Ahead, RoundContext], Array], horizon: int, positions: int, together: bool = False
+) -> StoppingPolicy:
     """`survival` by a gain, which weighs up to `horizon` further tokens at once; P (`positions`) as of `survival`."""
 
     def init(
@@ -126,7 +129,7 @@ def survival_with(gain: Gain, horizon: int, positions: int, together: bool = Fal
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
         state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
         mean = chance_of(state, prior_of(state, context).next_bias)
-        return gain(state, mean, mean, jnp.zeros_like(context.budget), context, 0.0, horizon) > 0, state
+        return gain(state, Ahead(mean, mean, jnp.zeros_like(context.budget), 0.0, horizon), context) > 0, state
 
     def check(
         state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
@@ -140,7 +143,7 @@ def survival_with(gain: Gain, horizon: int, positions: int, together: bool = Fal
             passes=state.passes + relative_drafter_cost(context),
         )
         later = chance_of(state, prior.next_bias)
-        return gain(state, chance, later, drafted, context, 1.0, horizon) > 0, state
+        return gain(state, Ahead(chance, later, drafted, 1.0, horizon), context) > 0, state
 
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
@@ -152,7 +155,7 @@ def survival_with(gain: Gain, horizon: int, positions: int, together: bool = Fal
         state = state._replace(survival=state.survival * chance_of(state, state.logit + surprise))
         first = chance_of(state, prior.next_bias + prior.next_slope * state.logit)
         later = chance_of(state, prior.next_bias)
-        return gain(state, first, later, drafted, context, 0.0, horizon) > 0, state
+        return gain(state, Ahead(first, later, drafted, 0.0, horizon), context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         return learn_rate(learn_offset(state, draft, result, positions), draft.length, result.length)

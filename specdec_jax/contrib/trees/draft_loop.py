@@ -16,15 +16,7 @@ from specdec_jax.contrib.trees.expansion import fed_with, no_children, to_expand
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
-from specdec_jax.decoding.draft_loop import (
-    begin,
-    cost_by_row,
-    in_turn,
-    left_over,
-    nothing_drafted,
-    paid,
-    step,
-)
+from specdec_jax.decoding.draft_loop import Loop, in_turn, left_over, opened, take
 from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
@@ -40,12 +32,12 @@ class TreeDrafted(NamedTuple):
     children: Children | None  # of rules that expand siblings
 
 
-class _Loop(NamedTuple):
-    """The carry. `index` counts positions of the batch; a row that is still going has drafted as many tokens."""
+class _TreeLoop(NamedTuple):
+    """The carry: that of a chain's loop, and what was drawn beside the chain."""
 
-    index: Array  # [] int32
-    going: Array  # [B] bool
-    drafted: TreeDrafted
+    chain: Loop
+    siblings: Array
+    children: Children | None
 
 
 def draft(
@@ -66,16 +58,13 @@ def draft(
             index + i * BY_CANDIDATE, and so on with the children of what its pass was fed with.
         log_q: [B, K, V] to write the distributions into; None keeps none.
     """
-    context = context._replace(relative_drafter_cost=cost_by_row(source, context))
-    going, policy_state = begin(policy, state, context, context.alive)
-    memory = source.open(going)
-    chain = nothing_drafted(source, context, max_draft_length, log_q, policy_state, memory)
-    siblings = jnp.zeros((*chain.tokens.shape, policy.siblings), jnp.int32)
+    context, chain = opened(source, policy, state, context, max_draft_length, log_q)
+    siblings = jnp.zeros((*chain.drafted.tokens.shape, policy.siblings), jnp.int32)
     expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass is fed with no siblings
     children = no_children(siblings.shape[0], expansions, policy.siblings, log_q) if expansions else None
     body = partial(_draft_one, source, predict_beside, policy, context, uniform)
-    start = _Loop(jnp.int32(0), going, TreeDrafted(chain, siblings, children))
-    drafted = lax.while_loop(lambda loop: jnp.any(loop.going), body, start).drafted
+    loop = lax.while_loop(lambda loop: jnp.any(loop.chain.going), body, _TreeLoop(chain, siblings, children))
+    drafted = TreeDrafted(loop.chain.drafted, loop.siblings, loop.children)
     if source.otherwise is None:
         return drafted
     rows = left_over(drafted.chain, context)
@@ -91,41 +80,20 @@ def _draft_one(
     policy: TreePolicy,
     context: RoundContext,
     uniform: Uniform,
-    loop: _Loop,
-) -> _Loop:
-    """One position of every row still going; they all stand at the same one, so it is written as a column."""
-    index, now = loop.index, loop.drafted.chain
-    if loop.drafted.children is None or predict_beside is None:
+    loop: _TreeLoop,
+) -> _TreeLoop:
+    """One position of every row still going, and further candidates of it."""
+    index, now, children = loop.chain.index, loop.chain.drafted, loop.children
+    if children is None or predict_beside is None:
         following, memory = source.predict(now.memory, now.length, uniform(index))
-        children = loop.drafted.children
     else:
         following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
-    going = loop.going if following.known is None else loop.going & following.known
-    done = step(policy, now.policy, context, going, now.length, following.distribution, following.token)
-    siblings = loop.drafted.siblings
+    chain, siblings = take(source, policy, context, loop.chain, following, memory), loop.siblings
     if source.chosen is not True:  # what is looked up has no further candidates
         with jax.named_scope("draft_draw"):
             beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
         siblings = lax.dynamic_update_slice_in_dim(siblings, beside[:, None], index, axis=1)
-    column = jnp.arange(now.tokens.shape[1], dtype=jnp.int32)[None, :] == index
-
-    def put(buffer: Array, rows: Array, value: Array) -> Array:
-        return jnp.where(column & rows[:, None], value.astype(buffer.dtype)[:, None], buffer)
-
-    log_q = now.log_q
-    if log_q is not None:
-        log_q = lax.dynamic_update_slice_in_dim(log_q, following.distribution.log_prob[:, None], index, axis=1)
-    chain = now._replace(
-        tokens=put(now.tokens, done.drawn, following.token),
-        length=done.drafted,
-        passes=now.passes + (going & paid(context)).astype(jnp.int32),
-        log_q=log_q,
-        entropy=put(now.entropy, going, following.distribution.entropy),
-        max_prob=put(now.max_prob, going, following.distribution.max_prob),
-        policy=done.policy,
-        memory=source.keep(memory, following.token, done.drawn, now.length),
-    )
-    return _Loop(index + 1, done.going, TreeDrafted(chain, siblings, children))
+    return _TreeLoop(chain, siblings, children)
 
 
 def _beside(
@@ -144,16 +112,16 @@ def _beside(
 
 
 def _expanded(
-    predict_beside: PredictBeside, policy: TreePolicy, context: RoundContext, uniform: Uniform, loop: _Loop
+    predict_beside: PredictBeside, policy: TreePolicy, context: RoundContext, uniform: Uniform, loop: _TreeLoop
 ) -> tuple[Next, Children, Any]:
     """The next position, and the children of the siblings that its pass is fed with, chosen before they are read."""
-    index, now, drafted = loop.index, loop.drafted.chain, loop.drafted
-    assert policy.expand is not None and drafted.children is not None  # check_parts looked
+    index, now, siblings, children = loop.chain.index, loop.chain.drafted, loop.siblings, loop.children
+    assert policy.expand is not None and children is not None  # check_parts looked
     with jax.named_scope("draft_expand"):
-        worth = policy.expand(now.policy, now.length, context)[:, : drafted.siblings.shape[1]]
-        chosen = to_expand(worth, drafted.children.parent, now.length, policy.expanded)
-        chosen = jnp.where(loop.going[:, None], chosen, -1)
-    fed = fed_with(chosen, drafted.siblings)
+        worth = policy.expand(now.policy, now.length, context)[:, : siblings.shape[1]]
+        chosen = to_expand(worth, children.parent, now.length, policy.expanded)
+        chosen = jnp.where(loop.chain.going[:, None], chosen, -1)
+    fed = fed_with(chosen, siblings)
     following, after, memory = predict_beside(now.memory, now.length, fed, uniform(index))
 
     def drawn(distribution: Distribution, place: int) -> Array:
@@ -167,7 +135,7 @@ def _expanded(
     with jax.named_scope("draft_draw"):
         tokens = jnp.stack([drawn(each, place) for place, each in enumerate(after)], axis=1)
     log_q = None
-    if drafted.children.log_q is not None:
+    if children.log_q is not None:
         log_q = jnp.stack([each.log_prob for each in after], axis=1)
     at = jnp.maximum(index - 1, 0) * policy.expanded  # nothing is chosen before the first pass
-    return following, with_children(drafted.children, at, chosen, tokens, log_q), memory
+    return following, with_children(children, at, chosen, tokens, log_q), memory

@@ -3,8 +3,8 @@
 import numpy as np
 
 from specdec_jax.contrib.trees.leaves import to_expand_of
-from specdec_jax.contrib.trees.outcomes import comb_leaves, verified_combs, with_siblings
-from specdec_jax.contrib.trees.seams import TreePolicy, TreeResult
+from specdec_jax.contrib.trees.outcomes import comb_leaves, policy_of, verified_combs, with_siblings
+from specdec_jax.contrib.trees.seams import TreeResult
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.enumeration import advance, tokens_of
@@ -14,15 +14,15 @@ from specdec_jax.types import RoundContext, VerificationResult
 
 def without_extras(setting: Setting, count: int) -> np.ndarray:
     """[N, E] int32, the siblings that `count` (N) drafts have expanded, as `Children.parent`: none."""
-    return np.full((count, _policy(setting).expanded * (setting.most - 1)), -1, np.int32)
+    return np.full((count, policy_of(setting).expanded * (setting.most - 1)), -1, np.int32)
 
 
 def before_pass(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
     """With the siblings that the pass of this step is fed with; the first is fed with none."""
-    count = _policy(setting).expanded
+    count = policy_of(setting).expanded
     if count and step:
         questions = take(context, branches.node), branches.policy, branches.drafted, branches.extra
-        chosen = to_expand_of(_policy(setting), setting.batch)(*questions)
+        chosen = to_expand_of(policy_of(setting), setting.batch)(*questions)
         branches.extra[:, (step - 1) * count : step * count] = chosen
     return branches
 
@@ -41,8 +41,3 @@ def enumerate_round(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes
     result = TreeResult(host(tokens), host((accepted + 1).astype(np.int32)), beside)
     emitted = VerificationResult(result.tokens, result.emitted)
     return advance(setting, nodes, branches, outcomes, branch, leaf.chance, result, emitted)
-
-
-def _policy(setting: Setting) -> TreePolicy:
-    assert isinstance(setting.policy, TreePolicy)
-    return setting.policy

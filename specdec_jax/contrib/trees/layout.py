@@ -33,8 +33,6 @@ class Path(NamedTuple):
 
 def places(draft: TreeDraft) -> Array:
     """[B] int32, places that a draft takes beside the token before it."""
-    if not isinstance(draft, TreeDraft):  # a chain, as proofs of chains give it to rules of trees
-        return draft.length
     siblings = 0 if draft.beside is None else jnp.sum(draft.beside, axis=1, dtype=jnp.int32)
     children = 0 if draft.children is None else jnp.sum(draft.children.count, axis=1, dtype=jnp.int32)
     return draft.length + siblings + children

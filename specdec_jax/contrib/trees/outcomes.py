@@ -23,7 +23,8 @@ class CombOutcomes(NamedTuple):
     verifier: Any
 
 
-def _policy(setting: Setting) -> TreePolicy:
+def policy_of(setting: Setting) -> TreePolicy:
+    """The rule, which is one of trees."""
     assert isinstance(setting.policy, TreePolicy)
     return setting.policy
 
@@ -44,10 +45,10 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
         return read + pair(last_two, vocab)
 
-    siblings = host(np.zeros((*draft.tokens.shape, _policy(setting).siblings), np.int32))
+    siblings = host(np.zeros((*draft.tokens.shape, policy_of(setting).siblings), np.int32))
     draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(_policy(setting), setting.batch)(context, branches.policy, draft)
+    draft = beside_of(policy_of(setting), setting.batch)(context, branches.policy, draft)
     whose, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
     draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
     if draft.children is not None:
@@ -67,7 +68,7 @@ def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Chil
         return None
     zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
     log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
-    tokens = np.zeros((*zeros.shape, _policy(setting).siblings), np.int32)
+    tokens = np.zeros((*zeros.shape, policy_of(setting).siblings), np.int32)
     return Children(host(branches.extra), host(tokens), log_q, host(zeros))
 
 

@@ -35,7 +35,7 @@ from specdec_jax.decoding.rounds import (
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.types import Array, Cache, DecodeState, LanguageModel, Params, RoundContext, VerificationResult
+from specdec_jax.types import Array, Cache, DecodeState, LanguageModel, RoundContext, VerificationResult
 
 
 class _Chance(NamedTuple):
@@ -61,8 +61,9 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if policy.expanded:
             slots = state.tokens.shape[1]
             source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
-        log_q, uniform = empty_log_q(parts, state, source), drafting_uniforms(state.key, context)
-        most = parts.drafter.max_draft_length
+        uniform, most = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        size = state.tokens.shape[0], most, parts.target.spec.vocab_size
+        log_q = empty_log_q(source, *size, parts.verifier.needs_log_q)
         drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, most, log_q)
         drafter, to_verify = source.close(drafted.chain)
         chain = draft_of(to_verify)
@@ -84,16 +85,15 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         length = state.length + emitted
         # What was fed in an accepted sibling's place is no longer the text's.
         before = jnp.minimum(length, state.length + result.length)
-        drafter = _commit(parts, params.drafter, drafter, verified, draft, state, tokens, emitted, before, context)
-        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
-        beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
-        measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
-        statistics = count_round(state.statistics, context.alive, measured)
-        extra = jnp.where(context.alive, places(draft) - draft.length, 0)
-        statistics = statistics._replace(
-            num_draft_tokens=statistics.num_draft_tokens + extra,
-            num_accepted_tokens=statistics.num_accepted_tokens + jnp.where(context.alive, beside, 0),
+        drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
+        drafter = commit_drafter(
+            parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted, context
         )
+        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
+        measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
+        beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
+        counts = count_round(state.statistics, context.alive, measured)
+        more = jnp.where(context.alive[:, None], jnp.stack([places(draft) - draft.length, beside], axis=1), 0)
         return state._replace(
             tokens=tokens,
             length=length,
@@ -103,31 +103,12 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
             policy=learnt,
             verifier=verified.verifier,
             monitor=verified.monitor,
-            statistics=statistics,
+            statistics=counts._replace(
+                num_draft_tokens=counts.num_draft_tokens + more[:, 0],
+                num_accepted_tokens=counts.num_accepted_tokens + more[:, 1],
+            ),
             record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
         )
-
-
-def _commit(
-    parts: Parts,
-    params: Params,
-    drafter: Any,
-    verified: Verified,
-    draft: TreeDraft,
-    state: DecodeState,
-    tokens: Array,
-    emitted: Array,
-    before: Array,
-    context: RoundContext,
-) -> Any:
-    """The drafter's state; it is first rolled back to the chain's own tokens, `before` [B] of the text."""
-    part = parts.drafter
-
-    def commit(params: Params, drafter: Any, tokens: Array, length: Array) -> Any:
-        return part.commit(params, part.commit(params, drafter, tokens, before), tokens, length)
-
-    rolled = part.replace(commit=commit)
-    return commit_drafter(rolled, params, drafter, verified, draft, state, tokens, emitted, context)
 
 
 def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:

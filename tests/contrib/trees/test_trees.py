@@ -100,7 +100,7 @@ def proposed(target, drafter, params, policy, hyperparameters, prompt):
     source = drafter.source(params.drafter, state.drafter, state.tokens, context)
     source, predict_beside = expanding(source, drafter, params.drafter, context, state.tokens.shape[1])
     log_q, uniform = (
-        chain_rounds.empty_log_q(decoder.parts, state, source),
+        chain_rounds.empty_log_q(source, 1, MOST, target.spec.vocab_size, True),
         chain_rounds.drafting_uniforms(state.key, context),
     )
     return draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, MOST, log_q)

@@ -16,7 +16,7 @@ from specdec_jax.contrib.trees.layout import places
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult, Wanted
 from specdec_jax.contrib.trees.stopping._siblings import check_expanded, ranks, sums, worths, worths_of_children
 from specdec_jax.hyperparameters import vector_per_row
-from specdec_jax.stopping._survival_gain import best_within, net_by_row
+from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
 from specdec_jax.stopping._survival_state import (
     SurvivalState,
     chance_of,
@@ -26,7 +26,7 @@ from specdec_jax.stopping._survival_state import (
     rate_of,
     time_of,
 )
-from specdec_jax.stopping.survival import survival_with
+from specdec_jax.stopping.survival import survival, survival_with
 from specdec_jax.strategy import defaults_of, strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -72,7 +72,7 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
         """The rule for chains whose gain counts siblings too."""
         return survival_with(partial(_gain, right(state, context)), horizon, positions)
 
-    chain = survival_with(partial(_gain, None), horizon, positions)
+    chain = survival(look_ahead, positions)
 
     def init(
         batch: int,
@@ -103,8 +103,7 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
         policy = learn_offset(state.policy, draft, result, positions)  # type: ignore[arg-type]
-        emitted = result.emitted if isinstance(result, TreeResult) else result.length
-        return state._replace(policy=learn_rate(policy, places(draft), emitted))
+        return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
 
     def beside(
         state: SurvivalTreeState, length: Array, room: Array, context: RoundContext, parent: Array | None
@@ -129,28 +128,18 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
     )
 
 
-def _gain(
-    right: Array | None,
-    state: SurvivalState,
-    first: Array,
-    later: Array,
-    drafted: Array,
-    context: RoundContext,
-    paid: float,
-    horizon: int,
-) -> Array:
+def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
     """As `gain_by_row`, with what siblings bring beside further drafts less what they bring without.
 
     Siblings of the next draft are counted, of chance `first`; those of later ones are worth less.
     """
-    assert right is not None  # the rule without it only makes states
-    net = net_by_row(state, first, later, drafted, context, paid, horizon)
-    count = jnp.arange(1, horizon + 1, dtype=jnp.int32)[None, :]
+    drafted, net = ahead.drafted, net_by_row(state, ahead, context)
     next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
-    chance = jnp.where(next_one, first[:, None], state.predicted)
+    chance = jnp.where(next_one, ahead.first[:, None], state.predicted)
     now, then = (worths(chance, drafted + more, right) for more in (0, 1))
-    net = net + (_net_gain(state, then, drafted[:, None] + count) - _net_gain(state, now, drafted[:, None]))
-    return best_within(net, drafted, context)
+    drafts = drafted[:, None] + further(ahead)
+    net = net + (_net_gain(state, then, drafts) - _net_gain(state, now, drafted[:, None]))
+    return best_within(net, ahead, context)
 
 
 def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
