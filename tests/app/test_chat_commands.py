@@ -1,14 +1,11 @@
 """Slash commands: they change what they name, show what was asked for, and what fails changes nothing."""
 
-import contextlib
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
-from chat_sessions import SAMPLED, ask, shown
+from chat_sessions import ask, shown
 
-from specdec_jax.app.chat import commands, terminal
+from specdec_jax.app.chat import commands
 from specdec_jax.app.chat.reports import fitted
 from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
@@ -27,8 +24,6 @@ def test_phases_are_shown_once_they_are_watched(session):
     ("width", "line"),
     [
         (84, "models/big + models/small | static(draft_length=3) | rejection | greedy | seed 4"),
-        (79, "models/big + models/small | static(draft_length=3) | greedy | seed 4"),
-        (60, "big + small | static(draft_length=3) | greedy | seed 4"),
         (50, "big | static(draft_length=3) | greedy | seed 4"),
         (20, "big | static(draft_…"),
     ],
@@ -40,40 +35,17 @@ def test_the_settings_fit_the_line_below_the_prompt(width, line):
 
 FAILING = [
     ("/polcy adaedl", "unknown command /polcy; did you mean '/policy'"),
-    ("/policy adaedle", "did you mean 'adaedl'"),
     ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
-    ("/policy adaedl(threshold=two)", "threshold"),
-    ("/policy adaedl(", "a policy reads NAME or NAME"),
     ("/gamma many", "must be a whole number, got 'many'"),
-    ("/gamma -1", "must lie in 0 to 64, got -1"),
     ("/gamma auto", "there is no answer yet"),
-    (
-        "/entropy-factor 0.2",
-        r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl\(entropy_factor=0.2\) has",
-    ),
-    ("/lambda x", "threshold must be a number, got 'x'"),
+    ("/entropy-factor 0.2", r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl"),
     ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
-    ("/max-draft-length 65", "at most 64, got 65"),
-    ("/drafter prompt_lookup(lngest=3)", "did you mean 'longest'"),
-    ("/drafter no/such/folder.gguf", "no such weight file"),
     ("/target smolm2", "did you mean 'smollm2'"),
-    ("/target a b c", "got 3 words"),
-    ("/verifier gready", "did you mean 'greedy'"),
-    ("/temperature -1", "temperature"),
     ("/temperature warm", "must be a number, got 'warm'"),
-    ("/top-k 1.5", "must be a whole number, got '1.5'"),
-    ("/top-p 0", "top_p"),
-    ("/min-p 2", "min_p"),
-    ("/max-new-tokens 0", "max_new_tokens must be at least 1, got 0"),
-    ("/seed -1", "seed must be at least 0, got -1"),
     ("/compare", "ask something first"),
     ("/tokens of", "on or off, got 'of'"),
-    ("/stats now", "takes nothing after it, got 'now'"),
-    ("/phases", "ask something first"),
-    ("/phases of", "on, off or nothing, got 'of'"),
     ("/save", "needs a file name"),
     ("/save no/such/folder/run.html", "there is no folder 'no/such/folder'"),
-    ("/help polcy", "did you mean '/policy'"),
 ]
 
 
@@ -81,33 +53,17 @@ FAILING = [
 def test_a_command_that_fails_leaves_the_session_as_it_was(session, line, message):
     chat = commands.Chat(session)
     before = session.settings, session.pair, chat.tokens, chat.ended
-    with pytest.raises((ValueError, OSError), match=message.replace("/", "/")) as raised:
+    with pytest.raises((ValueError, OSError), match=message) as raised:
         commands.run(chat, line)
     assert "\n" not in str(raised.value)
     assert (session.settings, session.pair, chat.tokens, chat.ended) == before
 
 
-def test_a_verifier_that_needs_greedy_and_a_temperature_refuse_each_other(session):
-    chat = commands.Chat(session)
-    commands.run(chat, "/verifier greedy")
-    with pytest.raises(ValueError, match="greedy verification needs temperature 0, got 0.5"):
-        commands.run(chat, "/temperature 0.5")
-    assert session.settings.temperature == 0
-
-
 def test_commands_change_what_they_name(session):
     chat = commands.Chat(session)
     for line in (
-        "/gamma 5",
-        "/temperature 0.7",
-        "/top-k 20",
-        "/top-p 0.9",
-        "/min-p 0.05",
-        "/max-new-tokens 8",
-        "/seed 4",
-        "/system Be brief, please.",
-        "/verifier block",
-        "/tokens off",
+        *("/gamma 5", "/temperature 0.7", "/top-k 20", "/top-p 0.9", "/min-p 0.05", "/max-new-tokens 8", "/seed 4"),
+        *("/system Be brief, please.", "/verifier block", "/tokens off"),
     ):
         assert shown(commands.run(chat, line)).strip()
     changed = session.settings
@@ -154,29 +110,3 @@ def test_compare_plays_three_methods_on_the_last_prompt(session):
     assert current.startswith("adaedl(threshold=0.1)")
     again = ask(session, "more")
     assert again.reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the kept cache alone
-
-
-def test_comparing_sampled_texts_says_that_they_differ(session):
-    chat = commands.Chat(session)
-    session.change(**SAMPLED)
-    ask(session, "hello")
-    text = shown(commands.run(chat, "/compare"))
-    assert "differs" in text and "the texts differ" in text
-
-
-def test_every_command_has_help_and_a_line_in_the_documentation():
-    text = shown(commands.run(commands.Chat(None), "/help"))  # type: ignore[arg-type]
-    assert all(name in text for name in commands.COMMANDS)
-    assert np.all([command.help for command in commands.COMMANDS.values()])
-    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
-    assert [name for name in commands.COMMANDS if name not in page] == []
-
-
-def test_other_models_are_downloaded_before_a_spinner_is_drawn(session, monkeypatch):
-    done = []
-    monkeypatch.setattr(terminal, "download", lambda *names: done.append(names))
-    monkeypatch.setattr(terminal, "status", lambda text: done.append(text) or contextlib.nullcontext())
-    monkeypatch.setattr(session, "change", lambda **values: done.append(values))
-    terminal.Terminal(commands.Chat(session), "").from_script(["/target org/big org/small@v1,ngram", "/drafter org/a"])
-    target, drafter = {"target": "org/big", "drafter": "org/small@v1,ngram"}, {"drafter": "org/a"}
-    assert done == [("org/big", "org/small@v1", "ngram"), "Loading", target, ("org/a",), "Loading", drafter]

@@ -8,9 +8,7 @@ import pytest
 from chat_models import change_json, write_chat_pair
 from chat_sessions import SAMPLED, ask, fresh, settings
 
-from specdec_jax.app.chat.commands import Chat
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -117,15 +115,6 @@ def test_text_that_is_rendered_otherwise_is_encoded_anew(session):
     assert second.result.tokens == fresh(session, second).tokens
 
 
-def test_reset_forgets_what_was_said_and_keeps_what_is_the_same(session):
-    first = ask(session, "hello")
-    session.reset()
-    assert session.messages == [] and session.last is None
-    again = ask(session, "hello")
-    assert again.ids == first.ids and again.result.tokens == first.result.tokens
-    assert again.reused == len(first.ids) - 1
-
-
 def test_a_full_context_is_a_message_and_reset_helps(tmp_path):
     chat_pair = write_chat_pair(tmp_path, context=48)
     session = Session(settings(chat_pair, max_new_tokens=30))
@@ -169,18 +158,3 @@ def test_a_verifier_or_a_drafter_that_fails_loses_no_conversation(session, tmp_p
             session.change(**{kind: str(tmp_path / name / f"{function}.py")})
         assert session.pair is pair and len(session.messages) == 2
     assert ask(session, "and now?").reused == len(turn.ids) + len(turn.result.tokens) - 1
-
-
-def test_what_fails_while_an_answer_is_decoded_loses_the_question_only(session, capsys):
-    ask(session, "hello")
-    messages, pair = list(session.messages), session.pair
-
-    def failing(*arguments, **options):
-        pair.decoder.run(*arguments, **options)
-        raise RuntimeError("from a callback")
-
-    session.pair = pair._replace(decoder=pair.decoder._replace(run=failing))
-    assert not Terminal(Chat(session), "")._obey("lost", script=True)
-    assert ": RuntimeError: from a callback" in capsys.readouterr().err
-    session.pair = pair
-    assert session.messages == messages and ask(session, "and now?").reused == 0

@@ -14,15 +14,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
+from scripted import OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
-from tiny_weights import CONFIG, weights, write_folder
+from tiny_weights import weights, write_folder
 
 from specdec_jax.app import cli
-from specdec_jax.app.views.interrupts import PATIENCE, interrupts_end_here, interrupts_watched
+from specdec_jax.app.views.interrupts import PATIENCE, interrupts_watched
 from specdec_jax.app.views.printing import print_json, print_stream
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -116,45 +115,27 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
     ("arguments", "message"),
     [
         ([""], "the prompt is empty"),
-        (["  "], "the prompt is empty"),
         (["a\udcff"], "the prompt is not valid UTF-8"),
         (["x", "--temperature", "-1"], "temperature must lie in [0, inf), got -1.0"),
-        (["x", "--temperature", "nan"], "temperature must lie in [0, inf), got nan"),
         (["x", "--top-p", "0"], "top_p must lie in (0, 1], got 0.0"),
-        (["x", "--top-p", "1.5"], "top_p must lie in (0, 1], got 1.5"),
         (["x", "--top-k", "-2"], "top_k must be at least 0, got -2"),
         (["x", "--min-p", "2"], "min_p must lie in [0, 1], got 2.0"),
         (["x", "--max-draft-length", "0"], "max_draft_length must be at least 1, got 0"),
-        (["x", "--max-draft-length", "99999999999"], "max_draft_length must be at most 64, got 99999999999"),
         (["x", "--max-new-tokens", "99999999999999"], "and 99999999999999 new ones exceed the target's context, 128"),
-        (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["x", "--stop", ""], "a stop string is empty"),
-        (["x", "--dtype", "bfloat"], "unknown dtype 'bfloat'; did you mean 'bfloat16'"),
         (["x", "--policy", "adadl"], "unknown policy 'adadl'; did you mean 'adaedl'"),
-        (["x", "--policy", "none.py"], "policy file none.py does not exist"),
-        (["x", "--policy", "adaedl(treshold=1)"], "no option 'treshold'; did you mean 'threshold'"),
-        (
-            ["x", "--policy", "adaedl(threshold=)"],
-            "a policy reads NAME or NAME(key=value, ...), got 'adaedl(threshold=)'",
-        ),
-        (["x", "--policy", "adaedl(threshold=2)"], "threshold must lie in [0, 0.99], got 2"),
         (["x", "--verifier", "rejecton"], "unknown verifier 'rejecton'; did you mean 'rejection'"),
-        (["x", "--verifier", "rejection(a=1)"], "verifier rejection has no option 'a'"),
         (["x", "--verifier", "greedy", "--temperature", "1"], "greedy verification needs temperature 0, got 1"),
         (
             ["x", "--drafter", "none", "--policy", "adaedl(step=0.1)"],
             "--policy adaedl(step=0.1) have no use",
         ),
         (["x", "--drafter", "prompt_lokup"], "no drafter 'prompt_lokup'; did you mean 'prompt_lookup'"),
-        (["x", "--drafter", "ngram(ordr=3)"], "no option 'ordr'; did you mean 'order'"),
-        (["x", "--drafter", "ngram(order=x)"], "order must be a number, got 'x'"),
-        (["x", "--drafter", "ngrm(order=3)"], "drafter 'ngrm' takes no options; did you mean 'ngram'"),
+        (["x", "--calibration", "nowhere.json"], "no calibration at nowhere.json"),
         (["x", "--record"], "--record needs --json"),
         (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
         (["x", "--target", "nowhere"], "no model 'nowhere'"),
-        (["x", "--target", "nowhere.gguf"], "no such weight file: nowhere.gguf"),
-        (["x", "--target", "."], "is no model folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, models, arguments, message):
@@ -164,32 +145,15 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, models, arguments, messag
     assert message in err, err
 
 
-def test_bad_models_are_one_line_and_exit_code_2(capsys, folders, models, tmp_path, monkeypatch):
-    def refused(target, drafter, *more):
-        code, out, err = run(capsys, "hello", "--target", str(target), "--drafter", str(drafter), *SHORT, *more)
-        assert code == 2 and not out and err.count("\n") == 1
-        return err
-
+def test_a_drafter_of_another_vocabulary_drafts_what_both_have(capsys, folders, tmp_path):
     other = write_folder(tmp_path / "other", weights())
-    known = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = known["model"]["vocab"]
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (other / "tokenizer.json").write_text(json.dumps(known))
-    cut = write_folder(tmp_path / "cut", weights())
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:5000])
-    bare = write_folder(tmp_path / "bare", weights())
-    (bare / "tokenizer.json").unlink()
-    strange = write_folder(tmp_path / "strange", weights(), {**CONFIG, "model_type": "lama"})
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "model.safetensors" in refused(cut, folders[1])
-    assert "has no tokenizer.json" in refused(folders[0], bare)
-    assert "unknown model_type 'lama'; did you mean 'llama'" in refused(strange, folders[1])
-    assert "nobody/nothing" in refused("nobody/nothing", folders[1])
-    assert "exceed the target's context, 128" in refused(*folders, "--max-new-tokens", "128")
-    target, drafter = ("--target", str(folders[0])), ("--drafter", str(other))
-    code, joined, err = run(capsys, "hello", *target, *drafter, *SHORT)
-    assert not code and f"{other} has another vocabulary than {folders[0]}: it drafts the 263 tokens that both" in err
-    assert joined == run(capsys, "hello", *target, "--drafter", "none", *SHORT)[1]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, out, err = run(capsys, "hello", "--target", folders[0], "--drafter", str(other), *SHORT)
+    assert not code and "it drafts the 263 tokens that both" in err
+    assert out == run(capsys, "hello", "--target", folders[0], "--drafter", "none", *SHORT)[1]
 
 
 @pytest.mark.parametrize(
@@ -202,21 +166,6 @@ def test_what_cannot_be_parsed_ends_with_2_and_says_so(capsys, arguments):
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert captured.err and not captured.out
-
-
-def test_help_teaches(capsys):
-    def text_of(*arguments):
-        with pytest.raises(SystemExit) as caught:
-            cli.main([*arguments, "--help"])
-        assert caught.value.code == 0
-        return capsys.readouterr().out
-
-    overview, page = text_of(), text_of("generate")
-    assert "generate" in overview and "verify-lossless" in overview and len(overview.splitlines()) < 20
-    assert 'generate "Why is the sky blue?"' in page and "--compare" in page
-    for option in ("target", "drafter", "policy", "verifier", "temperature", "top-k", "top-p", "min-p", "stop", "seed"):
-        assert f"--{option} " in page
-    assert "--no-chat" in page and "--no-no" not in page
 
 
 def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, monkeypatch):
@@ -237,16 +186,6 @@ def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, mon
     result = json.loads(capsys.readouterr().out)
     assert result["finish_reason"] == "interrupted" and result["text"] == "one two thr"
     assert result["statistics"]["num_rounds"] == 3
-
-
-def test_json_after_the_end_of_sequence_has_it_among_the_tokens(capsys):
-    script = tokens_of("abc")
-    assert (
-        print_json(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted_pair(script, script), **OPTIONS))
-        is True
-    )
-    result = json.loads(capsys.readouterr().out)
-    assert result["tokens"] == [*script, EOS] and result["text"] == "abc" and "rounds" not in result
 
 
 def command(models, *arguments):
@@ -341,22 +280,6 @@ def test_an_interrupt_that_must_wait_is_answered_and_raised_at_the_end():
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_a_dropped_interrupt_prints_nothing(capsys):
-    def dropped(error):
-        sys.unraisablehook(SimpleNamespace(exc_value=error, exc_type=type(error), exc_traceback=None))
-
-    seen = []
-    before, sys.unraisablehook = sys.unraisablehook, seen.append
-    try:
-        with interrupts_end_here():
-            dropped(KeyboardInterrupt())
-            dropped(ValueError("shown"))
-        assert sys.unraisablehook == seen.append
-    finally:
-        sys.unraisablehook = before
-    assert [type(entry.exc_value) for entry in seen] == [ValueError]
-
-
 def test_a_closed_pipe_is_quiet(models):
     words, environment = command(models, *STATIC)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -364,8 +287,3 @@ def test_a_closed_pipe_is_quiet(models):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(120) == 141
-
-
-def test_a_calibration_that_is_not_there_is_refused_before_weights_are_read(capsys):
-    assert cli.main(["generate", "Hi", "--calibration", "nowhere.json", "--target", "no/such-model"]) == 2
-    assert "no calibration at nowhere.json" in capsys.readouterr().err

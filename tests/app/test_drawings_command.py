@@ -6,10 +6,8 @@ import pytest
 from tiny_pair import write_pair
 
 from specdec_jax.app import cli
-from specdec_jax.app.views.saving import entropy_factor
 from specdec_jax.loading import load_model
 from specdec_jax.text.calibration import fingerprint
-from specdec_jax.text.strategies import choose
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +38,6 @@ def test_a_page_beside_the_same_text(capsys, models, tmp_path):
     ("option", "name", "message"),
     [
         ("--page", "no/a.html", "No such file or directory"),
-        ("--page", ".", "it is a folder"),
         ("--page", "a.txt", "must end in .html or .htm"),
     ],
 )
@@ -48,12 +45,6 @@ def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_pa
     assert cli.main(["generate", "hello", "--target", "no such model", option, str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_adaedls_bound_is_drawn_for_adaedl_alone():
-    assert entropy_factor(choose("policy", "adaedl(entropy_factor=0.4)")) == 0.4
-    assert entropy_factor(choose("policy", "adaedl")) == 0.2
-    assert entropy_factor(choose("policy", "static")) is None
 
 
 def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):

@@ -50,12 +50,6 @@ def test_a_models_escape_codes_are_shown_and_not_obeyed():
     assert "␛[31mred" in terminal.ansi([Piece("\x1b[31mred", "bonus")])
 
 
-def test_the_legend_names_every_kind_that_is_shown():
-    assert terminal.legend().plain.count("   ") == 3
-    assert "rejected" not in terminal.legend(show_rejected=False).plain
-    assert "in place of" not in terminal.legend().plain and "in place of" in terminal.legend(branches=True).plain
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -89,13 +83,6 @@ def test_the_live_view_ends_with_the_whole_text_and_its_figures():
     assert f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes" in end
 
 
-def test_a_text_too_tall_for_the_terminal_shows_its_end():
-    text = terminal.coloured([Piece(f"line {n}\n", "bonus") for n in range(50)])
-    console = Console(file=io.StringIO(), width=40, height=20)
-    last = live._end_of(text, console).plain
-    assert "line 49" in last and "line 30" not in last and last.count("\n") < 12
-
-
 def generation(**changes):
     figures = {
         "num_draft_tokens": 10,
@@ -112,19 +99,14 @@ def generation(**changes):
 
 
 def test_the_line_of_statistics():
-    assert summary(generation()) == (
-        "[20 tokens, 10.0 tokens/s, 50% of drafts accepted, mean draft 2.50, mean acceptance length 2.25, "
-        "reached max-new-tokens]"
-    )
+    for figure in ("20 tokens", "10.0 tokens/s", "50% of drafts", "draft 2.50", "length 2.25", "reached max"):
+        assert figure in summary(generation())
     nothing = summary(generation(statistics={"num_draft_tokens": 0}, finish_reason="stop", compile_seconds=3.21))
-    assert "nothing drafted" in nothing and "lower threshold" in nothing
-    assert nothing.endswith("compiled in 3.2 s, ended]")
+    assert "nothing drafted" in nothing and nothing.endswith("compiled in 3.2 s, ended]")
     assert "25% in reasoning phases" in summary(generation(statistics={"num_reasoning_tokens": 5}))
     counted = generation(statistics={"num_rounds": 8, "num_emitted_tokens": 20})  # and 12 drafter passes
     assert "predicted 2.17 times plain decoding" in summary(counted, drafter_cost=0.1)  # 20 / (8 + 1.2)
     assert "predicted 2.50 times" in summary(counted, drafter_cost=0.0)
-    without = {"num_draft_tokens": 0, "drafter_passes": 0}
-    assert summary(generation(statistics=without, seconds=0.0)) == "[20 tokens, reached max-new-tokens]"
 
 
 def test_nothing_that_is_no_json_gets_through():
@@ -159,18 +141,8 @@ def verify(capsys, *arguments):
 
 def test_a_proof_that_succeeds(capsys):
     code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
-    assert code == 0 and " ".join(out.split()).endswith(
-        "Lossless for drafts of up to 5 tokens, chains, batches of mixed warps, model, lookup and mixed drafters, at "
-        "these hyperparameters; in the sampled test the rule never stopped."
-    )
-    assert out.count("e-1") >= 24 and "2048 sequences of 6 tokens" in " ".join(out.split())
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_a_rule_that_never_says_no_is_not_shown(capsys, monkeypatch):
-    monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
-    code, out = verify(capsys, "--policy", "static(draft_length=3)", "--max-draft-length", "3")
-    assert code == 3 and "Not shown beyond draft 0: the rule never said no to drafts 1, 2, 3." in " ".join(out.split())
+    assert code == 0 and "Lossless for drafts of up to 5 tokens" in " ".join(out.split())
+    assert out.count("e-1") >= 24 and max(map(len, out.splitlines())) <= 80
 
 
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
@@ -216,12 +188,13 @@ def test_the_conclusion_needs_every_proof():
     assert conclusion(drafted=(9, 0, 0))[0].endswith("in the sampled test drafts of 2, 3 tokens never occurred.")
     assert conclusion(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in conclusion(distance=1e-3)[1]
     assert conclusion(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in conclusion(p_value=1e-9)[1]
-    assert conclusion(p_value=1e-9, pair=True)[1].count("1e-09") == 3
     assert conclusion(rounds=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
     assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
     assert "depend on its neighbours" in conclusion(rounds=rounds_of(alone=False))[1]
     assert conclusion(rounds=rounds_of(alone=False))[2] == NOT_LOSSLESS
-    assert "temperature 0.5, top-k 2" in conclusion()[1] and "1/9" in conclusion()[1]
+    short = SAMPLED._replace(drafted=(9, 1, 0))  # on the pair, drafts of 3 tokens never occurred
+    found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED, short)
+    assert found.conclusion == NOT_SHOWN and found.shown == 2
 
 
 def covered(asked=WHOLE.asked, declined=WHOLE.declined, accepted=WHOLE.accepted):
@@ -243,45 +216,13 @@ def test_what_was_not_tried_is_named(found, beyond, says):
     assert "Lossless" not in text and "--max-draft-length" in text
 
 
-def test_drafts_that_never_occurred_on_the_pair_are_named():
-    found = Proof(
-        LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED,
-        SAMPLED._replace(drafted=(9, 1, 0)),
-    )  # fmt: skip
-    assert found.conclusion == NOT_SHOWN and found.shown == 2
-    assert found.gaps == ("on the pair drafts of 3 tokens never occurred",)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "adadl"], "unknown policy 'adadl'; did you mean 'adaedl'"),
-        (["--target", "smollm2"], "a pair needs both models: --target is smollm2, --drafter is None"),
-        (["--sequences", "0"], "sequences must be at least 1, got 0"),
-        (["--verifier", "greedy", "--target", "a", "--drafter", "b"], "needs temperature 0 on the pair, got 1"),
-    ],
-)
-def test_bad_input_of_the_proof_is_one_line(capsys, arguments, message):
-    assert cli.main(["verify-lossless", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
-
-
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
     monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
     models = [
-        "--target",
-        target,
-        "--drafter",
-        drafter,
-        "--prompt",
-        "hello",
-        "--pair-sequences",
-        "300",
-        "--temperature",
-        "0.3",
+        *("--target", target, "--drafter", drafter, "--prompt", "hello"),
+        *("--pair-sequences", "300", "--temperature", "0.3"),
     ]
     code, out = verify(capsys, "--policy", "static", *models, "--json")
     report = json.loads(out)
@@ -294,11 +235,9 @@ def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
 def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
     with proof.stoppable(512) as progress:
         assert progress(32, 0.0) and progress(64, 2.0)
-        said = capsys.readouterr().err
-        assert "\n32 of 512 sequences on the pair\n64 of 512 sequences on the pair, about 28 s left\n" in said
+        assert "about 28 s left" in capsys.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)
         assert not progress(192, 4.0)
-    assert "stopping after this batch" in capsys.readouterr().err
     decoder, params = lossless.toy_decoder(static(), rejection())
     stopped = lossless.test_by_sampling(
         decoder, params, sequences=4096, batch=1024, progress=lambda done, _: done < 2048
