@@ -113,7 +113,7 @@ def alibi(slopes: tuple[float, ...], distance: Array) -> Array:
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """2^(-8/n), 2^(-16/n) ... for n heads, a power of two; for more, every second one of twice as many besides."""
+    """2^(-8/n), 2^(-16/n) ... for n heads, a power of two; for other n, every second slope of 2n heads for the rest."""
     power = 1 << (heads.bit_length() - 1)
     own = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     return (*own, *(alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else ()))
@@ -262,45 +262,29 @@ class Attention(nn.Module):
         return output(attended), keys, values
 
 
-def fused_attention_table(
-    names: Sequence[str],
-    path: tuple[str, ...],
-    heads: tuple[int, int, int],
-    width: int,
-    biases: tuple[bool, bool],
-    by_kind: bool = False,
-    turned: bool = False,
-) -> dict[str, Parameter]:
-    """Of `Attention`, q, k and v in one tensor of a checkpoint: as `attention_table`.
-
-    `names` are those of it and of the output. Its rows are those of one group after the other, as here (`fused_heads`);
-    `by_kind` all queries, then all keys, then all values.
-    """
-    (count, kv_heads, head_dim), (qkv, output) = heads, names
-    rows = fused_heads(*heads)
-    fused = Fused(rows, QKV) if by_kind else None
-    shape = math.prod(rows), width
-    table = in_table(qkv, (*path, "qkv"), shape, kv_heads, biases[0], fused, turned)
-    return table | out_table(output, (*path, "output"), (width, count * head_dim), kv_heads, biases[1], turned)
-
-
 def attention_table(
     names: Sequence[str],
     path: tuple[str, ...],
     heads: tuple[int, int, int],
     width: int,
     biases: tuple[bool, bool] = (False, False),
+    by_kind: bool = False,
+    turned: bool = False,
 ) -> dict[str, Parameter]:
-    """Of `Attention`: Hugging Face's names of its weights, and where they live at `path`.
+    """The weights of `Attention`: Hugging Face's names, and where they live at `path`.
 
-    `names` are those of q, k, v and the output, `heads` H, Hkv and head_dim, `biases` those of q, k and v, and of the
-    output.
+    `names` are those of q, k, v and the output, or of one tensor for q, k and v and of the output. The rows of that
+    tensor are one group after the other, as here (`fused_heads`); with `by_kind` all queries, all keys, all values.
+    `heads` are H, Hkv and head_dim; `biases` say whether q, k and v have one, and whether the output has.
     """
-    count, kv_heads, head_dim = heads
-    *kinds, output = names
+    (count, kv_heads, head_dim), (*inputs, output) = heads, names
+    rows = fused_heads(*heads)
+    if len(inputs) == 1:
+        parts = [(math.prod(rows), Fused(rows, QKV) if by_kind else None)]
+    else:
+        sizes = (count * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        parts = [(size, Fused(rows, (part,))) for size, part in zip(sizes, QKV, strict=True)]
     table: dict[str, Parameter] = {}
-    for index, (name, at) in enumerate(zip(kinds, QKV, strict=True)):
-        shape = (kv_heads if index else count) * head_dim, width
-        fused = Fused(fused_heads(*heads), (at,))
-        table |= in_table(name, (*path, "qkv"), shape, kv_heads, biases[0], fused)
-    return table | out_table(output, (*path, "output"), (width, count * head_dim), kv_heads, biases[1])
+    for name, (size, fused) in zip(inputs, parts, strict=True):
+        table |= in_table(name, (*path, "qkv"), (size, width), kv_heads, biases[0], fused, turned)
+    return table | out_table(output, (*path, "output"), (width, count * head_dim), kv_heads, biases[1], turned)

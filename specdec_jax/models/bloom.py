@@ -11,8 +11,6 @@ from specdec_jax.models.attention import Scoring, alibi, alibi_slopes
 from specdec_jax.models.config import HFConfig
 from specdec_jax.models.layer_norm_decoder import LayerNorms, Names
 
-__all__ = ["BloomConfig", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
-
 NAMES = Names(
     prefix="transformer.",
     layers="h",

@@ -11,10 +11,8 @@ import jax.numpy as jnp
 
 from specdec_jax.models import decoder_only, rotary_decoder
 from specdec_jax.models.attention import Scoring
-from specdec_jax.models.config import FULL, SLIDING, AttentionBias
-from specdec_jax.models.rotary_decoder import RotaryWindowedConfig, parameter_table
-
-__all__ = ["Gemma2Config", "init_params", "language_model", "named_from_params", "parameter_table"]
+from specdec_jax.models.config import FULL, SLIDING
+from specdec_jax.models.rotary_decoder import AttentionBias, RotaryWindowedConfig
 
 CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 
@@ -82,6 +80,7 @@ class Scaled(nn.Module):
 
 
 FAMILY = rotary_decoder.FAMILY._replace(embed=Scaled)
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

@@ -12,9 +12,6 @@ from specdec_jax.models.attention import Scoring
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.gemma2 import Gemma2Config
 from specdec_jax.models.rope import rope, rope_to_hf
-from specdec_jax.models.rotary_decoder import parameter_table
-
-__all__ = ["Gemma3TextConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,7 @@ def _told(config: Gemma3TextConfig, kind: str, positions: jax.Array) -> tuple[ja
 
 
 FAMILY = gemma2.FAMILY._replace(told=_told)
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

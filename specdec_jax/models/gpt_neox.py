@@ -11,8 +11,6 @@ from specdec_jax.models.config import RopeConfig
 from specdec_jax.models.layer_norm_decoder import LayerNorms, Names
 from specdec_jax.models.rope import rope
 
-__all__ = ["GPTNeoXConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
-
 NAMES = Names(
     prefix="gpt_neox.",
     layers="layers",

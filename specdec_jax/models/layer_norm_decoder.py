@@ -47,7 +47,7 @@ class Names(NamedTuple):
     embedding_norm: str = ""
     projections: tuple[str, str] = ("", "")  # between embeddings of another width and the stream
     ignored: tuple[str, ...] = ()  # of a layer: masks and frequencies that old checkpoints store
-    by_kind: bool = False  # `attention.fused_attention_table`
+    by_kind: bool = False  # `attention.attention_table`
     turned: bool = False  # kernels are stored as [in, out]
 
 
@@ -141,12 +141,9 @@ def _layer_table(c: Any, names: Names, prefix: str, layer: str) -> dict[str, Par
     table: dict[str, Parameter] = {}
     for name, leaf in zip(names.norms, ("attention_norm", "mlp_norm"), strict=False):
         table |= norm_table(prefix + name, (layer, leaf), width)
-    biases, own = (c.attention_bias, c.attention_bias), tuple(prefix + name for name in names.attention)
-    if len(own) == 2:
-        path = layer, "attention"
-        table |= attention.fused_attention_table(own, path, heads, width, biases, names.by_kind, names.turned)
-    else:
-        table |= attention.attention_table(own, (layer, "attention"), heads, width, biases)
+    biases, path = (c.attention_bias, c.attention_bias), (layer, "attention")
+    parts = [prefix + name for name in names.attention]
+    table |= attention.attention_table(parts, path, heads, width, biases, names.by_kind, names.turned)
     up, down = (prefix + name for name in names.mlp)
     return table | mlp_table((up, down), (layer, "mlp"), c.intermediate_size, width, c.mlp_bias, names.turned)
 

@@ -6,11 +6,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.config import AttentionBias
 from specdec_jax.models.decoder_only import Decoder
-from specdec_jax.models.rotary_decoder import FAMILY, RotaryConfig, parameter_table
-
-__all__ = ["LlamaConfig", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, RotaryConfig
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ def module(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> Decoder:
     return Decoder(FAMILY, config, dtype)
 
 
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

@@ -5,9 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig, parameter_table
-
-__all__ = ["MistralConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class MistralConfig(RotaryWindowedConfig):
         return given | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 
 
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

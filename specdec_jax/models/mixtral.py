@@ -12,8 +12,6 @@ from specdec_jax.models.mixture import Mixture, mixture_table
 from specdec_jax.models.rotary_decoder import RotaryBlock
 from specdec_jax.models.weights import Parameter
 
-__all__ = ["MixtralConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
-
 
 @dataclass(frozen=True)
 class MixtralConfig(MistralConfig):

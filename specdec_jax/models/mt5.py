@@ -5,13 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import encoder_decoder
-from specdec_jax.models.relative_attention import FAMILY, RelativeConfig
-
-__all__ = ["MT5Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+from specdec_jax.models.t5 import FAMILY, T5Config
 
 
 @dataclass(frozen=True)
-class MT5Config(RelativeConfig):
+class MT5Config(T5Config):
     """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
 
     model_type: ClassVar[str] = "mt5"

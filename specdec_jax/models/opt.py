@@ -9,8 +9,6 @@ from specdec_jax.models import decoder_only, layer_norm_decoder
 from specdec_jax.models.config import HFConfig
 from specdec_jax.models.layer_norm_decoder import LayerNorms, Names
 
-__all__ = ["OPTConfig", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
-
 NAMES = Names(
     prefix="model.",
     layers="decoder.layers",

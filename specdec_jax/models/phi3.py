@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
 from specdec_jax.models.rope import rope_type
-from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig, parameter_table
-
-__all__ = ["Phi3Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
 OLD_NAMES = ("su", "yarn")  # of the rope type `longrope`
 
@@ -47,6 +45,7 @@ class Phi3Config(RotaryWindowedConfig):
         return super().own_fields(config, given) | {"layer_types": None}
 
 
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

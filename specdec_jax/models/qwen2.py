@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
 from specdec_jax.models.config import FULL, SLIDING
-from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig, parameter_table
-
-__all__ = ["Qwen2Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
 WINDOW, FULL_LAYERS = 4096, 28  # of a config.json that says neither
 
@@ -42,6 +40,7 @@ class Qwen2Config(RotaryWindowedConfig):
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

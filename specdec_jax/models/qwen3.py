@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only
-from specdec_jax.models.config import FULL, SLIDING, AttentionBias
+from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.qwen2 import Qwen2Config
-from specdec_jax.models.rotary_decoder import FAMILY, parameter_table
-
-__all__ = ["Qwen3Config", "init_params", "language_model", "named_from_params", "parameter_table", "params_from_named"]
+from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias
 
 HEAD_DIM = 128  # of a config.json that names none, whatever the width
 
@@ -28,6 +26,7 @@ class Qwen3Config(AttentionBias, Qwen2Config):
         return super().own_fields(config, given) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

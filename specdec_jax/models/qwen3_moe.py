@@ -14,8 +14,6 @@ from specdec_jax.models.qwen3 import Qwen3Config
 from specdec_jax.models.rotary_decoder import RotaryBlock
 from specdec_jax.models.weights import Parameter
 
-__all__ = ["Qwen3MoeConfig", "init_params", "language_model", "named_from_params", "parameter_table"]
-
 DENSE = " with one MLP"
 
 

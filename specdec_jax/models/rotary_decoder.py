@@ -1,7 +1,7 @@
 """Families of rotary attention and a gated MLP behind RMS norms, as Llama's: config, block, table of weights."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 
 from specdec_jax.models import attention, layers
-from specdec_jax.models.config import GroupedConfig, WindowedConfig
+from specdec_jax.models.config import FULL, SLIDING, RopeConfig
 from specdec_jax.models.decoder_only import Family
 from specdec_jax.models.rope import rope
 from specdec_jax.models.weights import Parameter
@@ -17,8 +17,12 @@ from specdec_jax.models.weights import Parameter
 Array = jax.Array
 
 
-class Rotary:
-    """What a block has; a family's config says otherwise where its block does."""
+@dataclass(frozen=True)
+class RotaryConfig(RopeConfig):
+    """A config of these families; a family's class overrides what its block has otherwise.
+
+    Heads may share keys and values, and have a width of their own. Numbers that do not fit raise ValueError.
+    """
 
     qkv_bias: ClassVar[Any] = False
     output_bias: ClassVar[Any] = False
@@ -29,21 +33,77 @@ class Rotary:
     fused_weights: ClassVar[bool] = False  # in a checkpoint q, k and v are one tensor, gate and up another
     scoring: ClassVar[Any] = attention.PLAIN
 
-
-@dataclass(frozen=True)
-class RotaryConfig(Rotary, GroupedConfig):
-    """A config of these families. Numbers that do not fit raise ValueError."""
-
+    num_key_value_heads: int
+    head_dim: int
     _: KW_ONLY
     rms_norm_eps: float = 1e-6
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """As many key heads as heads, which share the width, where config.json does not say."""
+        given = super().own_fields(config, given)
+        heads = given.get("num_attention_heads")
+        width = given.get("hidden_size", 0) // heads if heads else 0
+        return {"num_key_value_heads": heads, "head_dim": width, **given}
+
 
 @dataclass(frozen=True)
-class RotaryWindowedConfig(Rotary, WindowedConfig):
-    """A config of those of them that may have sliding windows. Numbers that do not fit raise ValueError."""
+class RotaryWindowedConfig(RotaryConfig):
+    """Layers may see the last `sliding_window` tokens only, the current one among them; None: no layer does."""
 
     _: KW_ONLY
-    rms_norm_eps: float = 1e-6
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None  # None: all sliding, or none
+
+    def __post_init__(self):
+        super().__post_init__()
+        window, kinds = self.sliding_window, self.layer_types
+        if window is not None and (type(window) is not int or window < 1):
+            raise ValueError(f"sliding_window must be a positive integer, got {window!r}")
+        if kinds is None:
+            return
+        if len(kinds) != self.num_hidden_layers or set(kinds) - {FULL, SLIDING}:
+            raise ValueError(f"layer_types must be {FULL} or {SLIDING} of each of {self.num_hidden_layers} layers")
+        if SLIDING in kinds and window is None:
+            raise ValueError(f"layer_types has {SLIDING}, and sliding_window is none")
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Of each layer."""
+        usual = FULL if self.sliding_window is None else SLIDING
+        return self.layer_types or (usual,) * self.num_hidden_layers
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Kinds that can be hashed."""
+        given = super().own_fields(config, given)
+        return given | {"layer_types": tuple(given["layer_types"]) if given.get("layer_types") else None}
+
+
+@dataclass(frozen=True)
+class AttentionBias:
+    """A base before a family's config: one field says of all of attention's projections whether they have biases."""
+
+    _: KW_ONLY
+    attention_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Of the projections into attention."""
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        """Of the projection out of it."""
+        return self.attention_bias
 
 
 def _norm(config: Any, dtype: Any) -> Callable[..., nn.Module]:
@@ -119,11 +179,9 @@ def _attention_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Pa
         for kind, leaf in (("q", "query_norm"), ("k", "key_norm"))
         if c.qk_norm
     }
-    if c.fused_weights:
-        names = f"{prefix}qkv_proj", f"{prefix}o_proj"
-        return norms | attention.fused_attention_table(names, path, heads, c.hidden_size, biases, by_kind=True)
-    names = f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj", f"{prefix}o_proj"
-    return norms | attention.attention_table(names, path, heads, c.hidden_size, biases)
+    inputs = ("qkv_proj",) if c.fused_weights else ("q_proj", "k_proj", "v_proj")
+    names = [prefix + name for name in (*inputs, "o_proj")]
+    return norms | attention.attention_table(names, path, heads, c.hidden_size, biases, by_kind=c.fused_weights)
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:

@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 import jax
 
 from specdec_jax.models import decoder_only, rotary_decoder
-from specdec_jax.models.config import FULL, SLIDING, AttentionBias
+from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import rope
-from specdec_jax.models.rotary_decoder import RotaryWindowedConfig, parameter_table
-
-__all__ = ["SmolLM3Config", "init_params", "language_model", "named_from_params", "parameter_table"]
+from specdec_jax.models.rotary_decoder import AttentionBias, RotaryWindowedConfig
 
 WITHOUT = " without positions"
 INTERVAL = 4  # layers, of a config.json that says nothing of positions
@@ -75,6 +73,7 @@ def _told(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.A
 
 
 FAMILY = rotary_decoder.FAMILY._replace(told=_told)
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

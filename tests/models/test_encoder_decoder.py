@@ -11,7 +11,7 @@ from tiny_t5 import CONFIG, SMALL, TIED, padded, pair, random_named, random_sour
 
 from specdec_jax.models import mt5, t5
 from specdec_jax.models.adapters import with_source
-from specdec_jax.models.relative_attention import buckets
+from specdec_jax.models.t5 import buckets
 
 pytestmark = pytest.mark.slow
 
