@@ -1,7 +1,6 @@
 """What /stats, /phases and /save show of the last answer."""
 
 import dataclasses
-import importlib
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
+from specdec_jax.app.views.coloured import render
+from specdec_jax.app.views.page import save_page
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.pair import split_drafters
 
@@ -96,16 +97,15 @@ def _number(value: float | None) -> str:
 
 
 def phases(session: Session) -> RenderableType:
-    """The phases that were recorded with the last answer, and its text coloured by them where that view is there."""
+    """The text of the last answer, coloured by the phases that were recorded with it, and their lengths."""
     result, rounds = _recorded(session)
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):
         return Text("No phases are being watched: /phases on, then ask.")
     runs = groupby(rounds, key=lambda round_: int(round_["phase"]))
-    found = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
-    line = Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in found) + " (tokens, in order)")
-    coloured = _view("coloured")
-    return line if coloured is None else Group(coloured.render(result, session.pair.target.tokenizer), line)
+    lengths = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
+    line = Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in lengths) + " (tokens, in order)")
+    return Group(render(result, session.pair.target.tokenizer), line)
 
 
 def save(session: Session, name: str) -> RenderableType:
@@ -122,10 +122,7 @@ def save(session: Session, name: str) -> RenderableType:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     result, _ = _recorded(session)
-    page = _view("page")
-    if page is None:
-        raise ValueError("nothing was saved: this installation has no specdec_jax.app.views.page")
-    page.save_page(path, result, session.pair.target.tokenizer, title=_title(session))
+    save_page(path, result, session.pair.target.tokenizer, title=_title(session))
     return Text(f"saved {path}")
 
 
@@ -139,14 +136,3 @@ def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:
     if session.last is None:
         raise ValueError("there is no answer yet: ask something first")
     return session.last.result, session.last.result.rounds or []
-
-
-def _view(name: str) -> Any:
-    """A file of specdec_jax/app/views, or None where there is none."""
-    module = f"specdec_jax.app.views.{name}"
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return None

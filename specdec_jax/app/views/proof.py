@@ -335,10 +335,7 @@ def _asked_table(report: RoundsReport) -> Table:
 
 def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> str:
     """The same as one line of JSON."""
-    cases = [
-        {key: value for key, value in _fields(case).items() if key != "distribution"} for case in proof.exact.cases
-    ]
-    found = proof.counterexample
+    example = proof.counterexample
     fields = {
         "policy": policy,
         "verifier": verifier,
@@ -349,35 +346,20 @@ def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> 
         "scope": scope,
         "never": list(proof.never),
         "seed": seed,
-        "counterexample": None if found is None or proof.passed else found._asdict(),
-        "exact": {**proof.exact._asdict(), "cases": cases},
-        "rounds": _rounds_fields(proof.rounds),
-        "rounds_to_the_end": _rounds_fields(proof.rounds_to_the_end),
-        "together": _rounds_fields(proof.together),
-        "verifier_rounds": _rounds_fields(proof.verifier),
-        **{
-            name: _fields(getattr(proof, name))
-            for name in ("real_size", "sampled", "sampled_in_turn", "several", "drafter", "pair", "texts", "trees")
-        },
+        "counterexample": None if example is None or proof.passed else example,
+        "verifier_rounds": proof.verifier,
+        **{name: report for name, report in proof._asdict().items() if name != "verifier"},
     }
-    return json.dumps(plain(fields), ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(_by_name(fields)), ensure_ascii=False, allow_nan=False)
 
 
-def _rounds_fields(report: RoundsReport | None) -> dict[str, Any] | None:
-    if report is None:
-        return None
-    counts = [{**_fields(case), "coverage": case.coverage._asdict()} for case in report.cases]
-    return {**report._asdict(), "cases": counts}
-
-
-def _fields(report: Any) -> Any:
-    """A report's fields, its counterexample's by name if it has one."""
-    if report is None:
-        return None
-    found = report._asdict()
-    if found.get("counterexample") is not None:
-        found["counterexample"] = found["counterexample"]._asdict()
-    return found
+def _by_name(value: Any) -> Any:
+    """Reports as dicts of their fields, at any depth, without the enumerated distributions."""
+    if hasattr(value, "_asdict"):
+        value = {name: entry for name, entry in value._asdict().items() if name != "distribution"}
+    if isinstance(value, dict):
+        return {name: _by_name(entry) for name, entry in value.items()}
+    return [_by_name(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _table(cases: Sequence[Case], title: str) -> Table:
