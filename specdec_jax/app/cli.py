@@ -101,12 +101,9 @@ def _parsed(arguments: list[str]) -> Any:
 
 
 def run_generate(command: Generate) -> int:
-    """The `generate` command."""
-    return _generate_together(command) if command.distributed else _generate(command)
-
-
-def _generate_together(command: Generate) -> int:
-    """On the devices of all processes, which all do the same; the first one is heard."""
+    """The `generate` command; --distributed decodes on the devices of all processes, and the first one prints."""
+    if not command.distributed:
+        return _generate(command)
     if command.prompt == "-" or command.beams.beams is not None:
         raise ValueError(f"{'a prompt from standard input' if command.prompt == '-' else '--beams'} is for one process")
     from specdec_jax.processes import join
@@ -116,9 +113,9 @@ def _generate_together(command: Generate) -> int:
     with contextlib.ExitStack() as stack:
         if share.index:
             command = replace(command, output=replace(command.output, page=None, profile=None))
-            unheard = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stdout(unheard))
-            stack.enter_context(contextlib.redirect_stderr(unheard))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
         return _generate(command)
 
 

@@ -41,11 +41,11 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     costs_asked(settings.costs)
     if settings.calibration is not None:
         check_calibration(settings.calibration)
-    most = settings.max_draft_length
-    if most is not None and most < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {most}")
-    if most is not None and most > LONGEST:
-        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {most}")
+    length = settings.max_draft_length
+    if length is not None and length < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {length}")
+    if length is not None and length > LONGEST:
+        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {length}")
     if verifier.greedy_only and settings.temperature > 0:
         raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
     return policy, verifier

@@ -49,8 +49,8 @@ def run(chat: Chat, line: str) -> RenderableType | None:
     Raises:
         ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
     """
-    found, rest = find(line)
-    return found.run(chat, rest)
+    command, rest = find(line)
+    return command.run(chat, rest)
 
 
 def find(line: str) -> tuple[Command, str]:
@@ -66,15 +66,15 @@ def find(line: str) -> tuple[Command, str]:
     return COMMANDS[name], rest.strip()
 
 
-def _set(field: str, kind: type, usage: str, about: str) -> Command:
-    """A command for one number of the settings; alone it shows the number."""
+def _set(field: str, kind: type, usage: str, about: str, slow: str = "") -> Command:
+    """A command for one number or text of the settings; alone it shows the value."""
 
     def change(chat: Chat, text: str) -> RenderableType:
         if text:
             chat.session.change(**{field: _number(field, text, kind)})
         return _shown(chat, field)
 
-    return Command(usage, about, change)
+    return Command(usage, about, change, slow)
 
 
 def _number(name: str, text: str, kind: type) -> Any:
@@ -86,12 +86,9 @@ def _number(name: str, text: str, kind: type) -> Any:
 
 
 def _shown(chat: Chat, *fields: str) -> Text:
-    values = {field.replace("_", "-"): getattr(chat.session.settings, field) for field in fields}
-    return Text(", ".join(f"{name} {_said(value)}" for name, value in values.items()))
-
-
-def _said(value: Any) -> str:
-    return "none" if value is None else str(value)
+    values = {field: getattr(chat.session.settings, field) for field in fields}
+    words = {field: "none" if value is None else value for field, value in values.items()}
+    return Text(", ".join(f"{field.replace('_', '-')} {word}" for field, word in words.items()))
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
@@ -155,12 +152,6 @@ def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
         return _shown(chat, "policy")
 
     return change
-
-
-def _drafter(chat: Chat, text: str) -> RenderableType:
-    if text:
-        chat.session.change(drafter=text)
-    return _shown(chat, "drafter")
 
 
 def _target(chat: Chat, text: str) -> RenderableType:
@@ -251,7 +242,7 @@ _LIST = [
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _most),
-    Command("/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", _drafter, LOADING),
+    _set("drafter", str, "/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", LOADING),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, LOADING),
     Command("/verifier NAME(key=value)", "how drafts are verified", _rule("verifier")),
     _set("temperature", float, "/temperature X", "0 is greedy"),
