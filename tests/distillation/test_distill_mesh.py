@@ -59,7 +59,7 @@ def test_the_weights_are_those_of_one_device(runs):
         assert last[0][figure] == pytest.approx(last[1][figure], rel=1e-3, abs=1e-4), figure
 
 
-@pytest.mark.parametrize("shares, tokens", [(1, None), (2, None), (3, 2688), (5, 4480)])
+@pytest.mark.parametrize("shares, tokens", [(2, None), (3, 2688)])
 def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch):
     monkeypatch.setattr(training, "mesh_here", lambda: SimpleNamespace(shape={"data": shares}))
     packing = Packing(slots=(448, 896), tokens=1792)

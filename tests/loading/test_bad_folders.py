@@ -42,28 +42,19 @@ def test_folder_of_something_else(tmp_path):
         ({"model_type": None}, ["config.json has no model_type"]),
         ({"model_type": "lama"}, ["unknown model_type 'lama'", "did you mean 'llama'?", "there are", EXTENDING]),
         ({"model_type": "layers"}, ["unknown model_type 'layers'"]),  # a module of models/, but no family
-        ({"model_type": "../x"}, ["unknown model_type '../x'"]),
         ({"hidden_act": "swish2"}, ["hidden_act", "'swish2'"]),
         ({"hidden_size": None}, ["hidden_size"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads 3"]),
-        ({"head_dim": 7}, ["7"]),
-        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
         ({"partial_rotary_factor": 0.5}, ["0.5"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, ["low_freq_factor"]),
-        ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ["-1.0"]),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, ["'ntk'"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["config.json", "quantised", "'gptq'"]),
-        ({"quantization_config": "fp8"}, ["config.json", "quantised", "'fp8'"]),
         ({"hidden_size": "64"}, ["hidden_size must be a whole number, got '64'"]),
-        ({"rms_norm_eps": "small"}, ["rms_norm_eps must be a number, got 'small'"]),
         ({"tie_word_embeddings": "no"}, ["tie_word_embeddings must be true or false, got 'no'"]),
         ({"rope_scaling": "linear"}, ["rope_scaling must be an object, got 'linear'"]),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, ["positive 'factor', got '2'"]),
         ({"rope_theta": 0}, ["rope_theta must be a number above 0, got 0"]),
         ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta must be a number above 0, got 0"]),
-        ({"eos_token_id": "</s>"}, ["eos_token_id must be tokens, 0 to 271, got '</s>'"]),
         ({"eos_token_id": [2, 272]}, ["eos_token_id must be tokens, 0 to 271, got 272"]),
-        ({"eos_token_id": -1}, ["eos_token_id must be tokens, 0 to 271, got -1"]),
         ({"num_hidden_layers": 1}, ["unknown: model.layers.1."]),
         ({"num_hidden_layers": 3}, ["missing: model.layers.2."]),
         ({"vocab_size": 300}, ["wrong shape: model.embed_tokens.weight (272, 64) instead of (300, 64)"]),
@@ -103,11 +94,6 @@ def test_missing_files(folder):
     assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 
 
-def test_missing_shard(shards):
-    (shards / "model-00002-of-00003.safetensors").unlink()
-    assert_says(refusal(shards), "no such weight file", shards / "model-00002-of-00003.safetensors")
-
-
 @pytest.mark.parametrize(
     "file", [None, 3, "", "../model.safetensors", "a/../../model.safetensors", "/model.safetensors"]
 )
@@ -121,8 +107,6 @@ def test_index_of_files_that_are_not_in_the_folder(shards, file):
     ("changes", "words"),
     [
         ({"chat_template": ["{{ messages }}"]}, "chat_template must be a text"),
-        ({"chat_template": [{"name": "default"}]}, "chat_template must be a text"),
-        ({"chat_template": 3}, "chat_template must be a text"),
         ({"eos_token": 2}, "eos_token must be a text, got 2"),
     ],
 )
@@ -131,7 +115,7 @@ def test_a_tokenizer_config_of_other_types(folder, changes, words):
     assert_says(refusal(folder), folder / "tokenizer_config.json", words)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.999])
 def test_truncated_safetensors(shards, keep):
     path = shards / "model-00002-of-00003.safetensors"
     whole = path.read_bytes()
@@ -143,7 +127,6 @@ def test_truncated_safetensors(shards, keep):
     ("change", "parts"),
     [
         ({"model.norm.weight": np.full(64, np.nan, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
-        ({"model.norm.weight": np.full(64, -np.inf, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
         ({"lm_head.weight": np.ones((3, 64), np.float32)}, ["wrong shape: lm_head.weight (3, 64)"]),
     ],
 )

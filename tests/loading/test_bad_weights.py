@@ -20,11 +20,8 @@ from specdec_jax.loading.tokenizer import tokenizer_from_folder
     ("source", "parts"),
     [
         ("smolm2", ["no model 'smolm2'", "did you mean 'smollm2'?", "smollm2-drafter", "org/name"]),
-        ("", ["no model ''"]),
         ("no/such/folder", ["no model 'no/such/folder'"]),
-        ("./missing", ["no model './missing'"]),
         ("missing.gguf", ["no such weight file: missing.gguf"]),
-        ("some/missing.safetensors", ["no such weight file: some/missing.safetensors"]),
     ],
 )
 def test_unknown_source(tmp_path, monkeypatch, source, parts):
@@ -99,7 +96,6 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"arch": "mamba"}, ["architecture 'mamba'", "'gemma3', 'gpt2', 'llama'", "docs/extending.md"]),
         ({"arch": "qwen"}, ["architecture 'qwen'", "did you mean 'qwen3'?"]),
         ({"arch": "llama_reading", "metadata": {"llama_reading.expert_count": 8}}, ["mixture of 8 experts"]),
         ({"metadata": {"llama.block_count": None}}, ["lacks the hyper-parameter llama.block_count"]),
@@ -111,7 +107,6 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
         ({"metadata": {"llama.block_count": 3}}, ["missing: model.layers.2."]),
         ({"metadata": {"llama.attention.head_count_kv": 4}}, ["wrong shape", "self_attn.k_proj.weight (32, 64)"]),
         ({"metadata": {"tokenizer.ggml.pre": "smolm"}}, ["pre-tokenizer 'smolm'", "smollm"]),
-        ({"metadata": {"tokenizer.ggml.pre": None}}, ["pre-tokenizer None"]),
         ({"metadata": {"tokenizer.ggml.model": "bert"}}, ["tokenizer of kind 'bert'", "tokenizer.json"]),
         ({"metadata": {"tokenizer.ggml.model": "llama"}}, ["lacks tokenizer.ggml.scores"]),
         (

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from specdec_jax.contrib.gguf_writer import tokenizer_metadata
-from specdec_jax.loading import StreamDecoder, Tokenizer, builtin, load_model
+from specdec_jax.loading import StreamDecoder, Tokenizer, builtin
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
@@ -215,11 +215,6 @@ def test_templates_that_fail_or_reach_out_are_errors(template):
         with_template(template).chat(MESSAGES)
 
 
-def test_without_a_template():
-    with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer(from_drafter().backend, {}).chat(MESSAGES)
-
-
 def test_template_among_several_and_from_its_own_file(tmp_path):
     tiny.write_tokenizer(tmp_path)
     assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "user: <é></s>"
@@ -286,13 +281,3 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
     assert_both(tokenizer_from_gguf(read_gguf(tiny.write_gguf(path, tiny.weights(), metadata=more))))
     written = tokenizer_metadata(tokenizer_from_gguf(read_gguf(path)), 272, (2,), 1)
     assert {name: written.get(name) for name in more} == more
-
-
-def test_loaded_pair_shares_one_tokenizer():
-    try:
-        target = load_model("smollm2")
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    drafter = load_model("smollm2-drafter")
-    assert target.tokenizer.vocabulary() == drafter.tokenizer.vocabulary()
-    assert target.tokenizer.chat_template == drafter.tokenizer.chat_template
