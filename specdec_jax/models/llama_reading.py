@@ -159,7 +159,7 @@ def example_config() -> LlamaReadingConfig:
 def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     """The checkpoint's name of every weight -> where it lives."""
     count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
-    return llama.parameter_table(config) | {
+    return dict(llama.parameter_table(config)) | {
         "model.read.norm.weight": Parameter((READ, "scale"), (count, width), precise=True),
         "model.read.weight": Parameter((READ, "kernel"), (own_width, count * width)),
         "model.merge.norm.weight": Parameter((MERGE, "scale"), (count, width), precise=True),
