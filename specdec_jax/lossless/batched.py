@@ -21,7 +21,7 @@ def in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
         count = len(context.length)
         index = np.arange(-(-max(count, 1) // size) * size)
         if count == 0:
-            return jax.tree.map(lambda leaf: leaf[:0], call(*_nobody((context, *rest))))
+            return jax.tree.map(lambda leaf: leaf[:0], call(*_one_row_of_zeros((context, *rest))))
         context, *others = take((context, *rest), index % count)
         alive = context.alive & (index < count)
         context = context._replace(alive=alive, budget=np.where(alive, context.budget, 0))
@@ -39,7 +39,7 @@ def _flattened(leaf: Any) -> np.ndarray:
     return np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
-def _nobody(rows: Any) -> Any:
+def _one_row_of_zeros(rows: Any) -> Any:
     """One row of zeros with the shapes of no rows at all."""
     return jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), rows)
 

@@ -40,7 +40,8 @@ class Proof(NamedTuple):
     @property
     def gaps(self) -> tuple[str, ...]:
         """What was not put to the test, a clause each."""
-        gaps = *_policy_gaps(self.rounds), *_verifier_gaps(self.rounds_to_the_end), *_pair_gaps(self.pair)
+        rule, verifier = _by_warp(self.rounds, _undecided), _by_warp(self.rounds_to_the_end, _never_accepted)
+        gaps = *rule, *verifier, *_pair_gaps(self.pair)
         nothing = self.drafter is not None and not any(self.drafter.drafted)
         trees = () if self.trees is None else self.trees.gaps
         return (*gaps, *trees, *(["the drafter drafted nothing"] if nothing else []))
@@ -103,12 +104,8 @@ class Proof(NamedTuple):
         return NOT_SHOWN if self.gaps else LOSSLESS
 
 
-def _policy_gaps(report: RoundsReport) -> list[str]:
-    """Drafts that a rule was not seen to decide about."""
-    return _by_warp(report, _undecided)
-
-
 def _undecided(coverage: Coverage) -> list[str]:
+    """Drafts that a rule was not seen to decide about."""
     if coverage.shown == len(coverage.asked):
         return []
     declined = [draft for draft in coverage.never_declined if draft > coverage.shown]
@@ -116,12 +113,8 @@ def _undecided(coverage: Coverage) -> list[str]:
     return gaps + ([f"{_drafts(coverage.never_asked)} never came up"] if coverage.never_asked else [])
 
 
-def _verifier_gaps(report: RoundsReport) -> list[str]:
-    """Numbers of accepted drafts that did not occur though drafts were as long."""
-    return _by_warp(report, _never_accepted)
-
-
 def _never_accepted(coverage: Coverage) -> list[str]:
+    """Numbers of accepted drafts that did not occur though drafts were as long."""
     missing = coverage.never_accepted
     return [f"it never happened that {listed(missing)} drafts were accepted"] if missing else []
 

@@ -52,16 +52,11 @@ class Coverage(NamedTuple):
         return Coverage(*(mine + yours for mine, yours in zip(self, other, strict=True)))
 
 
-def no_coverage(most: int) -> Coverage:
-    """Nothing was asked yet, of drafts of up to `most` (K) tokens."""
-    return Coverage(*(np.zeros(size, np.int64) for size in (most, most, most + 1, most + 1)))
-
-
 class Tally:
-    """Counts while an enumeration goes on; `coverage` is the result."""
+    """Counts while an enumeration of drafts of up to `most` (K) tokens goes on; `coverage` is the result."""
 
     def __init__(self, most: int) -> None:
-        self.coverage = no_coverage(most)
+        self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (most, most, most + 1, most + 1)))
 
     def asks(self, drafted: int, goes_on: np.ndarray) -> None:
         """Answers of `begin` or `proceed` of rows that have drafted so many and have room for one more."""

@@ -16,6 +16,7 @@ import numpy as np
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import in_batches, joined, take
+from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
@@ -39,6 +40,7 @@ from specdec_jax.types import (
     Verifier,
 )
 
+BATCH = 32  # rows that policy and verifier see at a time, unless a proof takes others
 PROMPT = np.array([[0, 1]], np.int32)
 
 
@@ -53,7 +55,7 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
 
 
 def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Distribution:
-    """Distributions of the drafters, as `Setting` wants them; who reads nothing has the same ones for every read."""
+    """Distributions of the drafters, laid out as in `Setting`; without `Toy.read` the token read changes nothing."""
     tables = []
     for toy in toys:
         vocab = toy.drafter.shape[-1]
@@ -61,6 +63,22 @@ def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Di
         faded = FADES ** np.arange(most)[:, None, None] * read[None]  # [K, V, V]
         tables.append(faded[:, :, None, :] + toy.drafter.reshape(1, 1, vocab * vocab, vocab))
     return distribution_table(tables, warp)
+
+
+def setting_of(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    monitor: Monitor,
+    most: int,
+    warp: Mapping[str, Any],
+    toys: Sequence[Toy],
+    *,
+    tokens: int,
+    limit: int,
+) -> Setting:
+    """The setting of toys whose drafters draw drafts of up to `most` (K) tokens; `tokens` and `limit` as there."""
+    tables = drafter_table(toys, most, warp), distribution_table([toy.target for toy in toys], warp)
+    return Setting(policy, verifier, monitor, *tables, warp, most, tokens, limit, BATCH, False, Tally(most))
 
 
 def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
@@ -182,12 +200,12 @@ class Outcomes(NamedTuple):
 
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
-    told = asked(setting, nodes, branches, draft_of(setting, branches))
-    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*told)
+    arguments = asked(setting, nodes, branches, draft_of(setting, branches))
+    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*arguments)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
-    return Outcomes(chance, told[2], told[3], state)
+    return Outcomes(chance, arguments[2], arguments[3], state)
 
 
 def after(

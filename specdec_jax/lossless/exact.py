@@ -16,14 +16,7 @@ import numpy as np
 from specdec_jax.decoding import no_monitor
 from specdec_jax.lossless.counterexample import Counterexample, first_wrong
 from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.enumeration import (
-    distribution_table,
-    drafter_table,
-    enumerate_distribution,
-    first_nodes,
-    target_joint,
-)
-from specdec_jax.lossless.nodes import Setting
+from specdec_jax.lossless.enumeration import enumerate_distribution, first_nodes, setting_of, target_joint
 from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
@@ -92,23 +85,10 @@ def prove_exactly(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for index, toy in enumerate(toys):
             for warp in warps:
-                drafts = drafter_table([toy], max_draft_length, warp)
-                targets = distribution_table([toy.target], warp)
+                strategies = policy, verifier, monitor
+                every = setting_of(*strategies, max_draft_length, warp, [toy], tokens=tokens, limit=tokens + 1)
                 for batch, one_hot in itertools.product(batches, chosen):
-                    setting = Setting(
-                        policy,
-                        verifier,
-                        monitor,
-                        drafts,
-                        targets,
-                        warp,
-                        most=max_draft_length,
-                        tokens=tokens,
-                        limit=tokens + 1,
-                        batch=batch,
-                        chosen=one_hot,
-                        tally=Tally(max_draft_length),
-                    )
+                    setting = every._replace(batch=batch, chosen=one_hot, tally=Tally(max_draft_length))
                     joint, goal = enumerate_distribution(setting, first_nodes(setting)), target_joint(setting)
                     distance = float(0.5 * np.abs(joint - goal).sum())
                     distance = distance if np.isfinite(distance) else np.inf

@@ -21,7 +21,7 @@ from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage, Tally
-from specdec_jax.lossless.enumeration import Outcomes, distribution_table, drafter_table
+from specdec_jax.lossless.enumeration import Outcomes
 from specdec_jax.lossless.exact import TOLERANCE, WARPS, monitor_for, warps_for
 from specdec_jax.lossless.nodes import Branches, Nodes, Setting, numbers_at
 from specdec_jax.lossless.toys import Toy, narrow_pair, with_reading
@@ -29,7 +29,6 @@ from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 LONGEST = 10
 CHOICES = 3.4  # tokens that a drafter may draw in a context of the toys, as a geometric mean
-BATCH = 32  # rows that policy and verifier see at a time
 COMPARED = (0, 3)  # rounds that are played again with their rows in another order
 TOYS = (*(narrow_pair(seed=seed) for seed in range(3)), with_reading(narrow_pair(seed=3)))
 RAREST = 1e-8  # probabilities under it are zero but for rounding
@@ -115,22 +114,11 @@ def setting_of(
     warp: Mapping[str, Any],
     toys: Sequence[Toy],
 ) -> Setting:
-    """Of so many rounds of drafts of up to `most` tokens; they are chains, of rules of trees too."""
+    """The setting of so many rounds of drafts of up to `most` tokens; they are chains, also of rules of trees."""
     policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
-    return Setting(
-        policy,
-        verifier,
-        monitor,
-        drafter_table(toys, most, warp),
-        distribution_table([toy.target for toy in toys], warp),
-        warp,
-        most=most,
-        tokens=rounds * (most + 1),
-        limit=rounds * (most + 1) + most + 1,
-        batch=BATCH,
-        chosen=False,
-        tally=Tally(most),
-    )
+    tokens = rounds * (most + 1)
+    strategies = policy, verifier, monitor
+    return enumeration.setting_of(*strategies, most, warp, toys, tokens=tokens, limit=tokens + most + 1)
 
 
 def case_of(warp: Mapping[str, Any], setting: Setting, played: Sequence[Played]) -> RoundsCase:
@@ -200,7 +188,8 @@ def _stands_alone(
     place = np.empty(len(first), np.int64)
     place[first] = second
     there = place[chosen[0]], *chosen[1:]
-    moved = enumeration.after(other, take(nodes, order), _unmoved(shuffled, order), again, there, again.chance[there])
+    shuffled = shuffled._replace(node=np.argsort(order)[shuffled.node])  # places among the shuffled rows again
+    moved = enumeration.after(other, take(nodes, order), shuffled, again, there, again.chance[there])
     return _alike(following, moved)
 
 
@@ -209,11 +198,6 @@ def _sorted(branches: Branches) -> np.ndarray:
     beyond = np.arange(branches.text.shape[1])[None, :] >= 2 + branches.drafted[:, None]
     text = np.where(beyond, -1, branches.text)
     return np.lexsort([*text.T, branches.drafted, branches.node])
-
-
-def _unmoved(branches: Branches, order: np.ndarray) -> Branches:
-    """Branches whose `node` is a place among the shuffled rows again."""
-    return branches._replace(node=np.argsort(order)[branches.node])
 
 
 def _alike(first: Any, second: Any) -> bool:

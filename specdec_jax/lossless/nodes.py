@@ -1,4 +1,4 @@
-"""What an enumeration carries from round to round, and what policy, verifier and drafter are told of it."""
+"""What an enumeration carries from round to round, and the arguments that policies and verifiers get from it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def drawn_distribution(weights: np.ndarray) -> np.ndarray:
 
 
 def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
-    """What the decoder would tell policy and verifier at the beginning of the round."""
+    """The context that the decoder gives policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
     warp = jax.tree.map(np.asarray, make_warp(count, **numbers_at(setting, nodes.table)))
     room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
@@ -84,7 +84,7 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
 def asked(
     setting: Setting, nodes: Nodes, branches: Branches, draft: Draft
 ) -> tuple[RoundContext, Any, Draft, Distribution]:
-    """What the verifier is told."""
+    """The arguments of the verifier."""
     vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
     pairs = np.stack([pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
     distributions = take(setting.target_distributions, branches.table[:, None] + pairs)

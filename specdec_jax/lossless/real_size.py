@@ -46,7 +46,8 @@ def prove_real_size(
     outcomes = jax.jit(lambda *arguments: _outcomes(verifier, monitor, *arguments))
     for warp in warps_for(verifier, REAL_WARPS):
         numbers = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **warp}
-        p, q, lengths, following = jax.tree.map(np.asarray, outcomes(target, drafter, drafts, _traced(numbers)))
+        outcome = outcomes(target, drafter, drafts, make_warp(FEW**DRAFTS, **numbers))
+        p, q, lengths, following = jax.tree.map(np.asarray, outcome)
         error, outside, found = _compared(p, q, lengths, following, drafts)
         worst, truncated = max(worst, error), max(truncated, outside)
         if wrong is None and found is not None and not (error < ROUNDING and outside == 0):
@@ -55,10 +56,6 @@ def prove_real_size(
             name = f"float32, {vocab_size:,} tokens"
             wrong = Counterexample(name, (), warp, tokens, len(tokens), probability, expected, draft)
     return RealSizeReport(worst, truncated, vocab_size, worst < ROUNDING and truncated == 0, wrong)
-
-
-def _traced(numbers: Mapping[str, Any]) -> Any:
-    return make_warp(FEW**DRAFTS, **numbers)
 
 
 def _models(vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

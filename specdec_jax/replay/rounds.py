@@ -32,7 +32,6 @@ class Rows(NamedTuple):
     accepted: Array
     passes: Array  # of this round
     fresh: Array  # a round begins
-    diverged: Array  # a token of this draft will be rejected
     done: Array
     policy: PolicyState
 
@@ -109,7 +108,7 @@ def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tu
     zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
     record = jnp.full((size, rounds, 4), -1, jnp.int16) if rounds else None
     counts = Counts(zero, zero, zero, zero, zero, jnp.zeros((size, places + 1), jnp.int32), record)
-    return Rows(zero, zero, zero, zero, ~no, no, no, begun), counts
+    return Rows(zero, zero, zero, zero, ~no, no, begun), counts
 
 
 def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
@@ -129,7 +128,6 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
         accepted=rows.accepted + (step.drawn & hit).astype(jnp.int32),
         passes=rows.passes + going.astype(jnp.int32),
         fresh=jnp.zeros_like(going),
-        diverged=rows.diverged | (step.drawn & ~hit),
         policy=step.policy,
     )
     return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going, context)
@@ -175,7 +173,7 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
 def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     """Features [R, F] of the next position, and whether its token would be accepted."""
     at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
-    hit = texts.accepted[texts.text, at] & ~rows.diverged
+    hit = texts.accepted[texts.text, at]  # stays False after a rejected draft: `at` does not move on
     tail = texts.tails[
         texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
     ]
@@ -245,7 +243,6 @@ def _end(
         accepted=zero(rows.accepted),
         passes=zero(rows.passes),
         fresh=ends,
-        diverged=rows.diverged & ~ends,
         done=rows.done | (at >= length),
         policy=state,
     ), counts

@@ -1,4 +1,4 @@
-"""What a pass of whoever drafts costs, for rules that weigh costs."""
+"""The cost of a drafter pass, for rules that weigh costs."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from specdec_jax.types import Array, RoundContext
 
 
 def relative_drafter_cost(context: RoundContext) -> Array:
-    """A pass of this round's drafter in passes of the pair's first model, whose cost rules are told; [B] float32."""
+    """[B] float32, a pass of this round's drafter in passes of the pair's first model, the unit of `drafter_cost`."""
     return (
         jnp.ones(context.length.shape, jnp.float32)
         if context.relative_drafter_cost is None

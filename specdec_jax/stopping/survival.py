@@ -175,5 +175,5 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
 
 
 def _last(times: Any, positions: int) -> int:
-    """The last of V(0), V(1) ... that is told."""
+    """The largest k for which V(k) is given."""
     return positions if times is None else min(np.shape(times)[-1] - 1, positions)

@@ -16,8 +16,6 @@ from specdec_jax.contrib.trees.leaves import Leaf
 from specdec_jax.contrib.trees.outcomes import comb_leaves, verified_combs, with_siblings
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.lossless import enumeration
-from specdec_jax.lossless.coverage import Tally
-from specdec_jax.lossless.enumeration import distribution_table, drafter_table
 from specdec_jax.lossless.exact import TOLERANCE, monitor_for, warps_for
 from specdec_jax.lossless.long_drafts import RAREST
 from specdec_jax.lossless.nodes import Branches, Nodes, Setting
@@ -29,7 +27,6 @@ DRAFTS = 4  # the third and fourth are what the sum over all rounds leaves out
 TOY = narrow_pair(SIBLINGS + 3, seed=1)
 WARPS: tuple[Mapping[str, Any], ...] = ({"temperature": 0.7}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.0})
 PROMPTS = np.array([[0, 1], [2, 3], [4, 5], [5, 0]], np.int32)
-BATCH = 32
 
 
 class CombRoundsReport(NamedTuple):
@@ -80,20 +77,8 @@ def prove_comb_rounds(
 
 
 def _setting(policy: StoppingPolicy, verifier: Verifier, warp: Mapping[str, Any], drafts: int) -> Setting:
-    return Setting(
-        policy,
-        verifier,
-        monitor_for(policy, verifier),
-        drafter_table([TOY], drafts, warp),
-        distribution_table([TOY.target], warp),
-        warp,
-        most=drafts,
-        tokens=drafts + 2,
-        limit=drafts + 2,
-        batch=BATCH,
-        chosen=False,
-        tally=Tally(drafts),
-    )
+    strategies = policy, verifier, monitor_for(policy, verifier)
+    return enumeration.setting_of(*strategies, drafts, warp, [TOY], tokens=drafts + 2, limit=drafts + 2)
 
 
 def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:
