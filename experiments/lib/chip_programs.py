@@ -90,7 +90,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
 
 def _reader(decoder: Decoder, params: ModelParams) -> Any:
     """What the target's prefill is given of a drafter that reads its hidden states."""
-    return None if decoder.parts.drafter.observer.features is None else params.drafter
+    return None if not decoder.parts.drafter.layers else params.drafter
 
 
 def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:

@@ -27,6 +27,7 @@ from specdec_jax.types import (
     Next,
     PolicyState,
     RoundContext,
+    Seen,
     Source,
     StoppingPolicy,
     VerificationResult,
@@ -58,7 +59,7 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
     most = drafter.max_draft_length
     sizes = Sizes(batch, parts.target.spec.vocab_size, most)
     check_policy(policy, state.policy, state.monitor, sizes, keep_log_q=verifier.needs_log_q)
-    context, drafts = context_shapes(batch, state.monitor), draft_shapes(sizes, most, verifier.needs_log_q)
+    drafts = draft_shapes(sizes, most, verifier.needs_log_q)
     drafter_state: Any = ()
     if is_users(drafter) or is_users(verifier):
         drafts, drafter_state = _check_drafts(parts, params, sizes, slots, state, source)
@@ -68,7 +69,7 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
             if policy.rounds is not None:
                 policy.rounds.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
     if is_users(drafter):
-        _check_observer(drafter, params, drafter_state, context, sizes, slots, drafts)
+        _check_observer(drafter, params, drafter_state, sizes, slots, drafts)
     if is_users(parts.monitor):
         check_monitor(parts.monitor, state.monitor, sizes, parts.widths)
 
@@ -285,28 +286,20 @@ def _check_draft(asked: Asked, draft: Draft, wanted: Draft) -> None:
             asked.refuse("source", f"must give a Draft.{name} as {said(shape)}; it is {said(field)}")
 
 
-def _check_observer(
-    drafter: Drafter, params: ModelParams, state: Any, context: RoundContext, sizes: Sizes, slots: int, draft: Draft
-) -> None:
-    """What a drafter reads of the target, and its state once it was given that."""
-    observer, batch, longest = drafter.observer, sizes.batch, sizes.max_draft_length + 1
-    asked = Asked("drafter's observer", observer, state, batch)
-    if observer.read is not None and observer.learn is not None:
-        seen = asked.result(
-            "read", distribution_shapes(batch, sizes.vocab_size, longest), draft, _result(sizes), context
-        )
-        if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(seen)):
-            asked.refuse("read", f"must return leaves [{batch},{longest},...]; it returns {said(seen)}")
-        tokens = array(jnp.int32, batch, slots)
-        asked.must_keep_state("learn", asked.result("learn", params.drafter, state, seen, draft, tokens, context))
-    features = observer.features
-    if features is not None:
-        asked, count = Asked("drafter's features", features, state, batch), array(jnp.int32, batch)
-        hidden = array(jnp.float32, batch, longest, len(features.layers), features.target_width)
-        stored = asked.result("keep", params.drafter, hidden)
-        if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(stored)):
-            asked.refuse("keep", f"must return leaves [{batch},{longest},...]; it returns {said(stored)}")
-        asked.must_keep_state("learn", asked.result("learn", params.drafter, state, stored, count, count))
+def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int, draft: Draft) -> None:
+    """What a drafter takes of the target, and its state once it was given that."""
+    observer, batch, longest = drafter.observe, sizes.batch, sizes.max_draft_length + 1
+    if observer is None:
+        return
+    asked, count = Asked("drafter's observer", observer, state, batch), array(jnp.int32, batch)
+    hidden = array(jnp.float32, batch, longest, len(observer.layers), observer.target_width)
+    target = distribution_shapes(batch, sizes.vocab_size, longest)
+    taken = asked.result("take", params.drafter, hidden if observer.layers else None, target)
+    if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
+        asked.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {said(taken)}")
+    asked, seen = Asked("drafter", drafter, state, batch), Seen(taken, count, count, draft)
+    tokens = array(jnp.int32, batch, slots)
+    asked.must_keep_state("commit", asked.result("commit", params.drafter, state, tokens, count, seen))
 
 
 def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:

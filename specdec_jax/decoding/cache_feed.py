@@ -6,7 +6,7 @@ And what drafters read of their target, kept by position beside their caches.
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array, Cache, Features, LanguageModel, Params, Reading
+from specdec_jax.types import Array, Cache, LanguageModel, Observer, Params, Reading
 
 
 def feed(
@@ -77,9 +77,9 @@ def reads_at(reads: Array, start: Array, size: int) -> Array:
     return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
-def check_reads(target: LanguageModel, reads: Reading | Features | None) -> None:
+def check_reads(target: LanguageModel, reads: Reading | Observer | None) -> None:
     """Raises ValueError for hidden states that the target does not have; None: nothing is read."""
-    if reads is None:
+    if reads is None or not reads.layers:
         return
     asked = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
     if target.tap is None:

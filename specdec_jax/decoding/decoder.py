@@ -19,7 +19,7 @@ from jax import lax
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.one_graph import FLAG, counted, explained, num_programs, options_here
-from specdec_jax.decoding.prefill import drafter_prefill, fill, learn_text, target_prefill
+from specdec_jax.decoding.prefill import drafter_prefill, fill, fill_drafter, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
@@ -124,7 +124,7 @@ def build_decoder(
         policy.rounds.check_parts(target, drafter, policy, widths)
     play = decode_round if policy.rounds is None else policy.rounds.decode_round
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
-    reads = drafter.observer.features
+    observer = drafter.observe if drafter.layers else None
     _check_monitor(parts, watched=monitor is not None)
     _warn_if_lossy(verifier)
 
@@ -143,10 +143,11 @@ def build_decoder(
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
         known = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
         cache, kept = fill(
-            target, reads, params.target, params.drafter, fresh.tokens, fresh.length, known, prefill_chunk
+            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, known, prefill_chunk
         )
-        drafter_state = learn_text(drafter, params.drafter, drafter_state, kept, known.length, fresh.length)
-        drafter_state = drafter.fill(params.drafter, drafter_state, fresh.tokens, fresh.length)
+        drafter_state = fill_drafter(
+            drafter, params.drafter, drafter_state, fresh.tokens, kept, known.length, fresh.length
+        )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
     told = options_here() if compiler_options is None else dict(compiler_options)
@@ -154,7 +155,7 @@ def build_decoder(
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
         "step": jit(counted(lambda params, state: by_rows(play(parts, params, state))), donate_argnums=1),
-        "prefill": target_prefill(target, reads, prefill_chunk, tuple(told.items())),
+        "prefill": target_prefill(target, observer, prefill_chunk, tuple(told.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),
@@ -181,14 +182,14 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state, source = begin(params, prompts, options)
-        reader = params.drafter if parts.drafter.observer.features is not None else None
+        reader = params.drafter if parts.drafter.layers else None
         cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
         drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         state, source = begin(params, prompts, options)
-        reader = params.drafter if parts.drafter.observer.features is not None else None
+        reader = params.drafter if parts.drafter.layers else None
         filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
         kept = filled.out_info[1]
         jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, kept, source).compile()
@@ -269,7 +270,7 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
         )
-    check_reads(target, drafter.observer.features)
+    check_reads(target, drafter.observe)
     if prefill_chunk < 2:
         raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size

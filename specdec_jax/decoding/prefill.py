@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding.cache_feed import feed_long
 from specdec_jax.decoding.one_graph import counted
 from specdec_jax.sharding import by_rows
-from specdec_jax.types import Array, Cache, Drafter, Features, LanguageModel, Params
+from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Params, Seen
 
 WIDE = 8  # times the chunk, of passes that long prompts are fed by
 
@@ -28,10 +28,10 @@ class _Kept(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def target_prefill(
-    target: LanguageModel, features: Features | None, chunk: int, compiler_options: tuple[Any, ...] = ()
+    target: LanguageModel, observer: Observer | None, chunk: int, compiler_options: tuple[Any, ...] = ()
 ) -> Any:
     """(params, drafter's params, tokens [B, S], lengths [B], source) -> (the target's cache of all but the last tokens,
-    what `features` keep of them, leaves [B, S, ...]), jitted. An encoder reads its source here.
+    what `observer` takes of them, leaves [B, S, ...]), jitted. An encoder reads its source here.
 
     A program by itself, without what a policy brings: all decoders of a target share it, and those whose drafters read
     it with whoever reads the same.
@@ -40,7 +40,7 @@ def target_prefill(
     def prefill(params: Params, reader: Params, tokens: Array, length: Array, source: Any = None) -> tuple[Cache, Any]:
         batch, slots = tokens.shape
         cache = target.init_cache(params, batch, slots, source)
-        return by_rows(fill(target, features, params, reader, tokens, length, cache, chunk))
+        return by_rows(fill(target, observer, params, reader, tokens, length, cache, chunk))
 
     return jax.jit(counted(prefill), compiler_options=dict(compiler_options) or None)
 
@@ -55,28 +55,29 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
     def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any, source: Any = None) -> Any:
         more = () if source is None else (source,)
         fresh = drafter.init(params, *tokens.shape, *more)
-        told = learn_text(drafter, params, fresh, kept, jnp.zeros_like(length), length)
-        return by_rows(drafter.fill(params, told, tokens, length))
+        return by_rows(fill_drafter(drafter, params, fresh, tokens, kept, jnp.zeros_like(length), length))
 
     return jax.jit(counted(prefill_drafter), compiler_options=dict(compiler_options) or None)
 
 
-def learn_text(drafter: Drafter, params: Params, state: Any, kept: Any, start: Array, length: Array) -> Any:
-    """The drafter's state with what was kept [B, S, ...] of a text of `length` [B] from `start` [B] on."""
-    features = drafter.observer.features
-    if features is None:
-        return state
+def fill_drafter(
+    drafter: Drafter, params: Params, state: Any, tokens: Array, kept: Any, start: Array, length: Array
+) -> Any:
+    """The drafter's state for a text of `length` [B], with what was kept [B, S, ...] of it from `start` [B] on."""
+    if not drafter.layers:
+        return drafter.fill(params, state, tokens, length)
 
     def from_start(leaf: Array) -> Array:
         slots = start[:, None] + jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]
         return jnp.take_along_axis(leaf, slots.reshape(*slots.shape, *[1] * (leaf.ndim - 2)), axis=1, mode="clip")
 
-    return features.learn(params, state, jax.tree.map(from_start, kept), start, jnp.maximum(length - 1 - start, 0))
+    seen = Seen(jax.tree.map(from_start, kept), start, jnp.maximum(length - 1 - start, 0))
+    return drafter.fill(params, state, tokens, length, seen)  # type: ignore[call-arg]
 
 
 def fill(
     target: LanguageModel,
-    features: Features | None,
+    observer: Observer | None,
     params: Params,
     reader: Params,
     tokens: Array,
@@ -84,26 +85,26 @@ def fill(
     cache: Cache,
     chunk: int,
 ) -> tuple[Cache, Any]:
-    """The target's cache after all tokens but the last were fed from where it ends, and what `features` keep of them.
+    """The target's cache after all tokens but the last were fed from where it ends, and what `observer` takes of them.
 
     `reader` are the drafter's parameters. What is kept has leaves [B, S, ...]; slots that were not fed are zero.
     """
-    if features is None:
+    if observer is None or not observer.layers:
         return _fill(target, params, tokens, length, cache, chunk), ()
-    model = _keeping(target, features)
+    model = _keeping(target, observer)
     shapes = jax.eval_shape(lambda: model.apply((params, reader), tokens[:, :1], _Kept(cache, None, cache.length))[0])
     kept = jax.tree.map(lambda leaf: jnp.zeros((*tokens.shape, *leaf.shape[2:]), leaf.dtype), shapes)
     filled = _fill(model, (params, reader), tokens, length, _Kept(cache, kept, cache.length), chunk)
     return filled.cache, filled.kept
 
 
-def _keeping(target: LanguageModel, features: Features) -> LanguageModel:
+def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
     """The target with `_Kept` as its cache, and no logits: what is kept comes in their place."""
 
     def apply(params: Any, tokens: Array, cache: _Kept, positions: Any = None, mask: Any = None) -> tuple[Any, _Kept]:
         assert target.tap is not None  # build_decoder looked
-        _, hidden, inner = target.tap.apply(params[0], tokens, cache.cache, features.layers)
-        new = features.keep(params[1], hidden)
+        _, hidden, inner = target.tap.apply(params[0], tokens, cache.cache, observer.layers)
+        new = observer.take(params[1], hidden, None)
         rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
         put = lambda leaf, one: leaf.at[rows, slots].set(one, mode="drop")  # noqa: E731
         kept = None if cache.kept is None else jax.tree.map(put, cache.kept, new)

@@ -16,6 +16,7 @@ from specdec_jax.types import (
     Array,
     Cache,
     DecodeState,
+    Distribution,
     Draft,
     Drafted,
     Drafter,
@@ -26,6 +27,7 @@ from specdec_jax.types import (
     Params,
     RoundContext,
     RoundInfo,
+    Seen,
     Source,
     StoppingPolicy,
     VerificationResult,
@@ -57,8 +59,7 @@ class Verified(NamedTuple):
     cache: Cache
     verifier: VerifierState
     monitor: MonitorState
-    seen: Any  # what the drafter's observer read, leaves [B, K+1, ...]; () without one
-    kept: Any  # what it kept of the target's hidden states, leaves [B, K+1, ...]; () without
+    taken: Any  # what the drafter's observer took, leaves [B, K+1, ...]; () without one
 
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
@@ -83,9 +84,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
         emitted, stopped = cut(state, result.tokens, result.length, context)
         tokens = append(state.tokens, state.length, result.tokens, emitted)
-        drafter = commit_drafter(
-            parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted, context
-        )
+        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
         length = state.length + emitted
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
@@ -145,7 +144,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: tuple[Array, Array]
     ) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
-        logits, kept, cache = _target_pass(parts, params, state, draft, context, width)
+        logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         logits = logits[:, : held + 1]
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
@@ -153,41 +152,43 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         following = jnp.take_along_axis(chance[1], accepted[:, None], axis=1)[:, 0]
         result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), most)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
-        read = parts.drafter.observer.read
-        seen = () if read is None else padded(read(target, draft, result, context), most + 1)
+        taken = take(parts.drafter, params.drafter, hidden, target)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, seen, padded(kept, most + 1))
+        return Verified(result, cache, verifier, monitor, padded(taken, most + 1))
 
     return verify
 
 
 def _target_pass(
     parts: Parts, params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, width: int
-) -> tuple[Array, Any, Cache]:
-    """(logits [B, T, V], what the drafter keeps of the hidden states, cache) of the last token and the draft."""
+) -> tuple[Array, Array | None, Cache]:
+    """(logits [B, T, V], the hidden states that the drafter reads, cache) of the last token and the draft."""
     start = context.length - 1
     last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
     missing = width - 1 - draft.tokens.shape[1]
     fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing)))
     with jax.named_scope("target_pass"):
         cache = parts.target.with_length(state.target_cache, start)
-        return apply_keeping(parts.target, parts.drafter, params, fed, cache)
+        return apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache)
 
 
-def apply_keeping(
-    target: LanguageModel, drafter: Drafter, params: ModelParams, tokens: Array, cache: Cache, *where: Array
-) -> tuple[Array, Any, Cache]:
-    """The target's pass: (logits [B, T, V], what the drafter keeps of its hidden states [B, T, ...], cache).
+def apply_observed(
+    target: LanguageModel, layers: tuple[int, ...], params: Params, tokens: Array, cache: Cache, *where: Array
+) -> tuple[Array, Array | None, Cache]:
+    """The target's pass: (logits [B, T, V], hidden states [B, T, N, D] of these layers, None without any, cache).
 
     `where`: positions and mask of a pass whose tokens do not follow one another.
     """
-    features = drafter.observer.features
-    if features is None:
-        logits, cache = target.apply(params.target, tokens, cache, *where)
-        return logits, (), cache
+    if not layers:
+        logits, cache = target.apply(params, tokens, cache, *where)
+        return logits, None, cache
     assert target.tap is not None  # build_decoder looked
-    logits, hidden, cache = target.tap.apply(params.target, tokens, cache, features.layers, *where)
-    return logits, features.keep(params.drafter, hidden), cache
+    return target.tap.apply(params, tokens, cache, layers, *where)
+
+
+def take(drafter: Drafter, params: Params, hidden: Array | None, distributions: Distribution) -> Any:
+    """What the drafter takes of the target's pass; () of one that observes nothing."""
+    return () if drafter.observe is None else drafter.observe.take(params, hidden, distributions)
 
 
 def padded(tree: Any, size: int) -> Any:
@@ -250,19 +251,12 @@ def commit_drafter(
     state: DecodeState,
     tokens: Array,
     emitted: Array,
-    context: RoundContext,
 ) -> DrafterState:
-    """The drafter's state for the text `tokens` of a round that emitted some.
-
-    First it gets what the target's layers left, from the token before the draft on, then the text, and at last what it
-    read of the target's distributions.
-    """
-    if part.observer.features is not None:
-        drafter = part.observer.features.learn(params, drafter, verified.kept, context.length - 1, emitted)
-    drafter = part.commit(params, drafter, tokens, state.length + emitted)
-    if part.observer.learn is not None:
-        drafter = part.observer.learn(params, drafter, verified.seen, draft, state.tokens, context)
-    return drafter
+    """The drafter's state for the text `tokens` of a round that emitted some, with what it took of the target."""
+    length = state.length + emitted
+    if part.observe is None:
+        return part.commit(params, drafter, tokens, length)
+    return part.commit(params, drafter, tokens, length, Seen(verified.taken, state.length - 1, emitted, draft))  # type: ignore[call-arg]
 
 
 def measure_round(

@@ -29,19 +29,15 @@ from specdec_jax.types import (
     Array,
     Commit,
     Distribution,
-    Draft,
     Drafted,
     Drafter,
     DrafterState,
-    Features,
-    Learn,
     Next,
     Observer,
     Params,
-    Read,
     RoundContext,
+    Seen,
     Source,
-    VerificationResult,
 )
 
 PHASES = 2
@@ -153,27 +149,40 @@ def multi_drafter(
 
         return joins[0]._replace(close=close, otherwise=hand_over if free and paid else None)
 
-    def commit(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
+    def commit(
+        params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
+    ) -> MultiDrafterState:
         state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
-        return tell([part.commit for part in parts], params, state, tokens, length)
+        return tell([part.commit for part in parts], params, state, tokens, length, seen)
 
-    def prefill(params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array) -> MultiDrafterState:
-        return tell([part.fill for part in parts], params, state, tokens, length)
+    def prefill(
+        params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
+    ) -> MultiDrafterState:
+        return tell([part.fill for part in parts], params, state, tokens, length, seen)
 
     def tell(
-        how: Sequence[Commit], params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array
+        how: Sequence[Any],
+        params: Sequence[Params],
+        state: MultiDrafterState,
+        tokens: Array,
+        length: Array,
+        seen: Seen | None,
     ) -> MultiDrafterState:
         states, known = list(state.states), state.known
         for index, one in enumerate(how):
             # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
             told = (state.drafter == index) | (state.drafter == len(parts))
             upto = jnp.where(told, length, jnp.minimum(known[:, index], length))
-            states[index] = _told(one, params[index], states[index], tokens, upto, known[:, index])
+            if seen is not None and index in seen.taken:  # drafters that sit out observe the target too
+                own = seen._replace(taken=seen.taken[index])
+                states[index] = one(params[index], states[index], tokens, upto, own)
+            else:
+                states[index] = _told(one, params[index], states[index], tokens, upto, known[:, index])
             known = known.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), known=known, drafter=nobody)
 
-    return Drafter(init, source, commit, most, observer=_observer(parts), prefill=prefill)
+    return Drafter(init, source, commit, most, observe=_observer(parts), prefill=prefill)
 
 
 def _checked(
@@ -310,62 +319,21 @@ def _told(tell: Commit, params: Params, state: DrafterState, tokens: Array, upto
     return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 
 
-def _observer(parts: tuple[Drafter, ...]) -> Observer:
-    """All the observers there are; those who sit out see the target too."""
-    return Observer(*_watching(parts), _features(parts))
-
-
-def _features(parts: tuple[Drafter, ...]) -> Features | None:
-    """The hidden states that any of them reads; each keeps of its own layers what it wants."""
-    readers = {i: part.observer.features for i, part in enumerate(parts) if part.observer.features is not None}
-    if not readers:
+def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
+    """What all the observers take, by drafter: each of its own layers, those that sit out too."""
+    observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
+    if not observers:
         return None
-    widths = sorted({reader.target_width for reader in readers.values()})
+    widths = sorted({one.target_width for one in observers.values() if one.layers})
     if len(widths) > 1:
         raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
-    ends = np.cumsum([len(reader.layers) for reader in readers.values()]).tolist()
+    ends = np.cumsum([len(one.layers) for one in observers.values()]).tolist()
     begins = [0, *ends[:-1]]
 
-    def keep(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
-        spans = zip(readers.items(), begins, ends, strict=True)
-        return {i: reader.keep(params[i], hidden[:, :, begin:end]) for (i, reader), begin, end in spans}
+    def take(params: Sequence[Params], hidden: Array | None, distributions: Distribution | None) -> dict[int, Any]:
+        spans = zip(observers.items(), begins, ends, strict=True)
+        states = lambda begin, end: None if hidden is None else hidden[:, :, begin:end]  # noqa: E731
+        return {i: one.take(params[i], states(begin, end), distributions) for (i, one), begin, end in spans}
 
-    def learn(
-        params: Sequence[Params], state: MultiDrafterState, kept: dict[int, Any], start: Array, count: Array
-    ) -> MultiDrafterState:
-        states = list(state.states)
-        for i, reader in readers.items():
-            states[i] = reader.learn(params[i], states[i], kept[i], start, count)
-        return state._replace(states=tuple(states))
-
-    layers = tuple(layer for reader in readers.values() for layer in reader.layers)
-    return Features(layers, widths[0], keep, learn)
-
-
-def _watching(parts: tuple[Drafter, ...]) -> tuple[Read | None, Learn | None]:
-    """What all who look at the target's distributions read and learn."""
-    watching = {i: part.observer for i, part in enumerate(parts) if part.observer.read is not None}
-    if not watching:
-        return None, None
-
-    def read(
-        distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext
-    ) -> dict[int, Any]:
-        asked = distributions, draft, result, context
-        return {i: observer.read(*asked) for i, observer in watching.items() if observer.read is not None}
-
-    def learn(
-        params: Sequence[Params],
-        state: MultiDrafterState,
-        seen: dict[int, Any],
-        draft: Draft,
-        tokens: Array,
-        context: RoundContext,
-    ) -> MultiDrafterState:
-        states = list(state.states)
-        for i, observer in watching.items():
-            if observer.learn is not None:
-                states[i] = observer.learn(params[i], states[i], seen[i], draft, tokens, context)
-        return state._replace(states=tuple(states))
-
-    return read, learn
+    layers = tuple(layer for one in observers.values() for layer in one.layers)
+    return Observer(take, layers, widths[0] if widths else 0)

@@ -23,12 +23,11 @@ from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Distribution,
-    Draft,
     Drafter,
     Observer,
     RoundContext,
+    Seen,
     Source,
-    VerificationResult,
 )
 
 
@@ -100,12 +99,17 @@ def ngram(
 
         return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
-    def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
+    def commit(params: Any, state: NgramState, tokens: Array, length: Array, seen: Seen | None = None) -> NgramState:
         fresh = init(params, length.shape[0], 0) if not keep else state
-        return _count_all(state, fresh, tokens, length, lengths, buckets)
+        state = _count_all(state, fresh, tokens, length, lengths, buckets)
+        if seen is None or seen.draft is None:
+            return state
+        return _fill_all(state, seen, tokens, lengths, buckets)
 
-    def read(distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext) -> Array:
-        del draft, result, context
+    def take(params: Any, hidden: Array | None, distributions: Distribution | None) -> Any:
+        del params, hidden
+        if distributions is None:
+            return ()
         if fill == 1:
             return distributions.top_token[:, :, None]
         values, tokens = lax.top_k(
@@ -113,13 +117,7 @@ def ngram(
         )
         return jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
 
-    def learn(
-        params: Any, state: NgramState, seen: Array, draft: Draft, tokens: Array, context: RoundContext
-    ) -> NgramState:
-        del params
-        return _fill_all(state, seen, draft, tokens, context, lengths, buckets)
-
-    return Drafter(init, source, commit, max_draft_length, observer=Observer(read, learn) if fill else Observer())
+    return Drafter(init, source, commit, max_draft_length, observe=Observer(take) if fill else None)
 
 
 def table_of(state: NgramState, row: int = 0) -> NgramTable:
@@ -198,30 +196,24 @@ def _count_all(
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
 
 
-def _fill_all(
-    state: NgramState,
-    seen: Array,
-    draft: Draft,
-    tokens: Array,
-    context: RoundContext,
-    lengths: tuple[int, ...],
-    buckets: int,
-) -> NgramState:
+def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, ...], buckets: int) -> NgramState:
     """Fill the contexts of every position verified: the text's end, and after each draft token."""
-    last = jnp.max(jnp.where(context.alive, draft.length, -1))
+    draft, alive = seen.draft, seen.count > 0
+    assert draft is not None
+    last = jnp.max(jnp.where(alive, draft.length, -1))
 
     def fill_one(carry: tuple[Array, _Recent, NgramTable]) -> tuple[Array, _Recent, NgramTable]:
         step, recent, table = carry
         bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
         found = _table.read(table, bucket)
-        verified = context.alive & (step <= draft.length)
+        verified = alive & (step <= draft.length)
         wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.known[:, None])
-        candidates = lax.dynamic_index_in_dim(seen, step, axis=1, keepdims=False)
+        candidates = lax.dynamic_index_in_dim(seen.taken, step, axis=1, keepdims=False)
         table = _table.write(table, bucket, _chosen(wanted, _table.filled(found, print_, candidates), found))
         token = lax.dynamic_index_in_dim(draft.tokens, jnp.minimum(step, draft.tokens.shape[1] - 1), 1, keepdims=False)
         return step + 1, _with_token(recent, token), table
 
-    start = (jnp.int32(0), _recent(tokens, context.length, max(lengths)), state.table)
+    start = (jnp.int32(0), _recent(tokens, seen.start + 1, max(lengths)), state.table)
     return state._replace(table=lax.while_loop(lambda carry: carry[0] <= last, fill_one, start)[2])
 
 

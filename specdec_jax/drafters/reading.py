@@ -20,15 +20,16 @@ from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
+    Distribution,
     Drafted,
     Drafter,
-    Features,
     LanguageModel,
     Next,
     Observer,
     Params,
     Reading,
     RoundContext,
+    Seen,
     Source,
 )
 
@@ -101,17 +102,25 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
         return Source(open, predict, keep, close)
 
-    def commit(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
+    def commit(
+        params: Params, state: ReadingState, tokens: Array, length: Array, seen: Seen | None = None
+    ) -> ReadingState:
         """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out.
 
-        What was read stays: a drafter that sits out is told of old lengths, and a text that grows is read first.
+        What was read stays: a drafter that sits out is called with old lengths.
         """
         del params, tokens
+        if seen is not None:
+            kept = keep_reads(state.reads, seen.taken, seen.start, seen.count)
+            known = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.known)
+            state = state._replace(reads=kept, known=known)
         return state._replace(valid=still_valid(state.valid, length))
 
-    def prefill(params: Params, state: ReadingState, tokens: Array, length: Array) -> ReadingState:
+    def prefill(
+        params: Params, state: ReadingState, tokens: Array, length: Array, seen: Seen | None = None
+    ) -> ReadingState:
         """Feed what is missing and was read, up to the last two tokens."""
-        state = commit(params, state, tokens, length)
+        state = commit(params, state, tokens, length, seen)
         wanted = _missing(state, length)
         cache, valid = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
@@ -119,13 +128,12 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     def fed_with(state: ReadingState) -> LanguageModel:
         return language_model._replace(apply=_fed_with(language_model, reads, state.reads))
 
-    def learn(params: Params, state: ReadingState, kept: Array, start: Array, count: Array) -> ReadingState:
-        del params
-        reads = keep_reads(state.reads, kept, start, count)
-        return state._replace(reads=reads, known=jnp.where(count > 0, start + count + 1, state.known))
+    def take(params: Params, hidden: Array | None, distributions: Distribution | None) -> Array:
+        del distributions
+        assert hidden is not None
+        return reads.read(params, hidden)
 
-    features = Features(reads.layers, reads.target_width, reads.read, learn)
-    observer = Observer(features=features)
+    observer = Observer(take, reads.layers, reads.target_width)
     return Drafter(init, source, commit, max_draft_length, language_model, observer, prefill)
 
 

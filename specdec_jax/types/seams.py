@@ -253,55 +253,34 @@ class Verifier(Strategy):
     hyperparameters: Mapping[str, Any] = READ
 
 
-class Read(Protocol):
-    """What a drafter wants of the target's distributions, inside the verification branch: a pytree, leaves [B, T, ...].
+class Take(Protocol):
+    """What a drafter takes of a target pass: a pytree, leaves [B, T, ...].
 
-    T are the positions this width verifies. The round pads T to K+1; what stands beyond draft.length is meaningless.
+    `hidden` [B, T, N, D] float32 are the states of its layers, None if it has none; `distributions` are the target's at
+    those positions, None in passes over a prompt.
     """
 
-    def __call__(
-        self, distributions: Distribution, draft: Draft, result: VerificationResult, context: RoundContext, /
-    ) -> Any: ...
-
-
-class Learn(Protocol):
-    """The drafter's state after it was told what was read [B, K+1, ...]; `tokens` [B, S] int32 as of the draft."""
-
-    def __call__(
-        self, params: Params, state: DrafterState, seen: Any, draft: Draft, tokens: Array, context: RoundContext, /
-    ) -> DrafterState: ...
-
-
-class LearnFeatures(Protocol):
-    """The drafter's state with what it kept [B, T, ...] of the target, entry t at position start[b] + t.
-
-    The first count[b] are of verified tokens; the others of rejected ones, or of nothing.
-    """
-
-    def __call__(
-        self, params: Params, state: DrafterState, kept: Any, start: Array, count: Array, /
-    ) -> DrafterState: ...
-
-
-class Features(NamedTuple):
-    """What a drafter takes of the target's hidden states: inside the target's pass, of prompts as of verifications."""
-
-    layers: tuple[int, ...]  # N of them, as `Tap` counts
-    target_width: int  # D
-    keep: Callable[[Params, Array], Any]  # the drafter's parameters, hidden [B, T, N, D] -> leaves [B, T, ...]
-    learn: LearnFeatures
+    def __call__(self, params: Params, hidden: Array | None, distributions: Distribution | None, /) -> Any: ...
 
 
 class Observer(NamedTuple):
-    """How a drafter sees the target.
+    """What a drafter observes of the target, inside the target's own passes; its `commit` and `prefill` get it."""
 
-    Of its distributions `read` takes a little, and `learn` gets it after the commit; `features` are of its hidden
-    states, and are there before.
+    take: Take
+    layers: tuple[int, ...] = ()  # whose hidden states it reads, N of them, as `Tap` counts
+    target_width: int = 0  # D of the target, where there are layers
+
+
+class Seen(NamedTuple):
+    """What an observer took of a text's passes: entry t belongs to position start[b] + t.
+
+    The first count[b] entries are of tokens that stay; the others of rejected tokens, or meaningless.
     """
 
-    read: Read | None = None
-    learn: Learn | None = None
-    features: Features | None = None
+    taken: Any  # leaves [B, T, ...]
+    start: Array  # [B] int32
+    count: Array  # [B] int32; 0 for rows that were done
+    draft: Draft | None = None  # the draft that was verified after position `start`; None: a prompt
 
 
 class Next(NamedTuple):
@@ -348,10 +327,19 @@ class OpenSource(Protocol):
 class Commit(Protocol):
     """The state after a text [B, S] is known to be `valid` [B] int32 tokens long; only those are still what was fed.
 
-    Told after every round, also of rows that drafted nothing: what costs a pass can wait until they draft.
+    Called after every round, also for rows that drafted nothing: what costs a pass can wait until they draft. A drafter
+    with an observer takes a further argument, `seen`; it is left out where a text is only cut.
     """
 
     def __call__(self, params: Params, state: DrafterState, tokens: Array, valid: Array, /) -> DrafterState: ...
+
+
+class CommitSeen(Protocol):
+    """As `Commit`, of a drafter with an observer: what it took of the target comes along, None where a text is cut."""
+
+    def __call__(
+        self, params: Params, state: DrafterState, tokens: Array, valid: Array, seen: Seen | None = None, /
+    ) -> DrafterState: ...
 
 
 class InitDrafter(Protocol):
@@ -369,17 +357,24 @@ class Drafter(Strategy):
 
     init: InitDrafter
     source: OpenSource
-    commit: Commit
+    commit: Commit | CommitSeen
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
-    observer: Observer = Observer()  # what it sees of the target; as it is, nothing
-    prefill: Commit | None = None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
+    observe: Observer | None = None  # what it takes of the target's passes
+    prefill: Commit | CommitSeen | None = (
+        None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
+    )
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     @property
-    def fill(self) -> Commit:
+    def fill(self) -> Commit | CommitSeen:
         """`prefill`, or `commit` of those that have none."""
         return self.prefill or self.commit
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers that it reads."""
+        return () if self.observe is None else self.observe.layers
 
 
 class Observe(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from specdec_jax.decoding.rounds import (
     Parts,
     Verified,
     append,
-    apply_keeping,
+    apply_observed,
     commit_drafter,
     cut,
     draft_of,
@@ -30,6 +30,7 @@ from specdec_jax.decoding.rounds import (
     narrowest,
     padded,
     round_context,
+    take,
     uniforms_of_verification,
 )
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
@@ -86,9 +87,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         # What was fed in an accepted sibling's place is no longer the text's.
         before = jnp.minimum(length, state.length + result.length)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
-        drafter = commit_drafter(
-            parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted, context
-        )
+        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
         beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
@@ -127,7 +126,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, chance: _Chance
     ) -> Verified:
         draft = _first(draft, held)
-        logits, kept, cache = _target_pass(parts, params, state, draft, context, width)
+        logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         shown = held + 1 if draft.beside is None else width
         target = distributions(logits[:, :shown], state.warp)
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
@@ -141,15 +140,14 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
             is_sampled = context.warp.temperature > 0
             path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.beside)
-            logits, target, kept = along_path((logits, target, kept), accepted, path)
+            logits, target, hidden = along_path((logits, target, hidden), accepted, path)
             cache = _moved(parts.target, cache, context.length - 1, accepted, path)
         result = _result(draft.tokens, accepted, path, draw(after, following), most)
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
-        read = parts.drafter.observer.read
-        seen = () if read is None else padded(read(target, draft, emitted, context), most + 1)  # type: ignore[arg-type]
+        taken = take(parts.drafter, params.drafter, hidden, target)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, seen, padded(kept, most + 1))  # type: ignore[arg-type]
+        return Verified(result, cache, verifier, monitor, padded(taken, most + 1))  # type: ignore[arg-type]
 
     return verify
 
@@ -165,8 +163,8 @@ def _first(draft: TreeDraft, held: int) -> TreeDraft:
 
 def _target_pass(
     parts: Parts, params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, width: int
-) -> tuple[Array, Any, Cache]:
-    """As `apply_keeping`, over the last token, the draft and what is beside it, at that width."""
+) -> tuple[Array, Array | None, Cache]:
+    """As `apply_observed`, over the last token, the draft and what is beside it, at that width."""
     start = context.length - 1
     last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
     cache = parts.target.with_length(state.target_cache, start)
@@ -175,7 +173,7 @@ def _target_pass(
     if draft.beside is not None:
         fed, *comb = laid_out(last[:, 0], draft, start, width, state.tokens.shape[1])
     with jax.named_scope("target_pass"):
-        return apply_keeping(parts.target, parts.drafter, params, fed, cache, *comb)
+        return apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache, *comb)
 
 
 def _path(
