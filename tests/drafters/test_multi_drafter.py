@@ -305,7 +305,7 @@ def test_observers_inside_see_the_target():
             joined, (BAD, None), temperature=0.0, prompts=((0, 1),), policy_hyperparameters={"draft_length": MOST}
         )
         held[fill] = sum(int(np.sum(leaf != 0)) for leaf in jax.tree.leaves(state.drafter.states[1].table))
-        assert (joined.observer.read is None) == (fill == 0)
+        assert (joined.observe is None) == (fill == 0)
     assert held[1] > held[0]
 
 

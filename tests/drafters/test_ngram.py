@@ -17,7 +17,7 @@ from specdec_jax.drafters.ngram import ngram, table_of
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import accepted_length_ema, static
-from specdec_jax.types import Draft
+from specdec_jax.types import Draft, Seen
 from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.slow
@@ -185,7 +185,8 @@ def test_unseen_contexts_are_filled_and_counts_stand_above():
     tokens, lengths = rows_of(text, 96)
     state = drafter.commit(None, drafter.init(None, 1, 96), tokens, lengths)
     draft = Draft(jnp.array([[5, 6, 0, 0]], jnp.int32), None, jnp.ones((1, 4), bool), jnp.array([2], jnp.int32))
-    state = drafter.observer.learn(None, state, seen, draft, tokens, context_of([2], [4]))
+    one, none = jnp.array([1], jnp.int32), jnp.array([0], jnp.int32)
+    state = drafter.commit(None, state, tokens, lengths, Seen(seen, one, one, draft))
     first = lambda after: drafts_of(drafter, state, [after], draft_length=1)[0]  # noqa: E731
     assert first([9, 5, 6]).tokens[0, 0] == 7 and first([2, 5]).tokens[0, 0] == 3
     assert first([2]).tokens[0, 0] == 5  # the text's end itself
@@ -194,8 +195,7 @@ def test_unseen_contexts_are_filled_and_counts_stand_above():
     counted = drafter.commit(None, state, *rows_of([[1, 2, 5, 6, 8]], 96))
     assert drafts_of(drafter, counted, [[5, 6]], draft_length=1)[0].tokens[0, 0] == 8
     assert int(np.sum(np.maximum(np.asarray(state.table.count), 0))) == 1  # only "1 then 2" was ever written
-    dead = context_of([2], [4])._replace(alive=jnp.array([False]))
-    same = drafter.observer.learn(None, state, seen + 1, draft, tokens, dead)
+    same = drafter.commit(None, state, tokens, lengths, Seen(seen + 1, one, none, draft))  # the row was done
     jax.tree.map(np.testing.assert_array_equal, state, same)
 
 
@@ -204,7 +204,8 @@ def test_a_fill_never_gives_up_what_was_counted():
     tokens, lengths = rows_of(text, 96)
     state = drafter.commit(None, drafter.init(None, 1, 96), tokens, lengths)
     draft = Draft(jnp.array([[6, 7]], jnp.int32), None, jnp.ones((1, 2), bool), jnp.array([2], jnp.int32))
-    after = drafter.observer.learn(None, state, jnp.full((1, 3, 1), 8, jnp.int32), draft, tokens, context_of([5], [2]))
+    seen = Seen(jnp.full((1, 3, 1), 8, jnp.int32), lengths - 1, jnp.ones_like(lengths), draft)
+    after = drafter.commit(None, state, tokens, lengths, seen)
     jax.tree.map(np.testing.assert_array_equal, state, after)
 
 
