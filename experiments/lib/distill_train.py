@@ -145,7 +145,7 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
                 f"shape.reads is for drafters of family 'llama', start_from {config.start_from!r} is a "
                 f"{type(drafter).__name__}"
             )
-        drafter = reading_config(drafter, config.shape.reads, target.model.tap.width)
+        drafter = reading_config(drafter, config.shape.reads, target.model.hidden.width)
         params = with_reading(drafter, params, jnp.float32, config.seed)
     return init_state(params, config.schedule), drafter
 

@@ -121,8 +121,8 @@ def layers_of(entry: Mapping[str, Any]) -> list[int]:
 
 def _tell_size(config: DistillConfig, target: LoadedModel, console: Console) -> None:
     """What the hidden states will take on disk."""
-    if config.hidden_layers and target.model.tap is not None:
-        size = config.tokens * len(config.hidden_layers) * target.model.tap.width * 2
+    if config.hidden_layers and target.model.hidden.streams is not None:
+        size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
         told = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
         console.print(f"Data: {told} will take {size / 1e9:.1f} GB")
 

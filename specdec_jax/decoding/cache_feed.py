@@ -82,9 +82,9 @@ def check_reads(target: LanguageModel, reads: Reading | Observer | None) -> None
     if reads is None or not reads.layers:
         return
     asked = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
-    if target.tap is None:
+    if target.hidden.streams is None:
         raise ValueError(f"{asked}, and the target gives none; draft with one that reads none")
-    layers, width = target.tap.num_layers, target.tap.width
+    layers, width = target.hidden.num_layers, target.hidden.width
     if max(reads.layers) > layers or reads.target_width != width:
         has = f"has {layers} layers, {width} wide"
         raise ValueError(f"{asked}, and the target {has}; draft with one trained for it, or that reads none")

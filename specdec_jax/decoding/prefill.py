@@ -102,8 +102,8 @@ def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
     """The target with `_Kept` as its cache, and no logits: what is kept comes in their place."""
 
     def apply(params: Any, tokens: Array, cache: _Kept, positions: Any = None, mask: Any = None) -> tuple[Any, _Kept]:
-        assert target.tap is not None  # build_decoder looked
-        _, hidden, inner = target.tap.apply(params[0], tokens, cache.cache, observer.layers)
+        assert target.hidden.streams is not None  # build_decoder looked
+        _, hidden, inner = target.hidden.streams(params[0], tokens, cache.cache, observer.layers)
         new = observer.take(params[1], hidden, None)
         rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
         put = lambda leaf, one: leaf.at[rows, slots].set(one, mode="drop")  # noqa: E731

@@ -182,8 +182,8 @@ def apply_observed(
     if not layers:
         logits, cache = target.apply(params, tokens, cache, *where)
         return logits, None, cache
-    assert target.tap is not None  # build_decoder looked
-    return target.tap.apply(params, tokens, cache, layers, *where)
+    assert target.hidden.streams is not None  # build_decoder looked
+    return target.hidden.streams(params, tokens, cache, layers, *where)
 
 
 def take(drafter: Drafter, params: Params, hidden: Array | None, distributions: Distribution) -> Any:

@@ -53,9 +53,9 @@ def feed_both(
         p_logits, target_cache = target.apply(params[0], tokens, caches.target)
         q_logits, drafter_cache = drafter.apply(params[1], tokens, caches.drafter)
         return p_logits, q_logits, PairCache(target_cache, drafter_cache, None)
-    assert target.tap is not None  # init_caches looked
+    assert target.hidden.streams is not None  # init_caches looked
     start = caches.target.length
-    p_logits, hidden, target_cache = target.tap.apply(params[0], tokens, caches.target, reading.layers)
+    p_logits, hidden, target_cache = target.hidden.streams(params[0], tokens, caches.target, reading.layers)
     reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
     here = reads_at(reads, start, tokens.shape[1])
     drafter_cache = noted(drafter, params[1], caches.drafter, tokens)

@@ -116,9 +116,9 @@ def build_writer(
 
 def with_hidden(model: LanguageModel, layers: tuple[int, ...]) -> Callable[..., tuple[Array, Array, Cache]]:
     """(params, tokens [B, T], cache) -> (logits [B, T, V], hidden [B, T, F, D], cache); F is 0 without layers."""
-    tap = model.tap
-    if tap is not None and layers:
-        return lambda params, tokens, cache: tap.apply(params, tokens, cache, layers)
+    streams = model.hidden.streams
+    if streams is not None and layers:
+        return lambda params, tokens, cache: streams(params, tokens, cache, layers)
 
     def plain(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Array, Cache]:
         logits, cache = model.apply(params, tokens, cache)
@@ -129,9 +129,9 @@ def with_hidden(model: LanguageModel, layers: tuple[int, ...]) -> Callable[..., 
 
 def check_layers(model: LanguageModel, layers: Sequence[int]) -> None:
     """Raises ValueError for layers whose hidden states the model does not give."""
-    if layers and model.tap is None:
-        raise ValueError("this target's family does not give hidden states: its LanguageModel has no tap")
-    most = 0 if model.tap is None else model.tap.num_layers
+    if layers and model.hidden.streams is None:
+        raise ValueError("this target's family does not give hidden states: its LanguageModel has no hidden.streams")
+    most = model.hidden.num_layers
     for layer in layers:
         if not 0 <= layer <= most:
             raise ValueError(f"the target has layers 0 (the embedding) to {most}, {layer} was asked for")

@@ -11,6 +11,7 @@ from specdec_jax.models.adapters import TokenCache, from_function
 from specdec_jax.monitors.phases import phases
 from specdec_jax.types import (
     Array,
+    Hidden,
     LanguageModel,
     ModelSpec,
     Monitor,
@@ -18,7 +19,6 @@ from specdec_jax.types import (
     Phases,
     Reading,
     RoundContext,
-    Tap,
     VerificationResult,
 )
 
@@ -106,13 +106,9 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
         logits, cache = apply(params, tokens, cache, positions, mask)
         return logits, jnp.stack([jax.nn.one_hot(tokens, vocab_size)] * len(layers), axis=2), cache
 
-    def moved(cache: TokenCache, source: Array, slot: Array) -> TokenCache:
-        rows = jnp.arange(slot.shape[0], dtype=jnp.int32)
-        return cache._replace(tokens=cache.tokens.at[rows, slot].set(cache.tokens[rows, source]))
-
-    spec = ModelSpec(vocab_size, context, eos_ids)
+    spec = ModelSpec(vocab_size, context, eos_ids, by_position=True)
     plain = from_function(apply, init_cache, spec)
-    return plain._replace(apply=apply, tap=Tap(tapped, 0, vocab_size), moved=moved)
+    return plain._replace(apply=apply, hidden=Hidden(streams=tapped, width=vocab_size))
 
 
 class ReadingTable(NamedTuple):
@@ -144,7 +140,7 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
         own=lambda params, hidden: FADES * hidden,
         apply=reading_pass,
     )
-    return plain._replace(apply=alone, tap=None, reading=reading)
+    return plain._replace(apply=alone, hidden=Hidden(), reading=reading)
 
 
 def toy_phases() -> Monitor:

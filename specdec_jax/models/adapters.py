@@ -127,10 +127,10 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
         logits, cache = model.apply(params, tokens, cache, positions, mask)
         return _resized(logits, vocab_size), cache
 
-    tap: Any = model.tap
+    streams: Any = model.hidden.streams
 
     def tapped(params, tokens, cache, layers, positions=None, mask=None):
-        logits, hidden, cache = tap.apply(params, tokens, cache, layers, positions, mask)
+        logits, hidden, cache = streams(params, tokens, cache, layers, positions, mask)
         return _resized(logits, vocab_size), hidden, cache
 
     reduced: Any = model.reduced  # what it proposes must be in both vocabularies
@@ -146,9 +146,9 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
     spec = model.spec._replace(vocab_size=vocab_size)
     few = None if reduced is None else reduced._replace(spread=spread)
-    resized_tap = None if tap is None else tap._replace(apply=tapped)
+    hidden = model.hidden._replace(last=None, kernel=None, streams=None if streams is None else tapped)
     reads = reading if reading is None or reduced is not None else reading._replace(apply=reading_pass)
-    return model._replace(apply=apply, spec=spec, head=None, tap=resized_tap, reduced=few, reading=reads)
+    return model._replace(apply=apply, spec=spec, hidden=hidden, reduced=few, reading=reads)
 
 
 def _resized(values: Array, size: int) -> Array:

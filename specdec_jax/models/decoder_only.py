@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
-from specdec_jax.models.attention import PLAIN, KVCache, causal_mask, init_kv_cache, moved, with_length
+from specdec_jax.models.attention import PLAIN, KVCache, causal_mask, init_kv_cache, with_length
 from specdec_jax.models.config import SLIDING
 from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
-from specdec_jax.types import Head, LanguageModel, ModelSpec, Tap
+from specdec_jax.types import Hidden, LanguageModel, ModelSpec
 
 Array = jax.Array
 
@@ -139,20 +139,12 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         (logits, streams), cache = module.apply({"params": params}, tokens, cache, positions, mask, tapped=which)
         return logits, streams, cache
 
-    spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids)
-    tap = Tap(tapped, c.num_hidden_layers, c.hidden_size)
+    # Windows and biases go by slot: they would place several tokens of one position elsewhere.
     by_slot = any(kind.startswith(SLIDING) for kind in c.layer_kinds) or getattr(c, "scoring", PLAIN).bias is not None
-    return LanguageModel(
-        init_cache,
-        apply,
-        with_length,
-        spec,
-        Head(hidden, functools.partial(head_kernel, c, dtype), c.logit_cap, dtype),
-        tap,
-        moved=None
-        if by_slot
-        else moved,  # windows and biases go by slot: they would place the tokens of a tree elsewhere
-    )
+    spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, by_position=not by_slot)
+    kernel = functools.partial(head_kernel, c, dtype)
+    given = Hidden(hidden, kernel, c.logit_cap, dtype, tapped, c.num_hidden_layers, c.hidden_size)
+    return LanguageModel(init_cache, apply, with_length, spec, given)
 
 
 def head_kernel(config: Any, dtype: Any, params: Any) -> Any:

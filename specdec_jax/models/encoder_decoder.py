@@ -17,7 +17,7 @@ from specdec_jax.models.attention import causal_mask, init_kv_cache
 from specdec_jax.models.decoder_only import Functions, head_kernel, run_block
 from specdec_jax.models.int8 import as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
-from specdec_jax.types import Head, LanguageModel, ModelSpec, SourceSpec
+from specdec_jax.types import Hidden, LanguageModel, ModelSpec, SourceSpec
 
 Array = jax.Array
 ENCODER, DECODER = "encoder", "decoder"
@@ -135,7 +135,7 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
 
     source = SourceSpec(c.decoder_start_token_id, c.context)
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, source)
-    return LanguageModel(init_cache, apply, with_length, spec, Head(hidden, kernel, dtype=dtype))
+    return LanguageModel(init_cache, apply, with_length, spec, Hidden(hidden, kernel, dtype=dtype))
 
 
 def _embedded(params: Any, tokens: Array) -> Array:

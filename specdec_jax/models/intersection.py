@@ -20,7 +20,7 @@ from specdec_jax.models.adapters import replace_length
 from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.models.reduced_head import ReducedParams
-from specdec_jax.types import Array, Cache, Head, LanguageModel, ModelSpec, Params, ReducedHead
+from specdec_jax.types import Array, Cache, Hidden, LanguageModel, ModelSpec, Params, ReducedHead
 
 ROOM = 3  # slots of the drafter's cache for one of the target's
 
@@ -64,8 +64,8 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> LanguageModel:
     Raises:
         ValueError: the model does not offer its head, reads its target, or has a draft vocabulary.
     """
-    head = model.head
-    if head is None or model.reading is not None or model.reduced is not None:
+    head = model.hidden
+    if head.last is None or model.reading is not None or model.reduced is not None:
         why = "it has a draft vocabulary" if model.reduced else "it does not offer its head apart, or reads its target"
         raise ValueError(f"a drafter with another vocabulary cannot be translated: {why}")
 
@@ -91,7 +91,7 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
 
 def _hidden(
-    model: LanguageModel, head: Head, params: SharedParams, tokens: Array, cache: SharedCache
+    model: LanguageModel, head: Hidden, params: SharedParams, tokens: Array, cache: SharedCache
 ) -> tuple[Array, SharedCache]:
     """Hidden states [B, T, D] after the last piece of each of tokens [B, T], and the cache.
 
@@ -110,7 +110,7 @@ def _hidden(
         whose = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # of which token a piece
         piece = jnp.clip(at - jnp.take_along_axis(first, whose, axis=1), 0, params.pieces.shape[1] - 1)
         fed = params.pieces[jnp.take_along_axis(tokens, whose, axis=1), piece]
-        state, inner = head.hidden(params.model, fed, model.with_length(inner, begin[:, 0]))
+        state, inner = head.last(params.model, fed, model.with_length(inner, begin[:, 0]))
         last = ends - 1 - begin  # [B, T], where each token's last piece stands in this pass
         found = jnp.take_along_axis(state, jnp.clip(last, 0, width - 1)[:, :, None], axis=1)
         return done + 1, inner, jnp.where(((last >= 0) & (last < width))[:, :, None], found, hidden)
@@ -146,7 +146,8 @@ def shared_params(model: LanguageModel, params: Params, own: Any, pieces: Any, c
     Raises:
         ValueError: no token is shared, or the model does not offer its head.
     """
-    if model.head is None:
+    kernel = model.hidden.kernel
+    if kernel is None:
         raise ValueError("this model does not offer its head apart")
     own = np.asarray(own)
     tokens = np.flatnonzero(own >= 0).astype(np.int32)
@@ -154,6 +155,6 @@ def shared_params(model: LanguageModel, params: Params, own: Any, pieces: Any, c
         raise ValueError("the two vocabularies have no token in common")
     place = np.full(own.shape, tokens.size, np.int32)
     place[tokens] = np.arange(tokens.size, dtype=np.int32)
-    kernel = rows(model.head.kernel(params), own[tokens])
+    kernel = rows(kernel(params), own[tokens])
     tables = (jnp.asarray(table, jnp.int32) for table in (tokens, place, pieces, count))
     return SharedParams(params, kernel, *tables)

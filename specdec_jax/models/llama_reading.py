@@ -101,8 +101,9 @@ def own(params: Params, hidden: Array, dtype: Any) -> Array:
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The decoding seam. It decodes beside its target only: `apply` raises ValueError, `reading` is what drafts."""
     base = llama.language_model(config, dtype)
-    module, head = llama.module(config, dtype), base.head
-    assert head is not None
+    module, head = llama.module(config, dtype), base.hidden
+    kernel = head.kernel
+    assert kernel is not None
 
     def alone(params, tokens, cache, positions=None, mask=None):
         raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
@@ -111,7 +112,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         added, late = jnp.split(reads, 2, axis=-1)
         hidden, cache = module.apply({"params": params}, tokens, cache, positions, mask, head=False, added=added)
         hidden = merged(params, hidden, late, dtype)
-        return layers.project(hidden, head.kernel(params), dtype), hidden, cache
+        return layers.project(hidden, kernel(params), dtype), hidden, cache
 
     reading = Reading(
         layers=config.target_layers,
@@ -122,7 +123,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         own=lambda params, hidden: own(params, hidden, dtype),
         apply=reading_pass,
     )
-    return base._replace(apply=alone, head=head._replace(hidden=alone), tap=None, reading=reading)
+    return base._replace(apply=alone, hidden=head._replace(last=alone, streams=None), reading=reading)
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):

@@ -20,7 +20,7 @@ import numpy as np
 
 from specdec_jax.models.int8 import Matrix, is_matrix, product, rows
 from specdec_jax.models.layers import project, soft_cap
-from specdec_jax.types import Array, Cache, Head, LanguageModel, Params, Reading, ReducedHead
+from specdec_jax.types import Array, Cache, Hidden, LanguageModel, Params, Reading, ReducedHead
 
 LOCAL = 128  # most local tokens of a text
 NOWHERE = np.iinfo(np.int32).max
@@ -67,14 +67,14 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
     Raises:
         ValueError: the model does not offer its head, or has a reduced one; most_local below 1.
     """
-    head = model.head
-    if head is None or model.reduced is not None:
+    head = model.hidden
+    if head.last is None or model.reduced is not None:
         raise ValueError("its head is reduced already" if model.reduced else "this model does not offer its head apart")
     if most_local < 1:
         raise ValueError(f"most_local must be at least 1, got {most_local}")
 
     def few(params, tokens, cache, positions=None, mask=None):
-        hidden, inner = head.hidden(params.model, tokens, cache.cache, positions, mask)
+        hidden, inner = head.last(params.model, tokens, cache.cache, positions, mask)
         return _logits(head, params, hidden, cache), cache._replace(cache=inner)
 
     def apply(params, tokens, cache, positions=None, mask=None):
@@ -91,15 +91,10 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
 
     reduced, reading = ReducedHead(note, few, token_of, spread), model.reading
     reading = None if reading is None else _reduced_reading(head, reading)
-    moved = None if model.moved is None else functools.partial(_moved, model.moved)
-    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading, moved=moved)
+    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading)
 
 
-def _moved(moved: Any, cache: ReducedCache, source: Array, slot: Array) -> ReducedCache:
-    return cache._replace(cache=moved(cache.cache, source, slot))
-
-
-def _reduced_reading(head: Head, whole: Reading) -> Reading:
+def _reduced_reading(head: Hidden, whole: Reading) -> Reading:
     """The same reading with `ReducedParams`, and logits of the N + M tokens."""
 
     def apply(
@@ -131,7 +126,7 @@ def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCa
     return cache._replace(local=local, at=at)
 
 
-def _logits(head: Head, params: ReducedParams, hidden: Array, before: ReducedCache) -> Array:
+def _logits(head: Hidden, params: ReducedParams, hidden: Array, before: ReducedCache) -> Array:
     """[B, T, N + M] of the hidden states [B, T, D] of a pass that begins where `before` ends.
 
     A local token's is -inf where the text has not had it.
@@ -169,7 +164,8 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
     Raises:
         ValueError: no tokens, one twice, one outside the vocabulary, or a model that does not offer its head.
     """
-    if model.head is None:
+    kernel = model.hidden.kernel
+    if kernel is None:
         raise ValueError("this model does not offer its head apart")
     vocab, given = model.spec.vocab_size, np.asarray(tokens)
     if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
@@ -182,7 +178,7 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
         raise ValueError(f"a draft vocabulary names each token once, {given.size - chosen.size} are there again")
     place = np.full(vocab, chosen.size, np.int32)
     place[chosen] = np.arange(chosen.size)
-    kernel = rows(model.head.kernel(params), chosen)
+    kernel = rows(kernel(params), chosen)
     return ReducedParams(params, kernel, jnp.asarray(chosen), jnp.asarray(place))
 
 

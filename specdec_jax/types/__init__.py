@@ -17,7 +17,7 @@ from specdec_jax.types.seams import Check as Check
 from specdec_jax.types.seams import Commit as Commit
 from specdec_jax.types.seams import Drafter as Drafter
 from specdec_jax.types.seams import Forward as Forward
-from specdec_jax.types.seams import Head as Head
+from specdec_jax.types.seams import Hidden as Hidden
 from specdec_jax.types.seams import Init as Init
 from specdec_jax.types.seams import InitCache as InitCache
 from specdec_jax.types.seams import InitDrafter as InitDrafter
@@ -34,7 +34,6 @@ from specdec_jax.types.seams import Retokenizing as Retokenizing
 from specdec_jax.types.seams import Seen as Seen
 from specdec_jax.types.seams import Source as Source
 from specdec_jax.types.seams import StoppingPolicy as StoppingPolicy
-from specdec_jax.types.seams import Tap as Tap
 from specdec_jax.types.seams import Update as Update
 from specdec_jax.types.seams import Verifier as Verifier
 from specdec_jax.types.seams import Verify as Verify

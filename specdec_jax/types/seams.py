@@ -60,16 +60,7 @@ class Forward(Protocol):
     ) -> tuple[Array, Cache]: ...
 
 
-class Head(NamedTuple):
-    """A model's last product apart: logits are hidden states times the kernel."""
-
-    hidden: Forward  # gives hidden states [B, T, D]
-    kernel: Callable[[Params], Any]  # [V, D], an array or whatever `models.layers.project` multiplies with
-    cap: float | None = None  # of the logits: cap * tanh(product / cap); None: they are the product
-    dtype: Any = None  # that the product is taken in; None: the kernel's
-
-
-class TapForward(Protocol):
+class StreamsForward(Protocol):
     """A pass that also gives hidden states: tokens [B, T] to (logits [B, T, V], hidden [B, T, N, D] float32, cache).
 
     `layers` (N of them, static): i is the residual stream after the i-th layer, 0 the embedding.
@@ -87,12 +78,19 @@ class TapForward(Protocol):
     ) -> tuple[Array, Array, Cache]: ...
 
 
-class Tap(NamedTuple):
-    """How a drafter gets at a target's hidden states. Nothing is computed for it unless it is called."""
+class Hidden(NamedTuple):
+    """What a family gives of its hidden states; what it does not give is None. Nothing is computed unless it is called.
 
-    apply: TapForward
-    num_layers: int  # L: layers 0 to L may be asked for
-    width: int  # D
+    `last` leaves the last product out: logits are what it gives times the `kernel`.
+    """
+
+    last: Forward | None = None  # gives hidden states [B, T, D]
+    kernel: Callable[[Params], Any] | None = None  # [V, D], what `models.layers.project` multiplies with
+    cap: float | None = None  # of the logits: cap * tanh(product / cap); None: they are the product
+    dtype: Any = None  # that the product is taken in; None: the kernel's
+    streams: StreamsForward | None = None
+    num_layers: int = 0  # L: `streams` gives layers 0 to L
+    width: int = 0  # D of `streams`
 
 
 class ReducedHead(NamedTuple):
@@ -111,7 +109,7 @@ class ReducedHead(NamedTuple):
 class Reading(NamedTuple):
     """How a drafter reads its target's hidden states (models/llama_reading.py). P is the width of what is kept."""
 
-    layers: tuple[int, ...]  # of the target, N of them, as `Tap` counts
+    layers: tuple[int, ...]  # of the target, N of them, as `StreamsForward` counts
     target_width: int  # D of the target
     width: int  # P
     dtype: Any  # that what is kept has
@@ -144,14 +142,10 @@ class LanguageModel(NamedTuple):
     apply: Forward  # gives logits [B, T, V]
     with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; rollback is a smaller one
     spec: ModelSpec
-    head: Head | None = None  # of families that can leave their last product out
-    tap: Tap | None = None  # of families that give their hidden states to drafters that read them
+    hidden: Hidden = Hidden()
     reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
     reading: Reading | None = None  # a drafter's that reads its target's hidden states
     retokenizing: Retokenizing | None = None  # a drafter's whose text is tokenised again for its target
-    moved: Callable[[Cache, Array, Array], Cache] | None = None
-    # (cache, from [B] int32, to [B]): what one slot of each row holds, copied to another. Of models whose passes may
-    # hold several tokens at one position (`positions` and `mask` of a pass); None: trees cannot be verified
 
 
 class Begin(Protocol):
@@ -267,7 +261,7 @@ class Observer(NamedTuple):
     """What a drafter observes of the target, inside the target's own passes; its `commit` and `prefill` get it."""
 
     take: Take
-    layers: tuple[int, ...] = ()  # whose hidden states it reads, N of them, as `Tap` counts
+    layers: tuple[int, ...] = ()  # whose hidden states it reads, N of them, as `StreamsForward` counts
     target_width: int = 0  # D of the target, where there are layers
 
 

@@ -27,6 +27,7 @@ class ModelSpec(NamedTuple):
     context: int  # most positions the model was built for
     eos_ids: tuple[int, ...] = ()
     source: SourceSpec | None = None  # of models with an encoder
+    by_position: bool = False  # passes take `positions` and `mask`: several tokens may stand at one position
 
 
 class Warp(NamedTuple):

@@ -10,6 +10,7 @@ from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource
 from specdec_jax.distillation.shards import Shard
 from specdec_jax.distillation.writing import BY_ASSISTANT, BY_USER, GIVEN
 from specdec_jax.loading import load_model
+from specdec_jax.types import Hidden
 
 END = 2
 POOL = Pool(batch=4, slots=48, steps=160)
@@ -80,7 +81,7 @@ def test_layers_that_are_not_there_are_refused(target):
     with pytest.raises(ValueError, match=r"layers 0 \(the embedding\) to 2, 3 was asked for"):
         author(target, layers=(1, 3))
     with pytest.raises(ValueError, match="does not give hidden states"):
-        build_labeller(target.model._replace(tap=None), 5, layers=(1,))
+        build_labeller(target.model._replace(hidden=Hidden()), 5, layers=(1,))
 
 
 def test_at_temperature_zero_answers_are_the_most_probable_tokens(written):

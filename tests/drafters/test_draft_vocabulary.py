@@ -25,7 +25,7 @@ from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.pair import _relative_size
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.types import Head
+from specdec_jax.types import Hidden
 from specdec_jax.verification import block, rejection
 
 pytestmark = pytest.mark.slow
@@ -145,7 +145,7 @@ def headed_table(vocab):
         which, cache = table.apply(jnp.broadcast_to(contexts, (vocab, vocab, vocab)), tokens, cache)
         return jax.nn.one_hot(which[..., 0].astype(jnp.int32), vocab * vocab), cache
 
-    return table._replace(head=Head(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
+    return table._replace(hidden=Hidden(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])

@@ -23,6 +23,7 @@ from specdec_jax.drafters.reading import reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import static
+from specdec_jax.types import Hidden
 
 PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
 MOST = 4
@@ -174,11 +175,11 @@ def test_long_prompts_are_fed_in_wide_passes():
 def test_a_target_that_gives_no_hidden_states_is_refused():
     target, params, drafter, own = reading_pair()
     with pytest.raises(ValueError, match="reads hidden states .* and the target gives none"):
-        decoder_of(target._replace(tap=None), drafter)
-    shallow = target._replace(tap=target.tap._replace(num_layers=1))
+        decoder_of(target._replace(hidden=Hidden()), drafter)
+    shallow = target._replace(hidden=target.hidden._replace(num_layers=1))
     with pytest.raises(ValueError, match=r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"):
         decoder_of(shallow, drafter)
-    wide = target._replace(tap=target.tap._replace(width=48))
+    wide = target._replace(hidden=target.hidden._replace(width=48))
     with pytest.raises(ValueError, match=r"24 wide, and the target has 2 layers, 48 wide"):
         decoder_of(wide, drafter)
     with pytest.raises(ValueError, match="48 wide"):
@@ -202,7 +203,7 @@ def test_nobody_asks_nothing_is_kept():
     target, params, _, _ = reading_pair()
     decoder = build_decoder(target, model(target, MOST), static(draft_length=MOST), verification.rejection())
     bare = build_decoder(
-        target._replace(tap=None), model(target, MOST), static(draft_length=MOST), verification.rejection()
+        target._replace(hidden=Hidden()), model(target, MOST), static(draft_length=MOST), verification.rejection()
     )
     texts = []
     for one in (decoder, bare):

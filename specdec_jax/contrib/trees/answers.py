@@ -69,12 +69,13 @@ def check_parts(target: LanguageModel, drafter: Drafter, policy: TreePolicy, wid
         )
     if not draws_siblings(drafter):
         raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} draws none")
-    if target.moved is None:
+    if not target.spec.by_position:
         raise ValueError(
             f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
-            "slots (sliding windows, ALiBi), it has an encoder, or it was made without `moved`"
+            "slots (sliding windows, ALiBi), it has an encoder, or its passes take no positions "
+            "(`ModelSpec.by_position`)"
         )
-    if policy.expanded and (drafter.model is None or drafter.model.moved is None):
+    if policy.expanded and (drafter.model is None or not drafter.model.spec.by_position):
         raise ValueError(
             f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
             "that takes one language model of the target's vocabulary, whose attention goes by positions"

@@ -36,7 +36,8 @@ from specdec_jax.decoding.rounds import (
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.types import Array, Cache, DecodeState, LanguageModel, RoundContext, VerificationResult
+from specdec_jax.models.attention import moved
+from specdec_jax.types import Array, Cache, DecodeState, RoundContext, VerificationResult
 
 
 class _Chance(NamedTuple):
@@ -141,7 +142,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
             is_sampled = context.warp.temperature > 0
             path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.beside)
             logits, target, hidden = along_path((logits, target, hidden), accepted, path)
-            cache = _moved(parts.target, cache, context.length - 1, accepted, path)
+            cache = _moved(cache, context.length - 1, accepted, path)
         result = _result(draft.tokens, accepted, path, draw(after, following), most)
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
@@ -206,17 +207,27 @@ def _step(
     return candidate, token, place, jnp.where((candidate > 0)[:, None], jnp.exp(own), ends.rest)
 
 
-def _moved(target: LanguageModel, cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
+def _moved(cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
     """The target's cache with accepted siblings' slots where the drafts' were that they replace.
 
     One after the other: a child's slot lies behind that of its sibling's new place.
     """
-    assert target.moved is not None  # check_parts looked
     for step in range(path.place.shape[1]):
         taken = step < path.length
         source, slot = (jnp.where(taken, place, 0) for place in (path.place[:, step], accepted + 1 + step))
-        cache = target.moved(cache, start + source, start + slot)
+        cache = with_slot_moved(cache, start + source, start + slot)
     return cache
+
+
+def with_slot_moved(cache: Cache, source: Array, slot: Array) -> Cache:
+    """What slot source[b] of row b holds, in every layer, copied to slot[b]; the length stays.
+
+    Slots are axis 2 of keys and values [B, H, S, D], and axis 1 of a toy's tokens [B, S].
+    """
+    if hasattr(cache, "tokens"):
+        rows = jnp.arange(slot.shape[0], dtype=jnp.int32)
+        return cache._replace(tokens=cache.tokens.at[rows, slot].set(cache.tokens[rows, source]))
+    return moved(cache, source, slot)
 
 
 def _result(drafts: Array, accepted: Array, path: Path, token: Array, most: int) -> TreeResult:

@@ -132,8 +132,7 @@ def test_wrong_combs_are_found_out(what, monkeypatch):
     elif what == "verified as with replacement":
         monkeypatch.setattr(rounds, "outcomes", forgetful)
     else:
-        small = toys.table_model
-        monkeypatch.setattr("specdec_jax.lossless.sampled.table_model", lambda *a: small(*a)._replace(moved=unmoved))
+        monkeypatch.setattr(rounds, "with_slot_moved", unmoved)
     assert not sampled("comb").lossless
 
 

@@ -172,8 +172,8 @@ def test_wrong_trees_are_found_out(what, monkeypatch):
         monkeypatch.setattr(rounds, "laid_out", off_by_one)
     elif what == "a cache slot that stays":
         real = rounds._moved
-        sibling_only = lambda target, cache, start, accepted, path: real(  # noqa: E731
-            target, cache, start, accepted, path._replace(length=jnp.minimum(path.length, 1))
+        sibling_only = lambda cache, start, accepted, path: real(  # noqa: E731
+            cache, start, accepted, path._replace(length=jnp.minimum(path.length, 1))
         )
         monkeypatch.setattr(rounds, "_moved", sibling_only)
     else:
