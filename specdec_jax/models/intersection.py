@@ -103,6 +103,9 @@ def _hidden(
     ends = jnp.minimum(start + jnp.cumsum(params.count[tokens], axis=1), room)  # [B, T]
     first = jnp.concatenate([start, ends[:, :-1]], axis=1)
 
+    assert head.last is not None  # with_shared_tokens looked
+    last_states = head.last
+
     def one(carry: tuple[Array, Cache, Array]) -> tuple[Array, Cache, Array]:
         done, inner, hidden = carry  # passes
         begin = start + done * width
@@ -110,7 +113,7 @@ def _hidden(
         whose = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # of which token a piece
         piece = jnp.clip(at - jnp.take_along_axis(first, whose, axis=1), 0, params.pieces.shape[1] - 1)
         fed = params.pieces[jnp.take_along_axis(tokens, whose, axis=1), piece]
-        state, inner = head.last(params.model, fed, model.with_length(inner, begin[:, 0]))
+        state, inner = last_states(params.model, fed, model.with_length(inner, begin[:, 0]))
         last = ends - 1 - begin  # [B, T], where each token's last piece stands in this pass
         found = jnp.take_along_axis(state, jnp.clip(last, 0, width - 1)[:, :, None], axis=1)
         return done + 1, inner, jnp.where(((last >= 0) & (last < width))[:, :, None], found, hidden)

@@ -67,14 +67,14 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
     Raises:
         ValueError: the model does not offer its head, or has a reduced one; most_local below 1.
     """
-    head = model.hidden
-    if head.last is None or model.reduced is not None:
+    head, last = model.hidden, model.hidden.last
+    if last is None or model.reduced is not None:
         raise ValueError("its head is reduced already" if model.reduced else "this model does not offer its head apart")
     if most_local < 1:
         raise ValueError(f"most_local must be at least 1, got {most_local}")
 
     def few(params, tokens, cache, positions=None, mask=None):
-        hidden, inner = head.last(params.model, tokens, cache.cache, positions, mask)
+        hidden, inner = last(params.model, tokens, cache.cache, positions, mask)
         return _logits(head, params, hidden, cache), cache._replace(cache=inner)
 
     def apply(params, tokens, cache, positions=None, mask=None):
@@ -131,6 +131,7 @@ def _logits(head: Hidden, params: ReducedParams, hidden: Array, before: ReducedC
 
     A local token's is -inf where the text has not had it.
     """
+    assert head.kernel is not None  # with_reduced_head looked
     dtype = head.dtype or params.kernel.dtype
     own = rows(head.kernel(params.model), before.local)
     contract = functools.partial(jnp.einsum, "btd,bmd->btm", preferred_element_type=jnp.float32)
