@@ -232,7 +232,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "distillation": (2_400, 2_500),
     "experiments": (10_400, 7_000),
     "tests": (26_600, 18_000),
-    "ten central files": (1_760, 1_700),
+    "ten central files": (1_745, 1_700),
 }
 
 
