@@ -3,15 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replayed import gap, recorded
+import replayed
+from replayed import answered, decoded, gap, recorded
 from tiny_reading import reading_pair
 
 from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.cost_model import flat
-from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.replay.long import long_replay
@@ -20,7 +18,6 @@ from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, sel
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.replay.true_acceptance import survival_true_acceptance
 from specdec_jax.stopping import adaedl, static, survival
-from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -39,29 +36,14 @@ PROMPTS = [[a, b] for a in range(4) for b in range(5)]
 STOPS = (5,)
 
 
-def decoded(drafter, policy, prompts, hyperparameters, *, limit, stop_ids, seed, record=0, **warp):
-    decoder = build_decoder(TABLE, drafter, policy, rejection(), prefill_chunk=4)
-    rows = len(prompts)
-    options = {"max_new_tokens": limit, "seed": np.arange(rows) + seed, "warp": make_warp(rows, **warp)}
-    options |= {"stop_ids": stop_ids, "policy_hyperparameters": hyperparameters, "record_rounds": record}
-    return decoder.run(PARAMS, decoder.prefill(PARAMS, prompts, **options))
-
-
-def live(policy, prompts, hyperparameters, limit=LIMIT, stop_ids=(), seed=7, **warp):
+def live(policy, prompts, hyperparameters, limit=LIMIT, **options):
+    prefill_options = {"policy_hyperparameters": hyperparameters, "record_rounds": limit}
     drafter = reading(READER, MOST, catch_up=4)
-    return decoded(
-        drafter, policy, prompts, hyperparameters, limit=limit, stop_ids=stop_ids, seed=seed, record=limit, **warp
-    )
+    return decoded(TABLE, drafter, PARAMS, prompts, policy, limit=limit, prefill_options=prefill_options, **options)
 
 
-def trace_of(prompts, limit=LIMIT, stop_ids=(), seed=7, **warp):
-    state = decoded(no_drafter(), static(), prompts, {}, limit=limit, stop_ids=stop_ids, seed=1000, **warp)
-    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
-    texts = [(prompt, tokens[row, begin[row] : end[row]].tolist()) for row, prompt in enumerate(prompts)]
-    seeds = [seed + index for index in range(len(prompts))]
-    return trace_texts(
-        (TABLE, READER), tuple(PARAMS), texts, limit=limit, warp=warp, seed=seeds, max_draft_length=MOST, chunk=8
-    )
+def trace_of(prompts, limit=LIMIT, **options):
+    return replayed.trace_of((TABLE, READER), PARAMS, prompts, most=MOST, limit=limit, **options)
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +55,11 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
     """Prompts of one token: both places of the first pass's window are not known yet."""
     target, params, model, own = reading_pair()
     both, prompts, limit = ModelParams(params, own), [[5], [7, 3], [9]], 16
-    decoder = build_decoder(target, reading(model, MOST), static(), rejection(), prefill_chunk=4)
-    options = {"max_new_tokens": limit, "stop_ids": (), "record_rounds": limit}
-    state = decoder.run(both, decoder.prefill(both, prompts, policy_hyperparameters={"draft_length": MOST}, **options))
-    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
-    texts = [(prompt, tokens[row, begin[row] : end[row]].tolist()) for row, prompt in enumerate(prompts)]
+    prefill_options = {"policy_hyperparameters": {"draft_length": MOST}, "record_rounds": limit}
+    state = decoded(
+        target, reading(model, MOST), both, prompts, limit=limit, prefill_options=prefill_options, temperature=0.0
+    )
+    texts = answered(state, prompts)
     options = {"warp": {"temperature": 0.0}, "seed": [0] * 3, "max_draft_length": MOST, "chunk": 8}
     trace = trace_texts((target, model), (params, own), texts, limit=limit, **options)
     found = replay(trace, static(), {"draft_length": MOST}, record=True)

@@ -3,25 +3,21 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from replayed import gap, recorded
+import replayed
+from replayed import decoded, gap, recorded
 from rules import FAST
 
 from specdec_jax.costs.cost_model import cost_model, flat
-from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless import toys
 from specdec_jax.monitors import phases
 from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.phase_path import phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
-from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static, survival, update_every
 from specdec_jax.text.strategies import find_factory, names
-from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -31,39 +27,29 @@ PAIR = toys.toy_pair(VOCAB, 5, distance=0.6)
 PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR[:2]))
 
 
-def plain_answers(prompts, *, limit=LIMIT, stop_ids=(), **warp):
-    decoder = build_decoder(TABLE, no_drafter(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
-    rows = len(prompts)
-    state = decoder.prefill(
-        PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + 1000, warp=make_warp(rows, **warp),
-        stop_ids=stop_ids,
-    )  # fmt: skip
-    state = decoder.run(PARAMS, state)
-    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
-    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)]
-
-
-def live(policy, prompts, hyperparameters, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
-    widest = widest_draft(policy, MOST) + 1
-    decoder = build_decoder(
-        TABLE, model(TABLE, MOST, catch_up=4), policy, rejection(), verification_widths=(widest,), prefill_chunk=4,
-        monitor=phases(),
-    )  # fmt: skip
-    rows = len(prompts)
-    state = decoder.prefill(
-        PARAMS, prompts, max_new_tokens=limit, seed=np.arange(rows) + seed, warp=make_warp(rows, **warp),
-        stop_ids=stop_ids, policy_hyperparameters=hyperparameters, record_rounds=limit, monitor_hyperparameters=WATCH,
-    )  # fmt: skip
-    return decoder.run(PARAMS, state)
-
-
-def trace_of(prompts, *, limit=LIMIT, stop_ids=(), seed=7, **warp):
-    answers = plain_answers(prompts, limit=limit, stop_ids=stop_ids, **warp)
-    seeds = [seed + index for index in range(len(prompts))]
-    texts = list(zip(prompts, answers, strict=True))
-    return trace_texts(
-        (TABLE, TABLE), tuple(PARAMS), texts, limit=limit, warp=warp, seed=seeds, max_draft_length=MOST, chunk=8
+def live(policy, prompts, hyperparameters, *, limit=LIMIT, **options):
+    prefill_options = {
+        "policy_hyperparameters": hyperparameters,
+        "record_rounds": limit,
+        "monitor_hyperparameters": WATCH,
+    }
+    decoder_options = {"verification_widths": (widest_draft(policy, MOST) + 1,), "monitor": phases()}
+    drafter = model(TABLE, MOST, catch_up=4)
+    return decoded(
+        TABLE,
+        drafter,
+        PARAMS,
+        prompts,
+        policy,
+        limit=limit,
+        decoder_options=decoder_options,
+        prefill_options=prefill_options,
+        **options,
     )
+
+
+def trace_of(prompts, limit=LIMIT, **options):
+    return replayed.trace_of((TABLE, TABLE), PARAMS, prompts, most=MOST, limit=limit, **options)
 
 
 PROMPTS = [[a, b] for a in range(4) for b in range(5)]
@@ -309,27 +295,3 @@ def test_a_rule_that_reads_more_than_a_trace_holds_is_refused(what, greedy_trace
     with pytest.raises(ValueError, match="this rule reads .*, which a trace does not hold") as refused:
         replay(greedy_trace, UNREADABLE[what])
     assert what in str(refused.value)
-
-
-def test_the_command_refuses_such_a_rule_in_a_line(greedy_trace, tmp_path, capsys):
-    from experiments import policies as command
-    from specdec_jax.replay.trace import save_trace
-
-    save_trace(tmp_path / "greedy.npz", greedy_trace)
-    (tmp_path / "collision.py").write_text(
-        "import jax.numpy as jnp\nfrom specdec_jax.stopping import static\n"
-        "def collision():\n"
-        "    def check(state, distribution, drafted, context):\n"
-        "        return jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2, state\n"
-        "    return static().replace(check=check)\n"
-    )
-    arguments = [
-        str(tmp_path / "greedy.npz"),
-        "--rules",
-        str(tmp_path / "collision.py"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert command.main([*arguments, "--max-draft-length", str(MOST)]) == 2
-    said = capsys.readouterr().err
-    assert "this rule reads the probabilities of all tokens" in said and "Traceback" not in said
