@@ -366,8 +366,16 @@ def test_estimates_are_the_written_down_sums():
         (lambda: multi_drafter([table(), model(table_model(3), MOST)]), r"one vocabulary, got \[3, 5\] entries"),
         (lambda: multi_drafter([table()], drift=1.5), "drift must lie in"),
         (lambda: multi_drafter([table(), table()]).init((BAD,), 1, 8), "2 drafters need as many parameters"),
+        (lambda: ngram(max_draft_length=0), "got 0"),
+        (lambda: ngram(order=1), "got 1"),
+        (lambda: ngram(slots=100), "power of two"),
+        (lambda: ngram(slots=2), "at least 4"),
+        (lambda: ngram(fill=5), "got 5"),
+        (lambda: prompt_lookup(max_draft_length=0), "got 0"),
+        (lambda: prompt_lookup(longest=1, shortest=2), "shortest 2"),
+        (lambda: prompt_lookup(shortest=0), "shortest 0"),
     ],
 )
-def test_bad_input_is_refused(make, message):
+def test_bad_arguments_of_drafters_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

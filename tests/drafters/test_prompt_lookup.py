@@ -81,16 +81,6 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
     assert drafter.source(None, (), jnp.array(tokens), context_of([1] * len(texts), [5] * len(texts))).cost == 0
 
 
-def test_a_copy_goes_on_into_itself():
-    draft, _ = proposed(prompt_lookup(6), [[9, 7, 8, 7, 8], [5, 5]], [6, 6], draft_length=6)
-    assert draft.tokens.tolist() == [[7, 8, 7, 8, 7, 8], [5] * 6]
-
-
-def test_the_latest_of_the_longest_matches_wins():
-    draft, _ = proposed(prompt_lookup(1, 3), [[1, 2, 3, 9, 1, 2, 4, 2, 5, 1, 2]], [1])
-    assert draft.tokens.tolist() == [[4]]  # after "1 2", not after the later "2", and not after the earlier "1 2"
-
-
 def test_budget_policy_and_finished_rows_bound_a_draft():
     texts, drafter = [[1, 1, 1, 1]] * 4, prompt_lookup(4)
     draft, _ = proposed(drafter, texts, [0, 1, 3, 4], draft_length=4)
@@ -128,19 +118,6 @@ def test_the_distribution_for_policies_is_a_distribution():
     # more certain means less entropy, below one half too
     assert np.all(np.diff(uncertainty) < 0) and uncertainty[-1] == 0
     assert right_or_wrong(jnp.array([2]), jnp.array([0.5]), None).log_prob is None
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"max_draft_length": 0}, "got 0"),
-        ({"longest": 1, "shortest": 2}, "shortest 2"),
-        ({"shortest": 0}, "shortest 0"),
-    ],
-)
-def test_bad_hyperparameters_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        prompt_lookup(**given)
 
 
 def greedy_texts(drafter, prompts, verifier, slots=64, **options):
