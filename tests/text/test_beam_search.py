@@ -167,12 +167,6 @@ def test_equal_candidates_go_by_beam_then_token():
     assert ended[0] == (0,)  # of equal sums the shortest came first
 
 
-def test_the_length_penalty_orders_short_and_long():
-    table = random_table(6, 11)
-    lengths = {p: len(small_search(table, 6, (2,), p, most=10)[0][0]) for p in (-4.0, 0.0, 4.0)}
-    assert lengths[-4.0] <= lengths[0.0] <= lengths[4.0] and lengths[-4.0] < lengths[4.0]
-
-
 def test_numbers_compile_nothing_new():
     table = random_table(5, 1)
     small_search(table, 3, (2,))

@@ -279,18 +279,6 @@ def test_what_cannot_be_expanded_is_refused():
             build_decoder(TABLE, model(TABLE, MOST), wrong, rejection())
 
 
-def test_wrong_answers_about_siblings_are_named():
-    good = comb(expanded=1)
-    for field, function, words in (
-        ("beside", lambda *asked: Wanted(jnp.zeros((2, 3), jnp.int32)), r"children int32\[2,3\]"),
-        ("beside", lambda *asked: jnp.zeros((2, 3), jnp.int32), r"must return Wanted\(siblings int32\[2,N\]"),
-        ("expand", lambda *asked: jnp.zeros((2, 4, 2)), r"must answer float32\[2,N,3\].* answers float32\[2,4,2\]"),
-    ):
-        decoder = build_decoder(TABLE, model(TABLE, MOST), good.replace(**{field: function}), rejection())
-        with pytest.raises(ValueError, match=words):
-            decoder.prefill(PARAMS, [[0, 1], [1, 0]], max_new_tokens=4)
-
-
 @pytest.mark.parametrize("most", [1, MOST])
 def test_a_drafter_with_a_draft_vocabulary_expands_siblings(most):
     """Of rounds of one draft there are none to expand."""
