@@ -1,4 +1,4 @@
-"""Costs of the machine at hand: measured once, kept on disk, given to whoever weighs them."""
+"""Costs of the machine at hand: measured once, kept on disk, and given to rules that weigh them."""
 
 import functools
 import os
@@ -71,24 +71,28 @@ def measuring(monkeypatch, tmp_path):
 
 
 def another_process():
-    """What a process remembers is forgotten."""
+    """The measurements that a process remembers are forgotten."""
     store.measured_here.clear()
     at_hand._disagreed.clear()
 
 
-def test_a_pair_is_measured_once_and_what_was_found_is_said(measuring, tmp_path, capsys):
+def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, capsys):
     target, drafter = tiny_pair()
     found = measured(target, drafter)
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert measured(target, drafter) == found and len(measuring) == 1
     assert capsys.readouterr().err == ""
     assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
-    assert "a drafter step is 0.130 of a pass" in said and "1.20 at 8" in said and "~/.cache/specdec_jax/costs" in said
+    assert (
+        "a drafter step is 0.130 of a pass" in printed
+        and "1.20 at 8" in printed
+        and "~/.cache/specdec_jax/costs" in printed
+    )
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     assert load_cost_model(file) == found
 
 
-def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
+def test_in_a_batch_cache_slots_cost_time_and_rules_get_it(measuring, capsys):
     """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
     target, drafter = tiny_pair()
     alone, four = measured(target, drafter), measured(target, drafter, batch=4)
@@ -102,11 +106,11 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_are_told(measuring, capsys):
     pair = build_pair(target, drafter, policy=survival(), costs=four)
     for prompt in ("a", "a" * 150):
         request = prepare(pair, [prompt], SamplingParams(max_new_tokens=8), chat=False)
-        known, slots = request.options["policy_hyperparameters"], request.options["slots"]
+        hyperparameters, slots = request.options["policy_hyperparameters"], request.options["slots"]
         # half more than it costs alone: rows that decide for themselves wait for each other
-        assert known["drafter_cost"] == pytest.approx(1.5 * 0.13 / four.at(slots).plain_pass)
+        assert hyperparameters["drafter_cost"] == pytest.approx(1.5 * 0.13 / four.at(slots).plain_pass)
         least, widest = pair.costs.at(slots).verification_times(9)[[0, 9]]
-        assert known["verification_times"][9] == pytest.approx(least + 1.5 * (widest - least))
+        assert hyperparameters["verification_times"][9] == pytest.approx(least + 1.5 * (widest - least))
         together = told(survival(together=True), pair.costs.at(slots), 9)
         assert together["drafter_cost"] == pytest.approx(0.13 / four.at(slots).plain_pass)
         assert together["verification_times"][9] == pytest.approx(widest)
@@ -140,7 +144,7 @@ def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
 def test_what_was_measured_in_a_busy_moment_is_measured_again(
     was, now, again, measuring, tmp_path, monkeypatch, capsys
 ):
-    """One pass of the next process tells: much faster, and all is anew; as long, and nobody looks again."""
+    """The next process times one pass: if much faster, all is measured anew; if as long, no pass is timed again."""
 
     def every_pass(times):
         for width, value in quiet.items():
@@ -199,9 +203,9 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
     found = measured(target, drafter)
     assert list(found.doubts) == doubts and len(measuring) == (2 if series else 1)
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
-    said = capsys.readouterr().err
-    assert load_cost_model(file) == found and said.count("\n") == 2 and ("doubtful" in said) == bool(doubts)
-    assert all(clause in said for clause in doubts)
+    printed = capsys.readouterr().err
+    assert load_cost_model(file) == found and printed.count("\n") == 2 and ("doubtful" in printed) == bool(doubts)
+    assert all(clause in printed for clause in doubts)
     count = len(measuring)
     assert measured(target, drafter) == found and len(measuring) == count, "the same process goes by it"
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
@@ -288,7 +292,7 @@ def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
     assert disagreement(costs, counts._replace(num_rounds=np.array([15], np.int32)), 30.0) is None
 
 
-def test_who_comes_second_waits_for_the_first(measuring):
+def test_threads_that_come_second_wait_for_the_first(measuring):
     target, drafter = tiny_pair()
     threads = [threading.Thread(target=measured, args=(target, drafter)) for _ in range(3)]
     for thread in threads:
@@ -335,9 +339,9 @@ def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     pair = measured_pair(target, drafter, costs="measured")
     assert pair.decoder.parts.drafter.max_draft_length == 9
     assert pair.decoder.parts.widths == (4, 6, 10) and pair.drafter_cost == 0.13
-    told = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
+    hyperparameters = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
     # of the widths that it decodes with: even no draft at all is verified in four tokens
-    assert told["verification_times"] == pytest.approx([1.01] * 4 + [1.1] * 2 + [1.205] * 4)
+    assert hyperparameters["verification_times"] == pytest.approx([1.01] * 4 + [1.1] * 2 + [1.205] * 4)
     looked = []
     monkeypatch.setattr(generation, "look_at", lambda *args: looked.append(args))
     result = generate("ab", SamplingParams(max_new_tokens=8), pair=pair, chat=False, record=True)
@@ -377,15 +381,17 @@ def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_bo
     target, drafter = tiny_pair()
     given = cost_model(0.5, {2: 1.0, 16: 3.0})
     pair = build_pair(target, drafter, costs=given, max_draft_length=7)
-    told = prepare(pair, ["ab"]).options["policy_hyperparameters"]
-    assert told["drafter_cost"] == 0.5 and not measuring
-    assert told["verification_times"] == pytest.approx(between(given, pair.decoder.parts.widths).verification_times(7))
-    own = prepare(pair.using(survival(drafter_cost=0.2)), ["ab"]).options["policy_hyperparameters"]
-    assert "drafter_cost" not in own and "verification_times" in own
+    hyperparameters = prepare(pair, ["ab"]).options["policy_hyperparameters"]
+    assert hyperparameters["drafter_cost"] == 0.5 and not measuring
+    assert hyperparameters["verification_times"] == pytest.approx(
+        between(given, pair.decoder.parts.widths).verification_times(7)
+    )
+    other = prepare(pair.using(survival(drafter_cost=0.2)), ["ab"]).options["policy_hyperparameters"]
+    assert "drafter_cost" not in other and "verification_times" in other
     assert not prepare(pair.using(adaedl()), ["ab"]).options.get("policy_hyperparameters")
 
 
-def test_a_lookup_is_told_what_verification_costs_and_nobody_measures_for_plain_decoding(measuring):
+def test_a_lookup_gets_the_costs_of_verification_and_plain_decoding_is_not_measured(measuring):
     target, _ = tiny_pair()
     assert measured_pair(target, None, costs="measured").costs is None and not measuring
     pair = measured_pair(target, "prompt_lookup", costs="measured")
