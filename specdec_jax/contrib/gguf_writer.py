@@ -5,11 +5,11 @@ lists and the name of a pre-tokenizer. Whatever it cannot state (normalisers, to
 pre-tokenizer without a name) is refused: the file would load and encode otherwise.
 """
 
+import itertools
 import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from specdec_jax.loading.families import family_of
-from specdec_jax.loading.gguf.architectures import NUMBERS, Architecture, architecture_for
-from specdec_jax.loading.gguf.rope_scaling import ROPE_FREQUENCIES, divisors
-from specdec_jax.loading.gguf.sentencepiece import KINDS, NORMAL, UNUSED, check_stated, sentencepiece_entries
+from specdec_jax.loading.gguf import architectures
+from specdec_jax.loading.gguf.architectures import ARCHITECTURES, READING, WINDOW, Architecture
+from specdec_jax.loading.gguf.file import LLAMA3_SCALINGS, ROPE_FREQUENCIES
+from specdec_jax.loading.gguf.sentencepiece import ADD_PREFIX, KINDS, NORMAL, SCORES, decoder, merges, normalizer
 from specdec_jax.loading.gguf.tokenizer import (
     BYTE_LEVEL,
     CHAT_TEMPLATE,
@@ -31,24 +32,21 @@ from specdec_jax.loading.gguf.tokenizer import (
     NAMES,
     NORMALISED,
     PATTERNS,
+    SENTENCEPIECE,
     TOOL_TEMPLATE,
     USER_DEFINED,
     WHOLE_WORDS_FIRST,
     pre_tokenizer,
 )
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.reduced_head import check_whole
+from specdec_jax.models.rope import inverse_frequencies, rope_type
 
-FILE_TYPES = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q5_1": gguf.LlamaFileType.MOSTLY_Q5_1,
-    "Q5_0": gguf.LlamaFileType.MOSTLY_Q5_0,
-    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
-    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32} | {
+    kind: gguf.LlamaFileType[f"MOSTLY_{kind}"] for kind in ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 }
 POSITIONS = "position_embd.weight"
 ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # the end depends on the model too
@@ -56,6 +54,35 @@ ENDS = ("eos", "eot", "eom")
 SWALLOWING = ("single_word", "lstrip", "rstrip")
 UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 NFC = {"type": "NFC"}
+UNUSED, BYTE = 5, 6  # of tokenizer.ggml.token_type
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+NO_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+"""Gemma's pre-tokenizer, which finds no space where the normalizer has left none."""
+
+
+def _all_global(c: Any) -> dict[str, Any]:
+    return {"layer_kinds": (FULL,) * c.num_hidden_layers}
+
+
+def _gemma(name: str, c: Any) -> dict[str, Any]:
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": architectures.query_scale(name, vars(c)),
+    }
+
+
+IMPLIED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "llama": lambda c: {"hidden_act": "silu"},
+    READING: lambda c: {"hidden_act": "silu"},
+    "qwen2": lambda c: {"hidden_act": "silu", "head_dim": c.hidden_size // c.num_attention_heads} | _all_global(c),
+    "qwen3": lambda c: {"hidden_act": "silu", "attention_bias": False} | _all_global(c),
+    "gemma2": lambda c: {"tie_word_embeddings": True} | _gemma("gemma2", c),
+    "gemma3": lambda c: _gemma("gemma3", c),
+    "gpt2": lambda c: {"hidden_act": "gelu_new", "scale_attn_weights": True},
+}
+"""By architecture that is written: what its files mean without an entry (llama.cpp derives it or takes it for granted;
+of Qwen 3's biases it does not read the output's)."""
 
 
 def save_gguf(
@@ -69,7 +96,7 @@ def save_gguf(
 ) -> None:
     """Writes a GGUF that `load_model`, transformers and llama.cpp read, complete or not at all.
 
-    The families are those of `architectures.NUMBERS`. Matrices are stored as `kind` (a name of `FILE_TYPES`), vectors
+    The families are those of `IMPLIED`. Matrices are stored as `kind` (a name of `FILE_TYPES`), vectors
     and learned positions as float32. A matrix whose rows do not divide into the kind's blocks (of 32) is stored as F16.
     Gemma's norms are stored with one added, so that what is below that sum's precision in float32 is lost. Tokens are
     written with the file: see `tokenizer_metadata`. transformers ignores the biases and the rope scaling of a llama
@@ -84,8 +111,12 @@ def save_gguf(
             f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}"
         )
     name, architecture = architecture_for(config)
-    with _new_file(Path(path), overwrite) as temporary, closing(gguf.GGUFWriter(temporary, name)) as writer:
-        metadata = _hyperparameters(name, config, kind)
+    path = Path(path)
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise FileExistsError(f"{path} exists already{' and is a folder' if path.is_dir() else ''}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, closing(gguf.GGUFWriter(temporary, name)) as writer:
+        metadata = _hyperparameters(name, architecture, config, kind)
         metadata |= tokenizer_metadata(tokenizer, config.vocab_size, config.eos_token_ids, config.bos_token_id)
         tensors = _tensors(architecture, config, params)
         for entry, value in metadata.items():
@@ -98,24 +129,45 @@ def save_gguf(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for stored, (array, part) in tensors.items():  # one at a time: `add_tensor` would keep the whole file in memory
-            values = architecture.to_file(array, part, heads_of(config))
+            values = _ordered(architecture, array, part, config)
             writer.write_tensor_data(gguf.quants.quantize(values, _stored_kind(stored, array, kind)))
 
 
-def heads_of(config: Any) -> dict[str, int]:
-    """Heads of the matrices that have rows of heads."""
-    return {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+def architecture_for(config: Any) -> tuple[str, Architecture]:
+    """Name and architecture that a config of a family is written as. Raises ValueError when it is not written."""
+    written = {ARCHITECTURES[name].model_type: name for name in IMPLIED}
+    name = written.get(type(config).__module__.rpartition(".")[2])
+    if name is None:
+        raise ValueError(f"only models of family {listed(written)} are written as GGUF, got a {type(config).__name__}")
+    return name, ARCHITECTURES[name]
 
 
 def _tensors(architecture: Architecture, config: Any, params: Any) -> dict[str, tuple[np.ndarray, str]]:
     """GGUF's name -> (the tensor in Hugging Face's order of rows, what it is called in every layer)."""
+    blocks = (f"blk.{i}.{part}" for i in range(config.num_hidden_layers) for part in architecture.in_a_layer)
+    names = [f"{stem}.{kind}" for stem in (*architecture.outside, *blocks) for kind in ("weight", "bias")]
+    stored_names = {architecture.hugging_face_name(stored)[0]: stored for stored in names}
     tensors = {}
     for name, array in family_of(config).named_from_params(config, params).items():
-        stored, part = architecture.stored_name(name)
+        stored = stored_names.get(name, name)
+        _, part = architecture.hugging_face_name(stored)
         tensors[stored] = architecture.turn(array, part), part
-    if (extra := divisors(config)) is not None:
-        tensors[ROPE_FREQUENCIES] = extra, ""
+    if rope_type(getattr(config, "rope_scaling", None)) == "llama3":
+        plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
+        scaled = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        tensors[ROPE_FREQUENCIES] = plain / scaled, ""
     return tensors
+
+
+def _ordered(architecture: Architecture, array: np.ndarray, part: str, config: Any) -> np.ndarray:
+    """The inverse of `Architecture.from_file`, of a tensor that is turned already, in float32."""
+    array = array.astype(np.float32)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    if architecture.interleaved and part in heads:
+        return array.reshape(heads[part], 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    if part.endswith("norm") and architecture.norm_offset:
+        return array + np.float32(architecture.norm_offset)
+    return np.ascontiguousarray(array)
 
 
 def _stored_kind(stored: str, array: np.ndarray, kind: str) -> Kind:
@@ -124,19 +176,41 @@ def _stored_kind(stored: str, array: np.ndarray, kind: str) -> Kind:
     return Kind.F16 if array.shape[-1] % gguf.GGML_QUANT_SIZES[Kind[kind]][0] else Kind[kind]
 
 
-def _hyperparameters(name: str, config: Any, kind: str) -> dict[str, Any]:
-    c = config
-    numbers = {
-        "vocab_size": c.vocab_size,
-        "context_length": c.max_position_embeddings,
-        "embedding_length": c.hidden_size,
-        "feed_forward_length": c.intermediate_size,
-        "block_count": c.num_hidden_layers,
-        "attention.head_count": c.num_attention_heads,
-    } | NUMBERS[name](c)
+def _hyperparameters(name: str, architecture: Architecture, c: Any, kind: str) -> dict[str, Any]:
+    """Raises ValueError for a config that no file of the architecture can state."""
+    for field, value in IMPLIED[name](c).items():
+        if (actual := getattr(c, field)) != value:
+            raise ValueError(f"a GGUF file cannot state {c.key(field)} {actual!r}: it means {value!r}")
+    local = [layer == SLIDING for layer in c.layer_kinds]
+    if name == "gemma2" and not any(local):
+        raise ValueError("a GGUF file of architecture gemma2 cannot state that no layer has a window")
+    numbers: dict[str, Any] = {"vocab_size": c.vocab_size}
+    for stored, field, type_, default in (*architectures.EVERY, *architecture.numbers):
+        value = getattr(c, field)
+        if value is None and default != 0:
+            raise ValueError(f"a GGUF file of architecture {name} cannot state that {field} is none")
+        if value is not None and (stored != WINDOW or any(local)):
+            numbers[stored] = type_(value)
+    if "rope.freq_base" in numbers:
+        numbers |= {"rope.dimension_count": c.head_dim} | _rope_scaling(c.rope_scaling)
+        if name not in ("llama", READING) or c.head_dim * c.num_attention_heads != c.hidden_size:
+            numbers |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
+    if WINDOW in numbers and local != architectures.has_window(len(local), architectures.GLOBAL_EVERY[name]):
+        numbers[architectures.PATTERN] = local
     quantised = {"general.quantization_version": gguf.GGML_QUANT_VERSION} if kind.startswith("Q") else {}
     general = {"general.type": "model", "general.file_type": int(FILE_TYPES[kind]), **quantised}
     return general | {f"{name}.{entry}": value for entry, value in numbers.items()}
+
+
+def _rope_scaling(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata of a scaling, of which Llama 3's has none. Another than its published ones would be lost to every
+    reader but llama.cpp: raises ValueError."""
+    kind = rope_type(scaling)
+    if scaling and kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling["factor"])}
+    if kind == "default" or (scaling and any(published.items() <= scaling.items() for published in LLAMA3_SCALINGS)):
+        return {}
+    raise ValueError(f"a GGUF file cannot state the rope scaling {scaling}")
 
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
@@ -147,20 +221,6 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     add[type(value)](name, value)
 
 
-@contextmanager
-def _new_file(path: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary name beside `path`, renamed to it when the block ends well and removed when it does not."""
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise FileExistsError(f"{path} exists already{' and is a folder' if path.is_dir() else ''}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.new"
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...], bos: int | None) -> dict[str, Any]:
     """Every `tokenizer.*` entry of the file, for a model with `rows` embeddings.
 
@@ -169,10 +229,11 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
     tokenizer. Raises ValueError for what GGUF cannot state.
     """
     state = json.loads(tokenizer.backend.to_str())
-    _check_added(state)
+    swallowing = [(token["content"], name) for token in state["added_tokens"] for name in SWALLOWING if token[name]]
+    _check_stated({f"{name} of {content!r}": True for content, name in swallowing})
     tokens, kinds = _tokens(tokenizer, state["added_tokens"], rows)
     by_score = state["model"]["type"] == "BPE" and state["model"]["byte_fallback"]
-    words = sentencepiece_entries(state, tokens, kinds) if by_score else _byte_level(state) | {KINDS: kinds}
+    words = _sentencepiece(state, tokens, kinds) if by_score else _byte_level(state) | {KINDS: kinds}
     ids = {name: _id(tokenizer, role) for role, name in ROLES.items() if role in tokenizer.special}
     ids = ({} if bos is None else {"bos": bos}) | ids | _ends(tokenizer, eos_ids)
     tools = tokenizer.tool_template
@@ -190,8 +251,8 @@ def pre_tokenizer_name(state: Any, ignore_merges: bool, normalizer: Any = None) 
 
     `ignore_merges` is the BPE model's, which GGUF states by the same name. Raises ValueError when none fits.
     """
-    given = _comparable(state)
-    kinds = [kind for kind in NAMES if given == _comparable(_state_of(pre_tokenizer(kind)))]
+    states = {kind: _state_of(pre_tokenizer=pre_tokenizer(kind))["pre_tokenizer"] for kind in NAMES}
+    kinds = [kind for kind in NAMES if _comparable(state) == _comparable(states[kind])]
     fitting = [name for kind in kinds for name in NAMES[kind] if (name in WHOLE_WORDS_FIRST) == ignore_merges]
     if not fitting:
         raise ValueError(
@@ -204,10 +265,12 @@ def pre_tokenizer_name(state: Any, ignore_merges: bool, normalizer: Any = None) 
     raise ValueError(f"a GGUF file cannot state the tokenizer's normalizer {json.dumps(normalizer)}")
 
 
-def _state_of(made: Any) -> Any:
+def _state_of(**parts: Any) -> dict[str, Any]:
+    """A tokenizer of these parts, as tokenizer.json states it."""
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = made
-    return json.loads(backend.to_str())["pre_tokenizer"]
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return json.loads(backend.to_str())
 
 
 def _comparable(state: Any) -> Any:
@@ -215,7 +278,8 @@ def _comparable(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     if state == {"type": "Digits", "individual_digits": True}:
-        state = _state_of(pre_tokenizers.Split(Regex(str(PATTERNS[DIGIT_BY_DIGIT])), "isolated"))
+        digits = pre_tokenizers.Split(Regex(str(PATTERNS[DIGIT_BY_DIGIT])), "isolated")
+        state = _state_of(pre_tokenizer=digits)["pre_tokenizer"]
     inner = [_comparable(part) for part in state.get("pretokenizers", ())]
     kept = {name: value for name, value in state.items() if name not in ("trim_offsets", "pretokenizers")}
     return kept | ({"pretokenizers": inner} if inner else {})
@@ -227,12 +291,12 @@ def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
     if model["type"] != "BPE":
         known = "byte-level BPE and SentencePiece's BPE"
         raise ValueError(f"the tokenizer is {model['type']}; {known} are what can be written to a GGUF file")
-    found = {f"model.{name}": model[name] for name in UNSTATED if model.get(name)}
+    lost = {f"model.{name}": model[name] for name in UNSTATED if model.get(name)}
     if decoder.get("type") != "ByteLevel":
-        found["decoder"] = state["decoder"]
+        lost["decoder"] = state["decoder"]
     if model.get("unk_token") and not model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet()):
-        found["model.unk_token"] = model["unk_token"]  # with every byte in the vocabulary it never comes up
-    check_stated(found)
+        lost["model.unk_token"] = model["unk_token"]  # with every byte in the vocabulary it never comes up
+    _check_stated(lost)
     return {
         "tokenizer.ggml.model": BYTE_LEVEL,
         "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"], state["normalizer"]),
@@ -240,15 +304,53 @@ def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_added(state: dict[str, Any]) -> None:
-    check_stated(
-        {
-            f"{name} of {token['content']!r}": True
-            for token in state["added_tokens"]
-            for name in SWALLOWING
-            if token[name]
-        }
-    )
+def _sentencepiece(state: dict[str, Any], tokens: list[str], kinds: list[int]) -> dict[str, Any]:
+    """The entries of a SentencePiece tokenizer. Scores are the order of merges; pieces that nothing makes are unused.
+
+    Raises ValueError for what would be lost, merges by another rule among it.
+    """
+    model = state["model"]
+    prefix = state["normalizer"] == _state_of(normalizer=normalizer(True))["normalizer"]
+    stated = _state_of(normalizer=normalizer(prefix), decoder=decoder(prefix))
+    lost = {name: state[name] for name in ("normalizer", "decoder") if state[name] != stated[name]}
+    lost |= {f"model.{name}": model[name] for name in ("dropout", "ignore_merges") if model[name]}
+    if state["pre_tokenizer"] not in (None, NO_SPACES):
+        lost["pre_tokenizer"] = state["pre_tokenizer"]
+    if missing := BYTES - model["vocab"].keys():
+        lost["model.vocab without"] = min(missing)
+    _check_stated(lost)
+    pairs: list[Any] = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    order = {union: -float(rank) for rank, union in enumerate(dict.fromkeys(map("".join, pairs)))}
+    pieces = [_piece_kind(token, token in order) for token in tokens]
+    kinds = [piece if kind == NORMAL else kind for piece, kind in zip(pieces, kinds, strict=True)]
+    scores = [order.get(token, -float(len(tokens))) for token in tokens]
+    scored = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
+    if _by_union(pairs) != _by_union(merges(scored)):
+        raise ValueError("a GGUF file cannot state the tokenizer's merges: they are not those of scored pieces")
+    return {
+        "tokenizer.ggml.model": SENTENCEPIECE,
+        "tokenizer.ggml.pre": "default",
+        SCORES: scores,
+        KINDS: kinds,
+        ADD_PREFIX: prefix,
+    }
+
+
+def _piece_kind(token: str, merged: bool) -> int:
+    """The type of a token that is not an added one."""
+    return BYTE if token in BYTES else NORMAL if merged or len(token) == 1 else UNUSED
+
+
+def _by_union(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, set[tuple[str, str]]]]:
+    """What merges make, in their order, and the pairs that make it, in any order."""
+    return [(union, set(group)) for union, group in itertools.groupby(pairs, "".join)]
+
+
+def _check_stated(lost: Mapping[str, Any]) -> None:
+    """Raises ValueError that names the parts of a tokenizer that have no place in GGUF, if there are any."""
+    if lost:
+        parts = ", ".join(f"{name} {json.dumps(value)}" for name, value in lost.items())
+        raise ValueError(f"a GGUF file cannot state the tokenizer's {parts}")
 
 
 def _tokens(tokenizer: Tokenizer, added: list[dict[str, Any]], rows: int) -> tuple[list[str], list[int]]:

@@ -4,17 +4,28 @@ One entry each. Sources: llama.cpp's converters (`conversion/*.py`) for what fil
 is derived and not stored.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.loading.gguf import settings
-from specdec_jax.loading.gguf.metadata import architecture_name, number
-from specdec_jax.loading.gguf.reader import GGUF
+from specdec_jax.loading.gguf.reader import GGUF, architecture_name, number
 from specdec_jax.loading.suggest import listed, nearest
 
 READING = "llama_reading"  # ours: a llama that reads its target (models/llama_reading.py); llama.cpp refuses its files
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # the last of this many layers is global, the others have windows
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by another width than a head's
+
+
+class Number(NamedTuple):
+    """A hyper-parameter of a file (without the architecture before its name) and the config's field of its value."""
+
+    stored: str
+    field: str
+    kind: type = int
+    default: Any = None  # where a file has none: a value, or the name of another hyper-parameter; 0 is None in a config
 
 
 class Architecture(NamedTuple):
@@ -24,12 +35,14 @@ class Architecture(NamedTuple):
     """
 
     model_type: str
-    settings: Callable[[GGUF], dict[str, Any]]  # fields of the family's config, besides those of every family
+    numbers: tuple[Number, ...]
     outside: dict[str, str]
     in_a_layer: dict[str, str]
     layers: str = "model.layers"
+    biases: Mapping[str, str] = MappingProxyType({})  # flag of the config -> the tensor of files that have it set
+    constants: Mapping[str, Any] = MappingProxyType({})  # fields that llama.cpp takes for granted
     interleaved: bool = False  # rows of q and k: the halves of a head
-    norm_offset: float = 0.0  # norms are stored as what multiplies, the checkpoint adds this to its own
+    norm_offset: float = 0.0  # what norms of a file are above those of the checkpoint
     turned: tuple[str, ...] = ()  # matrices of a layer that the checkpoint has as [in, out]
 
     def hugging_face_name(self, stored: str) -> tuple[str, str]:
@@ -41,20 +54,13 @@ class Architecture(NamedTuple):
             return f"{self.layers}.{pieces[1]}.{self.in_a_layer[pieces[2]]}.{pieces[3]}", pieces[2]
         return stored, ""
 
-    def stored_name(self, name: str) -> tuple[str, str]:
-        """The inverse of `hugging_face_name`, of an architecture that is written; an unknown name stays."""
-        outside = {theirs: ours for ours, theirs in self.outside.items()}
-        in_a_layer = {theirs: ours for ours, theirs in self.in_a_layer.items()}
-        stem, _, kind = name.rpartition(".")
-        if stem.startswith(self.layers + "."):
-            layer, _, part = stem.removeprefix(self.layers + ".").partition(".")
-            return f"blk.{layer}.{in_a_layer[part]}.{kind}", in_a_layer[part]
-        return (f"{outside[stem]}.{kind}", outside[stem]) if stem in outside else (name, "")
-
     def from_file(self, array: np.ndarray, part: str, heads: Mapping[str, int]) -> np.ndarray:
         """A tensor as the checkpoint has it. `heads` are those of `attn_q` and `attn_k`."""
         if self.interleaved and part in heads:
-            return unpermute(array, heads[part])
+            rows, count = array.shape[0], heads[part]
+            if rows % (2 * count):
+                return array  # a wrong shape, which the weight table reports by name
+            return array.reshape(count, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         if part.endswith("norm"):
             return array - np.float32(self.norm_offset) if self.norm_offset else array
         return self.turn(array, part)
@@ -63,28 +69,19 @@ class Architecture(NamedTuple):
         """[in, out] as [out, in], or the other way round, where checkpoint and file have it differently: a view."""
         return array.T if part in self.turned and array.ndim == 2 else array
 
-    def to_file(self, array: np.ndarray, part: str, heads: Mapping[str, int]) -> np.ndarray:
-        """The inverse of `from_file`, of a tensor that is turned already, in float32."""
-        array = array.astype(np.float32)
-        if self.interleaved and part in heads:
-            return permute(array, heads[part])
-        if part.endswith("norm"):
-            return array + np.float32(self.norm_offset) if self.norm_offset else array
-        return np.ascontiguousarray(array)
 
-
-def unpermute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a q or k projection from GGUF's order (the two halves of a head interleaved) to Hugging Face's."""
-    if array.shape[0] % (2 * heads):
-        return array  # a wrong shape, which the weight table reports by name
-    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-def permute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a q or k projection from Hugging Face's order to GGUF's: the halves of a head interleaved."""
-    return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
+EVERY = (  # of every architecture
+    Number("embedding_length", "hidden_size"),
+    Number("feed_forward_length", "intermediate_size"),
+    Number("block_count", "num_hidden_layers"),
+    Number("attention.head_count", "num_attention_heads"),
+    Number("context_length", "max_position_embeddings"),
+)
+ROTARY = (
+    Number("attention.head_count_kv", "num_key_value_heads", default="attention.head_count"),
+    Number("attention.layer_norm_rms_epsilon", "rms_norm_eps", float),
+    Number("rope.freq_base", "rope_theta", float, 10000.0),
+)
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -101,12 +98,24 @@ BOTH_SIDES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-LLAMA = Architecture("llama", settings.llama, OUTSIDE, ATTENTION | DENSE, interleaved=True)
-QWEN3 = Architecture("qwen3", settings.qwen3, OUTSIDE, ATTENTION | HEAD_NORMS | DENSE)
-GEMMA2 = Architecture("gemma2", settings.gemma2, OUTSIDE, ATTENTION | BOTH_SIDES | DENSE, norm_offset=1.0)
+ATTENTION_BIAS, MLP_BIAS = {"attention_bias": "blk.0.attn_q.bias"}, {"mlp_bias": "blk.0.ffn_gate.bias"}
+LLAMA = Architecture("llama", ROTARY, OUTSIDE, ATTENTION | DENSE, biases=ATTENTION_BIAS | MLP_BIAS, interleaved=True)
+QWEN3 = Architecture("qwen3", ROTARY, OUTSIDE, ATTENTION | HEAD_NORMS | DENSE, biases=ATTENTION_BIAS)
+GEMMA2 = Architecture(
+    "gemma2",
+    (
+        *ROTARY,
+        Number("attn_logit_softcapping", "attn_logit_softcapping", float, 50.0),
+        Number("final_logit_softcapping", "final_logit_softcapping", float, 30.0),
+        Number(WINDOW, "sliding_window", default=4096),
+    ),
+    OUTSIDE,
+    ATTENTION | BOTH_SIDES | DENSE,
+    norm_offset=1.0,
+)
 GPT2 = Architecture(
     "gpt2",
-    settings.gpt2,
+    (Number("attention.layer_norm_epsilon", "layer_norm_eps", float),),
     {
         "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
@@ -133,41 +142,48 @@ def _experts(router: str, experts: str, names: tuple[str, str, str]) -> dict[str
 
 ARCHITECTURES = {
     "llama": LLAMA,
-    READING: LLAMA._replace(model_type=READING, settings=settings.reading),
-    "qwen2": Architecture("qwen2", settings.rotary, OUTSIDE, ATTENTION | DENSE),
+    READING: LLAMA._replace(
+        model_type=READING,
+        numbers=(*ROTARY, Number("target_layers", "target_layers", list, ()), Number("target_width", "target_width")),
+    ),
+    "qwen2": Architecture("qwen2", ROTARY, OUTSIDE, ATTENTION | DENSE),
     "qwen3": QWEN3,
     "gemma2": GEMMA2,
     "gemma3": GEMMA2._replace(
         model_type="gemma3_text",
-        settings=settings.gemma3,
+        numbers=(
+            *ROTARY,
+            Number("rope.freq_base_swa", "rope_local_base_freq", float, 10000.0),
+            Number("final_logit_softcapping", "final_logit_softcapping", float, 0.0),
+            Number(WINDOW, "sliding_window", default=0),
+        ),
         in_a_layer=GEMMA2.in_a_layer | HEAD_NORMS,
     ),
     "gpt2": GPT2,
 }
-MIXTURES = {
+CHOSEN = Number("expert_used_count", "num_experts_per_tok")
+MIXTURES = {  # the probabilities of the experts chosen sum to one, as in llama.cpp
     "llama": LLAMA._replace(
         model_type="mixtral",
-        settings=settings.mixtral,
+        numbers=(*ROTARY, Number("expert_count", "num_local_experts"), CHOSEN),
         in_a_layer=ATTENTION | _experts("block_sparse_moe.gate", "block_sparse_moe.experts.{}.", ("w1", "w3", "w2")),
+        biases={},
     ),
     "qwen3moe": QWEN3._replace(
         model_type="qwen3_moe",
-        settings=settings.qwen3_moe,
+        numbers=(
+            *ROTARY,
+            Number("expert_count", "num_experts"),
+            CHOSEN,
+            Number("expert_feed_forward_length", "moe_intermediate_size"),
+        ),
         in_a_layer=ATTENTION
         | HEAD_NORMS
         | _experts("mlp.gate", "mlp.experts.{}.", ("gate_proj", "up_proj", "down_proj")),
+        constants={"norm_topk_prob": True},
     ),
 }
 SERVED = {*ARCHITECTURES, *MIXTURES}
-NUMBERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {  # a config's as metadata, of those that are written
-    "llama": settings.llama_numbers,
-    READING: settings.reading_numbers,
-    "qwen2": settings.qwen2_numbers,
-    "qwen3": settings.qwen3_numbers,
-    "gemma2": settings.gemma2_numbers,
-    "gemma3": settings.gemma3_numbers,
-    "gpt2": settings.gpt2_numbers,
-}
 
 
 def architecture_of(file: GGUF) -> Architecture:
@@ -185,10 +201,13 @@ def architecture_of(file: GGUF) -> Architecture:
     )
 
 
-def architecture_for(config: Any) -> tuple[str, Architecture]:
-    """Name and architecture that a config of a family is written as. Raises ValueError when it is not written."""
-    written = {ARCHITECTURES[name].model_type: name for name in NUMBERS}
-    name = written.get(type(config).__module__.rpartition(".")[2])
-    if name is None:
-        raise ValueError(f"only models of family {listed(written)} are written as GGUF, got a {type(config).__name__}")
-    return name, ARCHITECTURES[name]
+def has_window(layers: int, global_every: int) -> list[bool]:
+    """By layer, when the last of every `global_every` has no window; 0: all have one."""
+    return [global_every == 0 or (i + 1) % global_every > 0 for i in range(layers)]
+
+
+def query_scale(name: str, fields: Mapping[str, Any]) -> int:
+    """Gemma's queries are divided by the root of this, which llama.cpp derives from the number of layers."""
+    if fields["num_hidden_layers"] == LARGEST[name]:
+        return fields["hidden_size"] // fields["num_attention_heads"]
+    return fields["head_dim"]

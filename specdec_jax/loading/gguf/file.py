@@ -8,18 +8,33 @@ import numpy as np
 
 from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import config_class, family
-from specdec_jax.loading.gguf.architectures import architecture_of
-from specdec_jax.loading.gguf.metadata import number
-from specdec_jax.loading.gguf.reader import GGUF, dequantise, read_gguf
-from specdec_jax.loading.gguf.rope_scaling import ROPE_FREQUENCIES
+from specdec_jax.loading.gguf.architectures import (
+    EVERY,
+    GLOBAL_EVERY,
+    PATTERN,
+    Number,
+    architecture_of,
+    has_window,
+    query_scale,
+)
+from specdec_jax.loading.gguf.reader import GGUF, architecture_name, dequantise, number, read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
+from specdec_jax.models.config import FULL, SLIDING
+from specdec_jax.models.rope import inverse_frequencies
+
+ROPE_FREQUENCIES = "rope_freqs.weight"
+LLAMA3_SCALINGS = tuple(  # what Llama 3.1 and 3.2 were published with; the file keeps only the resulting divisors
+    {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 8192}
+    for factor in (8.0, 16.0, 32.0)
+)  # fmt: skip
 
 
 def open_gguf(path: str | Path) -> Checkpoint:
     """Reads config and tokenizer; tensors are dequantised one by one as they are asked for.
 
     Raises FileNotFoundError or ValueError naming the file: missing, truncated, an architecture that is not served, a
-    rope scaling that cannot be told, a tokenizer that cannot be rebuilt.
+    rope scaling that cannot be recognised, a tokenizer that cannot be rebuilt.
     """
     file = read_gguf(path)
     return Checkpoint(str(path), config_from_gguf(file), tensors_from_gguf(file), tokenizer_from_gguf(file))
@@ -27,21 +42,25 @@ def open_gguf(path: str | Path) -> Checkpoint:
 
 def config_from_gguf(file: GGUF) -> dict[str, Any]:
     """The file's hyper-parameters under the names of Hugging Face's config.json."""
-    architecture = architecture_of(file)
+    name, architecture = architecture_name(file), architecture_of(file)
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError(f"{file.path} lacks the tensor token_embd.weight")
     fields = {
-        "vocab_size": _vocabulary(file),
-        "hidden_size": int(number(file, "embedding_length")),
-        "intermediate_size": int(number(file, "feed_forward_length")),
-        "num_hidden_layers": int(number(file, "block_count")),
-        "num_attention_heads": int(number(file, "attention.head_count")),
-        "max_position_embeddings": int(number(file, "context_length")),
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos_ids(file),
+        **{entry.field: _value(file, entry) for entry in (*EVERY, *architecture.numbers)},
+        **{flag: tensor in file.tensors for flag, tensor in architecture.biases.items()},
+        **architecture.constants,
     }
+    if "rope_theta" in fields:
+        fields["head_dim"] = _head_dim(file)
+        fields["rope_scaling"] = _rope_scaling(file, fields["head_dim"], fields["rope_theta"])
+    if name in GLOBAL_EVERY:
+        fields |= {"query_pre_attn_scalar": query_scale(name, fields), "layer_types": _layer_types(file, name, fields)}
     key = config_class(family(architecture.model_type)).key
-    own = fields | architecture.settings(file)
-    return {"model_type": architecture.model_type} | {key(name): value for name, value in own.items()}
+    return {"model_type": architecture.model_type} | {key(name): value for name, value in fields.items()}
 
 
 def eos_ids(file: GGUF) -> list[int]:
@@ -65,7 +84,63 @@ def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:
             yield name, array
 
 
-def _vocabulary(file: GGUF) -> int:
-    if "token_embd.weight" not in file.tensors:
-        raise ValueError(f"{file.path} lacks the tensor token_embd.weight")
-    return file.tensors["token_embd.weight"].shape[0]
+def _value(file: GGUF, entry: Number) -> Any:
+    """What a config has for it."""
+    stored, _, kind, default = entry
+    if kind is list:
+        return np.atleast_1d(file.metadata.get(f"{architecture_name(file)}.{stored}", default)).astype(int).tolist()
+    value = number(file, stored, number(file, default) if isinstance(default, str) else default)
+    value = _shortest(value) if kind is float else kind(value)
+    return value or None if default == 0 else value
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal of a float32: 1e-05 and not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _head_dim(file: GGUF) -> int:
+    """Raises ValueError for heads of several widths."""
+    heads, width = number(file, "attention.head_count"), number(file, "embedding_length")
+    head_dim = int(number(file, "attention.key_length", width // heads))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if (other := int(number(file, name, head_dim))) != head_dim:
+            full = f"{architecture_name(file)}.{name}"
+            raise ValueError(f"{file.path}: {full} is {other} but a head has {head_dim} dimensions")
+    return head_dim
+
+
+def _layer_types(file: GGUF, name: str, fields: dict[str, Any]) -> list[str]:
+    """Gemma's; without a window every layer is global."""
+    layers, pattern = fields["num_hidden_layers"], file.metadata.get(f"{name}.{PATTERN}", GLOBAL_EVERY[name])
+    local = pattern.astype(bool).tolist() if isinstance(pattern, np.ndarray) else has_window(layers, int(pattern))
+    if len(local) != layers:
+        raise ValueError(f"{file.path}: {name}.{PATTERN} has {len(local)} entries for {layers} layers")
+    return [SLIDING if window and fields["sliding_window"] is not None else FULL for window in local]
+
+
+def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any] | None:
+    """In Hugging Face's terms. Metadata state a linear one. Llama 3's is a tensor of divisors, from which only those
+    of the published models can be recognised.
+
+    Raises ValueError naming the file for any other.
+    """
+    if ROPE_FREQUENCIES in file.tensors:
+        stored = dequantise(file, ROPE_FREQUENCIES).reshape(-1)
+        plain = inverse_frequencies(head_dim, theta, None)
+        for scaling in LLAMA3_SCALINGS:
+            expected = plain / inverse_frequencies(head_dim, theta, scaling)
+            if stored.shape == expected.shape and np.allclose(stored, expected, rtol=1e-3):
+                return scaling
+        raise ValueError(
+            f"{file.path}: {ROPE_FREQUENCIES} is none of Llama 3's published rope scalings; "
+            "load the Hugging Face folder, whose config.json states the scaling"
+        )
+    architecture = architecture_name(file)
+    factor = file.metadata.get(f"{architecture}.rope.scale_linear")  # what files of 2023 call it
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none" if factor is None else "linear")
+    if kind not in ("none", "linear"):
+        raise ValueError(f"{file.path} has the rope scaling {kind!r}, which is not served in GGUF files")
+    if kind == "none":
+        return None
+    return {"rope_type": kind, "factor": _shortest(number(file, "rope.scaling.factor", factor))}

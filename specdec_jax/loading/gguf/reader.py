@@ -87,6 +87,27 @@ def dequantise(file: GGUF, name: str) -> np.ndarray:
     return array.reshape(info.shape)
 
 
+def architecture_name(file: GGUF) -> str:
+    """`general.architecture`, which stands before the names of the file's hyper-parameters."""
+    return str(file.metadata.get("general.architecture"))
+
+
+def number(file: GGUF, name: str, default: Any = None) -> Any:
+    """A hyper-parameter, without the architecture before its name.
+
+    Raises ValueError naming the file when it is missing and has no default, or differs between layers.
+    """
+    key = f"{architecture_name(file)}.{name}"
+    value = file.metadata.get(key, default)
+    if value is None:
+        raise ValueError(f"{file.path} lacks the hyper-parameter {key}")
+    if isinstance(value, np.ndarray):  # one number a layer
+        if len(set(value.tolist())) != 1:
+            raise ValueError(f"{file.path}: {key} differs between layers, which is not served")
+        return value.tolist()[0]
+    return value
+
+
 class _EndOfFile(Exception):
     pass
 
