@@ -57,6 +57,20 @@ class Played(NamedTuple):
     counterexample: Counterexample | None
 
 
+class Round(NamedTuple):
+    """One round of all rows: where they begin, every draft, and every outcome of each draft."""
+
+    setting: Setting
+    nodes: Nodes
+    branches: Branches
+    outcomes: Outcomes
+
+    @property
+    def last_two(self) -> np.ndarray:
+        """[N, 2], the last two tokens of each row before the round."""
+        return np.take_along_axis(self.nodes.tokens, self.nodes.emitted[:, None] + np.arange(2)[None, :], axis=1)
+
+
 class RoundsReport(NamedTuple):
     """The worst of all warps, and what was put to the test under each."""
 
@@ -82,7 +96,7 @@ def prove_long_drafts(
 ) -> RoundsReport:
     """The exact distribution of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
 
-    Of drafters that draw their tokens, and of those that choose them (one-hot distributions).
+    Drafters draw their tokens, or choose them (one-hot distributions).
 
     Args:
         rounds: played one after the other from each prompt.
@@ -149,48 +163,44 @@ def play(setting: Setting, rounds: int, prompts: np.ndarray, toy: np.ndarray) ->
     rng, worst, alone, wrong = np.random.default_rng(0), 0.0, True, None
     nodes = enumeration.first_nodes(setting, prompts, toy)
     for index in range(rounds):
-        branches = enumeration.draft_tree(setting, nodes)
-        outcomes = enumeration.verified(setting, nodes, branches)
-        error, found = round_error(setting, nodes, branches, outcomes)
-        worst, wrong = max(worst, error), wrong or found
-        chosen = _one_each(rng, branches, outcomes, len(nodes.emitted))
-        following = enumeration.after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
+        this = _round_from(setting, nodes)
+        error, counterexample = round_error(this)
+        worst, wrong = max(worst, error), wrong or counterexample
+        chosen = _one_each(rng, this)
+        following = _following(this, chosen)
         if index in COMPARED and not setting.policy.joins_rows:
-            alone = alone and _stands_alone(rng, setting, nodes, branches, outcomes, chosen, following)
+            alone = alone and _stands_alone(rng, this, chosen, following)
         nodes = following._replace(chance=np.ones(len(following.emitted)))
         if len(nodes.emitted) == 0:
             break
     return Played(worst, rounds * len(prompts), alone, wrong)
 
 
-def _stands_alone(
-    rng: np.random.Generator,
-    setting: Setting,
-    nodes: Nodes,
-    branches: Branches,
-    outcomes: Outcomes,
-    chosen: tuple[np.ndarray, ...],
-    following: Nodes,
-) -> bool:
-    """Whether the same round comes out of the same rows in another order, so beside other rows."""
-    order = rng.permutation(len(nodes.emitted))
-    other = setting._replace(tally=Tally(setting.most))
-    shuffled = enumeration.draft_tree(other, take(nodes, order))
-    again = enumeration.verified(other, take(nodes, order), shuffled)
-    shuffled = shuffled._replace(node=order[shuffled.node])
-    first, second = _sorted(branches), _sorted(shuffled)
+def _round_from(setting: Setting, nodes: Nodes) -> Round:
+    branches = enumeration.draft_tree(setting, nodes)
+    return Round(setting, nodes, branches, enumeration.verified(setting, nodes, branches))
+
+
+def _following(this: Round, chosen: tuple[np.ndarray, ...]) -> Nodes:
+    """The rows at the beginning of the next round, after the chosen (branch, accepted, token)."""
+    return enumeration.after(*this, chosen, this.outcomes.chance[chosen])
+
+
+def _stands_alone(rng: np.random.Generator, this: Round, chosen: tuple[np.ndarray, ...], following: Nodes) -> bool:
+    """Whether the same round comes out of the same rows in another order, so with other neighbours."""
+    order = rng.permutation(len(this.nodes.emitted))
+    shuffled = _round_from(this.setting._replace(tally=Tally(this.setting.most)), take(this.nodes, order))
+    in_old_order = shuffled.branches._replace(node=order[shuffled.branches.node])
+    first, second = _sorted(this.branches), _sorted(in_old_order)
     if len(first) != len(second):
         return False
-    same = take((branches._replace(log_q=None), outcomes.chance, outcomes.verifier), first)
-    found = take((shuffled._replace(log_q=None), again.chance, again.verifier), second)
-    if not _alike(same, found):
+    rows = take((this.branches._replace(log_q=None), this.outcomes.chance, this.outcomes.verifier), first)
+    again = in_old_order._replace(log_q=None), shuffled.outcomes.chance, shuffled.outcomes.verifier
+    if not _alike(rows, take(again, second)):
         return False
     place = np.empty(len(first), np.int64)
     place[first] = second
-    there = place[chosen[0]], *chosen[1:]
-    shuffled = shuffled._replace(node=np.argsort(order)[shuffled.node])  # places among the shuffled rows again
-    moved = enumeration.after(other, take(nodes, order), shuffled, again, there, again.chance[there])
-    return _alike(following, moved)
+    return _alike(following, _following(shuffled, (place[chosen[0]], *chosen[1:])))
 
 
 def _sorted(branches: Branches) -> np.ndarray:
@@ -206,19 +216,18 @@ def _alike(first: Any, second: Any) -> bool:
     return all(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True) for one, other in pairs)
 
 
-def round_error(
-    setting: Setting, nodes: Nodes, branches: Branches, outcomes: Outcomes
-) -> tuple[float, Counterexample | None]:
+def round_error(this: Round) -> tuple[float, Counterexample | None]:
     """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
 
     And the shortest beginning of a sequence with one above TOLERANCE.
 
-    Sequences of j tokens that can occur are kept, with `key` = node * V ** j + their tokens as digits, ascending;
+    Sequences of j tokens that can occur are listed, with `key` = node * V ** j + their tokens as digits, ascending;
     `distribution` is that of rounds that emitted at most j tokens, the target going on from shorter ones.
     """
+    setting, nodes, branches, outcomes = this
     vocab, digits = outcomes.chance.shape[-1], np.arange(outcomes.chance.shape[-1])
     target = np.exp(setting.target_distributions.log_prob)  # [V * V, V], by the last two tokens
-    last = np.take_along_axis(nodes.tokens, nodes.emitted[:, None] + np.arange(2)[None, :], axis=1)
+    last = this.last_two
     key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
     distribution, goal = np.zeros(len(last)), np.ones(len(last))
     branch_key = branches.node.astype(np.int64)
@@ -226,11 +235,11 @@ def round_error(
         distribution, goal = distribution[:, None] * target[pair], goal[:, None] * target[pair]
         emitted = outcomes.chance[:, accepted] / nodes.chance[branches.node][:, None]  # [M, V]
         place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
-        known = key[place] == branch_key
-        if np.any(emitted[~known] > 0):
-            branch = np.flatnonzero(~known)[np.argmax(emitted[~known].sum(axis=1))]
-            return np.inf, _impossible(setting, branches, outcomes, last, int(branch))
-        np.add.at(distribution, place[known], emitted[known])
+        listed = key[place] == branch_key
+        if np.any(emitted[~listed] > 0):
+            branch = np.flatnonzero(~listed)[np.argmax(emitted[~listed].sum(axis=1))]
+            return np.inf, _impossible(this, int(branch))
+        np.add.at(distribution, place[listed], emitted[listed])
         occurs = (distribution > 0) | (goal > 0) | np.isnan(distribution)
         key = (key[:, None] * vocab + digits)[occurs]
         pair = (table[:, None] + pair[:, None] % vocab * vocab + digits)[occurs]
@@ -241,7 +250,7 @@ def round_error(
     error = np.max(_relative(distribution, goal))
     if error < TOLERANCE:
         return float(error), None
-    wrong = _shortest(setting, branches, outcomes, last, key, distribution, goal)
+    wrong = _shortest(this, key, distribution, goal)
     return (float(error) if np.isfinite(error) else np.inf), wrong
 
 
@@ -249,19 +258,11 @@ def _relative(distribution: np.ndarray, goal: np.ndarray) -> np.ndarray:
     return np.abs(distribution - goal) / np.maximum(goal, RAREST)
 
 
-def _shortest(
-    setting: Setting,
-    branches: Branches,
-    outcomes: Outcomes,
-    last: np.ndarray,
-    key: np.ndarray,
-    distribution: np.ndarray,
-    goal: np.ndarray,
-) -> Counterexample:
-    """Of sequences of K + 1 tokens, as `round_error` has them: the shortest beginning that is wrong."""
-    vocab, begin, before = outcomes.chance.shape[-1], key, (key, goal)
-    for count in range(1, setting.most + 2):
-        begin, group = np.unique(key // vocab ** (setting.most + 1 - count), return_inverse=True)
+def _shortest(this: Round, key: np.ndarray, distribution: np.ndarray, goal: np.ndarray) -> Counterexample:
+    """The shortest wrong beginning of sequences of K + 1 tokens, which are as in `round_error`."""
+    vocab, longest, begin, before = this.outcomes.chance.shape[-1], this.setting.most + 1, key, (key, goal)
+    for count in range(1, longest + 1):
+        begin, group = np.unique(key // vocab ** (longest - count), return_inverse=True)
         found, wanted = (np.bincount(group, weights) for weights in (distribution, goal))
         off = ~(_relative(found, wanted) < TOLERANCE)
         if np.any(off):
@@ -274,32 +275,24 @@ def _shortest(
     parent = 1.0 if count == 1 else before[1][np.searchsorted(before[0], begin[wrong] // vocab)]
     numbers = float(found[wrong] / parent), float(wanted[wrong] / parent)
     digits = tuple(tokens // vocab**place % vocab for place in reversed(range(count)))
-    return _counterexample(setting, branches, outcomes, last, node, digits, numbers)
+    return _counterexample(this, node, digits, numbers)
 
 
-def _impossible(
-    setting: Setting, branches: Branches, outcomes: Outcomes, last: np.ndarray, branch: int
-) -> Counterexample:
+def _impossible(this: Round, branch: int) -> Counterexample:
     """A draft of which a token is accepted that the target never says."""
+    setting, _, branches, outcomes = this
     vocab, node, text = outcomes.chance.shape[-1], int(branches.node[branch]), branches.text[branch].astype(np.int64)
     rows = branches.table[branch] + text[:-2] * vocab + text[1:-1]
     accepted = int(np.argmax(np.exp(setting.target_distributions.log_prob)[rows, text[2:]] == 0))
     same = (branches.node == node) & np.all(branches.text[:, 2 : 3 + accepted] == text[2 : 3 + accepted], axis=1)
     probability = outcomes.chance[same][:, accepted + 1 :].sum() / branches.chance[branches.node == node].sum()
     tokens = tuple(map(int, text[2 : 3 + accepted]))
-    return _counterexample(setting, branches, outcomes, last, node, tokens, (float(probability), 0.0))
+    return _counterexample(this, node, tokens, (float(probability), 0.0))
 
 
-def _counterexample(
-    setting: Setting,
-    branches: Branches,
-    outcomes: Outcomes,
-    last: np.ndarray,
-    node: int,
-    tokens: tuple[int, ...],
-    numbers: tuple[float, float],
-) -> Counterexample:
+def _counterexample(this: Round, node: int, tokens: tuple[int, ...], numbers: tuple[float, float]) -> Counterexample:
     """With the draft that brings most of the last token's probability."""
+    setting, _, branches, outcomes = this
     accepted, drafts = len(tokens) - 1, branches.text[:, 2:]
     same = (branches.node == node) & np.all(drafts[:, :accepted] == np.array(tokens[:-1], np.int32), axis=1)
     some, draft = np.flatnonzero(same), None
@@ -312,21 +305,21 @@ def _counterexample(
         draft = tuple(map(int, drafts[best, : branches.drafted[best]]))
     numbers_of_row = numbers_at(setting, branches.table[branches.node == node][:1])
     warp = {name: np.asarray(number).item() for name, number in numbers_of_row.items() if number != OFF.get(name)}
-    prompt = tuple(map(int, last[node]))
+    prompt = tuple(map(int, this.last_two[node]))
     return Counterexample("round by round", prompt, warp, tokens, len(tokens), *numbers, draft=draft)
 
 
-def _one_each(rng: np.random.Generator, branches: Branches, outcomes: Outcomes, count: int) -> tuple[np.ndarray, ...]:
+def _one_each(rng: np.random.Generator, this: Round) -> tuple[np.ndarray, ...]:
     """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier.
 
     A node whose outcomes are no probabilities, of a verifier that is wrong, has none.
     """
-    branch, accepted, token = np.nonzero(outcomes.chance > 0)  # rounding leaves some a little below
-    node = branches.node[branch]
-    weight = np.log(outcomes.chance[branch, accepted, token])
+    branch, accepted, token = np.nonzero(this.outcomes.chance > 0)  # rounding leaves some a little below
+    node = this.branches.node[branch]
+    weight = np.log(this.outcomes.chance[branch, accepted, token])
     weight = np.where(node % 2 == 1, 2.0 * accepted + 0.2 * weight, weight)
     order = weight + rng.gumbel(size=len(weight))
-    best = np.full(count, -np.inf)
+    best = np.full(len(this.nodes.emitted), -np.inf)
     np.maximum.at(best, node, order)
     index = np.flatnonzero(order == best[node])
     index = index[np.argsort(node[index], kind="stable")]
