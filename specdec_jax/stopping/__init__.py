@@ -1,10 +1,5 @@
 """Draft-stopping policies, one a file; a file's factory has the file's name."""
 
-# What most rules do not decide, for your own rules.
-from specdec_jax.stopping._defaults import always_begin as always_begin
-from specdec_jax.stopping._defaults import always_draw as always_draw
-from specdec_jax.stopping._defaults import always_proceed as always_proceed
-from specdec_jax.stopping._defaults import no_update as no_update
 from specdec_jax.stopping._thresholded import thresholded as thresholded
 from specdec_jax.stopping.accepted_length_ema import accepted_length_ema as accepted_length_ema
 from specdec_jax.stopping.adaedl import adaedl as adaedl
@@ -24,3 +19,9 @@ from specdec_jax.stopping.static import static as static
 from specdec_jax.stopping.survival import survival as survival
 from specdec_jax.stopping.svip import svip as svip
 from specdec_jax.stopping.update_every import update_every as update_every
+
+# What most rules do not decide, for your own rules.
+from specdec_jax.types.defaults import always_begin as always_begin
+from specdec_jax.types.defaults import always_draw as always_draw
+from specdec_jax.types.defaults import always_proceed as always_proceed
+from specdec_jax.types.defaults import no_update as no_update

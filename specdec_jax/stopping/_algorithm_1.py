@@ -51,13 +51,18 @@ def begin_algorithm_1(
     )
 
 
-def algorithm_1(state: Algorithm1State, draft: Draft, result: VerificationResult) -> Algorithm1State:
-    """One round, in the paper's order. A draft cut short by the token budget is not 'all accepted at full length'."""
-    accepted = result.length - 1
-    full_length = draft.tokens.shape[1]
+def algorithm_1(
+    state: Algorithm1State, draft: Draft, result: VerificationResult, *, falls_if_rejected: bool = True
+) -> Algorithm1State:
+    """One round, in the paper's order. A draft cut short by the token budget is not 'all accepted at full length'.
+
+    Without `falls_if_rejected` the threshold falls unless a draft of full length was drafted, accepted or not.
+    """
+    full_length, accepted = draft.tokens.shape[1], result.length - 1
+    reached = accepted if falls_if_rejected else draft.length
     rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
     acceptance = state.acceptance_decay * state.acceptance + (1.0 - state.acceptance_decay) * rate
-    lower = jnp.where(accepted != full_length, state.threshold - state.step, state.threshold)
+    lower = jnp.where(reached != full_length, state.threshold - state.step, state.threshold)
     proposal = jnp.where(acceptance < state.target_acceptance, state.threshold + state.step, lower)
     threshold = state.threshold_decay * state.threshold + (1.0 - state.threshold_decay) * proposal
     drafted = draft.length > 0

@@ -3,10 +3,6 @@
 import jax.numpy as jnp
 
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
-from specdec_jax.types.defaults import always_begin as always_begin
-from specdec_jax.types.defaults import always_draw as always_draw
-from specdec_jax.types.defaults import always_proceed as always_proceed
-from specdec_jax.types.defaults import no_update as no_update
 
 
 def proceed_unless_failed(

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.stopping._relative_cost import relative_drafter_cost
+from specdec_jax.stopping._readings import relative_drafter_cost
 from specdec_jax.stopping._survival_state import SurvivalState, rate_of, time_of
 from specdec_jax.types import Array, RoundContext
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.stopping._evaluated import evaluated_positions
+from specdec_jax.stopping._readings import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1
-from specdec_jax.stopping._defaults import no_update, proceed_unless_failed
+from specdec_jax.stopping._defaults import proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
+from specdec_jax.types.defaults import no_update
 
 
 class ThresholdedState(Protocol):

@@ -25,16 +25,6 @@ class AdaEDLState(NamedTuple):
     failed: Array  # [B] bool, the last check failed (read by keep_checked_token)
     entropy_factor: Array  # [B] float32, the paper's gamma
 
-    @property
-    def threshold(self) -> Array:
-        """[B] float32, lambda."""
-        return self.control.threshold
-
-    @property
-    def acceptance(self) -> Array:
-        """[B] float32, the running acceptance rate."""
-        return self.control.acceptance
-
 
 @strategy
 def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> StoppingPolicy:

@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
-from specdec_jax.stopping._evaluated import evaluated_positions, remember
+from specdec_jax.stopping._readings import evaluated_positions, remember
 from specdec_jax.stopping._thresholded import thresholded
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, StoppingPolicy, VerificationResult

@@ -14,25 +14,15 @@ equal at temperatures 0 and 1 without truncation); a round without drafts teache
 sampling.
 """
 
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
+import functools
+from typing import Any
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD
-from specdec_jax.stopping._defaults import no_update
-from specdec_jax.stopping._token import token_probability
+from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD, Algorithm1State, algorithm_1
+from specdec_jax.stopping._readings import token_probability
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
-
-
-class DraftAndVerifyState(NamedTuple):
-    threshold: Array  # [B] float32
-    match: Array  # [B] float32, the running share of accepted drafts
-    target_match: Array  # [B] float32
-    match_decay: Array  # [B] float32
-    threshold_decay: Array  # [B] float32
-    step: Array  # [B] float32
+from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
+from specdec_jax.types.defaults import no_update
 
 
 @strategy
@@ -54,39 +44,24 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         threshold_decay: Any = 0.9,
         step: Any = 0.01,
         initial_match: Any = 0.0,
-    ) -> DraftAndVerifyState:
-        return DraftAndVerifyState(
+    ) -> Algorithm1State:
+        return Algorithm1State(
             threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
-            match=per_row(batch, initial_match, "initial_match", low=0.0, high=1.0),
-            target_match=per_row(batch, target_match, "target_match", low=0.0, high=1.0),
-            match_decay=per_row(batch, match_decay, "match_decay", low=0.0, high=1.0),
+            acceptance=per_row(batch, initial_match, "initial_match", low=0.0, high=1.0),
+            target_acceptance=per_row(batch, target_match, "target_match", low=0.0, high=1.0),
+            acceptance_decay=per_row(batch, match_decay, "match_decay", low=0.0, high=1.0),
             threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
             step=per_row(batch, step, "step", low=0.0, high=1.0),
         )
 
-    def init_fixed(batch: int, threshold: Any = 0.6) -> DraftAndVerifyState:
+    def fixed(batch: int, threshold: Any = 0.6) -> Algorithm1State:
         return init(batch, threshold)
 
     def proceed(
-        state: DraftAndVerifyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-    ) -> tuple[Array, DraftAndVerifyState]:
+        state: Algorithm1State, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, Algorithm1State]:
         del drafted
         return ~(token_probability(distribution, token, context) < state.threshold), state
 
-    begun = init if adaptive else init_fixed
-    learnt = _update if adaptive else no_update
+    begun, learnt = (init, functools.partial(algorithm_1, falls_if_rejected=False)) if adaptive else (fixed, no_update)
     return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=lambda state: state.threshold)
-
-
-def _update(state: DraftAndVerifyState, draft: Draft, result: VerificationResult) -> DraftAndVerifyState:
-    full_length = draft.tokens.shape[1]
-    rate = (result.length - 1).astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
-    match = state.match_decay * state.match + (1.0 - state.match_decay) * rate
-    lower = jnp.where(draft.length != full_length, state.threshold - state.step, state.threshold)
-    proposal = jnp.where(match < state.target_match, state.threshold + state.step, lower)
-    threshold = state.threshold_decay * state.threshold + (1.0 - state.threshold_decay) * proposal
-    drafted = draft.length > 0
-    return state._replace(
-        match=jnp.where(drafted, match, state.match),
-        threshold=jnp.where(drafted, jnp.clip(threshold, 0.0, HIGHEST_THRESHOLD), state.threshold),
-    )

@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
-from specdec_jax.stopping._relative_cost import relative_drafter_cost
+from specdec_jax.stopping._readings import relative_drafter_cost
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 

@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
-from specdec_jax.stopping._defaults import no_update
-from specdec_jax.stopping._evaluated import evaluated_positions, remember
-from specdec_jax.stopping._token import token_probability
+from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types.defaults import no_update
 
 
 class _History(NamedTuple):

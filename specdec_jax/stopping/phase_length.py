@@ -17,7 +17,7 @@ from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import beside, strategy
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
 class PhaseLengthState(NamedTuple):
@@ -49,23 +49,20 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
-        answer, own = inner.begin(state.policy, _capped(context, length))
-        return answer & (length > 0), state._replace(policy=own, draft_length=length)
+        answer, after = inner.begin(state.policy, _capped(context, length))
+        return answer & (length > 0), state._replace(policy=after, draft_length=length)
 
     def check(
         state: PhaseLengthState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.check(state.policy, distribution, drafted, _capped(context, state.draft_length))
-        return answer, state._replace(policy=own)
+        answer, after = inner.check(state.policy, distribution, drafted, _capped(context, state.draft_length))
+        return answer, state._replace(policy=after)
 
     def proceed(
         state: PhaseLengthState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, own = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
-        return answer & (drafted < state.draft_length), state._replace(policy=own)
-
-    def update(state: PhaseLengthState, draft: Draft, result: VerificationResult) -> PhaseLengthState:
-        return state._replace(policy=inner.update(state.policy, draft, result))
+        answer, after = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
+        return answer & (drafted < state.draft_length), state._replace(policy=after)
 
     def threshold(state: PhaseLengthState) -> Array:
         return show_length(state) if policy is None else inner.threshold(state.policy)
@@ -76,7 +73,6 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         begin=begin,
         check=check,
         proceed=proceed,
-        update=update,
         threshold=threshold,
         reads=inner.reads | {"phases"},
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),

@@ -31,8 +31,7 @@ import numpy as np
 
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
-from specdec_jax.stopping._evaluated import remember
-from specdec_jax.stopping._relative_cost import relative_drafter_cost
+from specdec_jax.stopping._readings import relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     Prior,

@@ -14,7 +14,7 @@ from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.strategy import beside, strategy
-from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundContext, StoppingPolicy, VerificationResult
+from specdec_jax.types import Array, Draft, PolicyState, StoppingPolicy, VerificationResult
 
 
 class UpdateEveryState(NamedTuple):
@@ -41,35 +41,11 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )
 
-    def begin(state: UpdateEveryState, context: RoundContext) -> tuple[Array, UpdateEveryState]:
-        answer, own = policy.begin(state.policy, context)
-        return answer, state._replace(policy=own)
-
-    def check(
-        state: UpdateEveryState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, UpdateEveryState]:
-        answer, own = policy.check(state.policy, distribution, drafted, context)
-        return answer, state._replace(policy=own)
-
-    def proceed(
-        state: UpdateEveryState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-    ) -> tuple[Array, UpdateEveryState]:
-        answer, own = policy.proceed(state.policy, distribution, token, drafted, context)
-        return answer, state._replace(policy=own)
-
     def update(state: UpdateEveryState, draft: Draft, result: VerificationResult) -> UpdateEveryState:
         since = state.since + (draft.length > 0).astype(jnp.int32)
         due = since >= state.rounds
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    return wrapped(
-        policy,
-        init=init,
-        begin=begin,
-        check=check,
-        proceed=proceed,
-        update=update,
-        threshold=lambda state: policy.threshold(state.policy),
-        hyperparameters=beside(policy, "update_every", rounds=4),
-    )
+    hyperparameters = beside(policy, "update_every", rounds=4)
+    return wrapped(policy, init=init, update=update, hyperparameters=hyperparameters)

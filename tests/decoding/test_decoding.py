@@ -104,7 +104,7 @@ def assert_as_twin(
         assert_same_counts(state, row, rounds)
         played += rounds
         if isinstance(rule, oracles.AdaEDL):
-            np.testing.assert_allclose(state.policy.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(state.policy.control.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
     assert_same_figures(summarise(state.statistics), played)
     return state
 

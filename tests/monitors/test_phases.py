@@ -150,7 +150,7 @@ def test_the_rule_inside_may_stop_sooner_and_is_taught():
     _, outside = decode(adaedl(), policy_hyperparameters=alone)
     np.testing.assert_array_equal(inside.tokens, outside.tokens)
     np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
-    np.testing.assert_allclose(inside.policy.policy.threshold, outside.policy.threshold)
+    np.testing.assert_allclose(inside.policy.policy.control.threshold, outside.policy.control.threshold)
 
 
 def test_the_rule_inside_plans_within_the_length_of_the_phase():

@@ -35,9 +35,9 @@ def test_algorithm_1_line_by_line(hyperparameters, own):
         for twin, n, a in zip(twins, drafted.tolist(), accepted.tolist(), strict=True):
             twin.learns(n, a, K)
             seen.add((n == 0, a == n, a == K, twin.rate < twin.alpha))
-        np.testing.assert_allclose(state.threshold, [twin.lam for twin in twins], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(state.control.threshold, [twin.lam for twin in twins], rtol=2e-5, atol=1e-6)
         np.testing.assert_allclose(policy.threshold(state), state.threshold)
-        np.testing.assert_allclose(state.acceptance, [twin.rate for twin in twins], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(state.control.acceptance, [twin.rate for twin in twins], rtol=2e-5, atol=1e-6)
     assert len(seen) >= 7, "the random outcomes missed a branch"
 
 
@@ -45,17 +45,17 @@ def test_one_step_of_algorithm_1_by_hand():
     """Lambda 0.7 and rate 0.9: 4 of 5 accepted give rate 0.85 < 0.9 and lambda 0.9 * 0.7 + 0.1 * 0.71."""
     policy = adaedl()
     after = policy.update(policy.init(4), *outcome([5, 5, 7, 0], [4, 5, 7, 0]))
-    np.testing.assert_allclose(after.acceptance, [0.85, 0.95, 0.95, 0.9], rtol=1e-6)
+    np.testing.assert_allclose(after.control.acceptance, [0.85, 0.95, 0.95, 0.9], rtol=1e-6)
     # all 5 of 5 accepted is not the full length of 7: lambda falls; 7 of 7 leaves it, and so does no draft at all
-    np.testing.assert_allclose(after.threshold, [0.701, 0.699, 0.7, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(after.control.threshold, [0.701, 0.699, 0.7, 0.7], rtol=1e-6)
 
 
 def test_a_round_without_drafts_teaches_nothing():
     policy = adaedl()
     state = policy.init(3, threshold=[0.0, 0.5, 0.99], initial_acceptance=0.2)
     after = policy.update(state, *outcome([0, 0, 0], [0, 0, 0]))
-    np.testing.assert_array_equal(after.threshold, state.threshold)
-    np.testing.assert_array_equal(after.acceptance, state.acceptance)
+    np.testing.assert_array_equal(after.control.threshold, state.control.threshold)
+    np.testing.assert_array_equal(after.control.acceptance, state.control.acceptance)
 
 
 def test_lambda_stays_within_0_and_099():
@@ -152,7 +152,9 @@ def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
 
 def test_a_threshold_read_from_a_state_is_accepted():
     state = adaedl().init(1, threshold=0.99)
-    np.testing.assert_array_equal(adaedl().init(1, threshold=state.threshold).threshold, state.threshold)
+    np.testing.assert_array_equal(
+        adaedl().init(1, threshold=state.control.threshold).control.threshold, state.control.threshold
+    )
 
 
 def test_at_least_refuses_a_negative_minimum():

@@ -10,8 +10,7 @@ from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax import stopping
 from specdec_jax.stopping import _arms, adaptive_gamma, bandit, goodput, hf_confidence, policy_bandit
-from specdec_jax.stopping._evaluated import evaluated_positions, remember
-from specdec_jax.stopping._token import token_probability
+from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
 from specdec_jax.text.strategies import find_factory, names

@@ -38,7 +38,7 @@ def test_words_call_the_factory_as_python_does():
     chosen = choose("policy", "adaedl(keep_checked_token=true, threshold=0.5, entropy_factor = 0.3)")
     assert chosen == adaedl(keep_checked_token=True, threshold=0.5, entropy_factor=0.3)
     state = chosen.init(2)
-    assert np.allclose(state.threshold, 0.5) and np.allclose(state.entropy_factor, 0.3)
+    assert np.allclose(state.control.threshold, 0.5) and np.allclose(state.entropy_factor, 0.3)
     assert choose("policy", " adaedl ( True ) ") == adaedl(True) and choose("policy", "adaedl()") == adaedl()
 
 
