@@ -12,21 +12,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import reads_at
-from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, distribution, draw, uniforms
+from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, distribution, draw, log_prob_of, uniforms
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.replay.candidates import Rejected, right_candidate
+from specdec_jax.replay.trace import FEATURES
 from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
 
 
-class Along(NamedTuple):
-    """The texts, and what the target says of them. T + 1 positions: the last is after an answer's end."""
+class Written(NamedTuple):
+    """The texts on the device."""
 
     tokens: Array  # [B, S] int32, prompts and answers
-    known: Array  # [B] int32, tokens of the prompt
-    size: Array  # [B] int32, tokens of the answer
-    log_p: Array  # [B, T+1, V] float32, the target's distributions as sampled
+    prompt: Array  # [B] int32, tokens of the prompt
+    answer: Array  # [B] int32, tokens of the answer
 
 
 class Chains(NamedTuple):
@@ -49,23 +49,31 @@ class _Pass(NamedTuple):
     features: Array  # [B, K, F]
 
 
+def features(distribution: Distribution, log_q: Array) -> Array:
+    """[..., F] float32 in the order of FEATURES, from a Distribution and log q of a token."""
+    fields = [getattr(distribution, name) for name in FEATURES[:-1]] + [log_q]
+    return jnp.stack([field.astype(jnp.float32) for field in fields], axis=-1)
+
+
 def chains(
     drafter: LanguageModel,
-    most: int,
-    describe: Any,
+    max_draft_length: int,
     params: Params,
-    along: Along,
+    texts: Written,
+    target_log_prob: Array,
     caches: PairCache,
     warp: Warp,
     seeds: Array,
 ) -> Chains:
-    """Chains of `most` (K) drafts from every position. `describe(distribution, log_q)` gives features [B, F].
+    """Chains of K drafts from every position.
 
-    `caches` are those of a teacher-forced pass over the texts, of which the drafter's is written over.
+    Args:
+        target_log_prob: [B, T+1, V] float32, the target's distributions as sampled; the last is after an answer's end.
+        caches: of a teacher-forced pass over the texts; the drafter's is written over.
     """
     reads = caches.reads
     assert reads is not None
-    batch, positions = along.log_p.shape[:2]
+    batch, positions = target_log_prob.shape[:2]
     is_sampled = warp.temperature > 0
 
     def coin(emitted: Array, position: Any, role: int) -> Array:
@@ -77,15 +85,15 @@ def chains(
         return coin(at + step, more, ACCEPT) if role == ACCEPT else coin(at, more + step + 1, DRAFT)
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
-        end = along.known + at + step  # tokens of prompt, text and draft
+        end = texts.prompt + at + step  # tokens of prompt, text and draft
         logits, own, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
         if drafter.reduced is not None:
             logits = drafter.reduced.spread(params, cache, logits)
         seen = distribution(logits, warp)
         place = jnp.minimum(at + step, positions - 1)
-        log_p = lax.dynamic_index_in_dim(along.log_p, place, axis=1, keepdims=False)
-        follows = jnp.take_along_axis(along.tokens, jnp.minimum(end, along.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
-        within = (at + step < along.size) & ~now.diverged
+        log_p = lax.dynamic_index_in_dim(target_log_prob, place, axis=1, keepdims=False)
+        follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
+        within = (at + step < texts.answer) & ~now.diverged
         hit = within & _accepts(seen, log_p, follows, coin(at + step, 0, ACCEPT), is_sampled)
         # Its own token: after the first rejected one whatever it draws; there a token that is rejected.
         excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
@@ -100,8 +108,7 @@ def chains(
             lambda: right_candidate(at_hand, is_sampled, lambda *named: candidate_coin(at, step, *named)),
             lambda: jnp.zeros_like(now.candidate),
         )
-        log_q = jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0]
-        line = describe(seen, log_q)[:, None]
+        line = features(seen, log_prob_of(seen, token))[:, None]
         return _Pass(
             cache=cache,
             last=with_token(now.last, token, end),
@@ -113,20 +120,19 @@ def chains(
         )
 
     def one_chain(index: Array, carry: tuple[Cache, Chains]) -> tuple[Cache, Chains]:
-        cache, found = carry
+        cache, before = carry
         at = positions - 1 - index
-        cache, last = first_pass(drafter, params, cache, along.tokens, along.known + at)
+        cache, last = first_pass(drafter, params, cache, texts.tokens, texts.prompt + at)
         none = jnp.zeros((batch,), jnp.int32)
-        features = jnp.zeros((batch, *found.features.shape[2:]), jnp.float32)
-        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, features)
-        end = lax.fori_loop(0, most, lambda step, now: one_pass(at, step, now), first)
+        no_features = jnp.zeros((batch, max_draft_length, len(FEATURES)), jnp.float32)
+        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, no_features)
+        end = lax.fori_loop(0, max_draft_length, lambda step, now: one_pass(at, step, now), first)
+        chain = Chains(end.features, end.run, end.candidate)
         put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731
-        kept = zip(found, (end.features, end.run, end.candidate), strict=True)
-        return end.cache, Chains(*(put(whole, one) for whole, one in kept))
+        return end.cache, jax.tree.map(put, before, chain)
 
-    line = jax.eval_shape(lambda: describe(distribution(along.log_p[:, 0], warp), along.log_p[:, 0, 0]))
     none = jnp.zeros((batch, positions), jnp.int32)
-    nothing = Chains(jnp.zeros((batch, positions, most, line.shape[-1]), jnp.float32), none, none)
+    nothing = Chains(jnp.zeros((batch, positions, max_draft_length, len(FEATURES)), jnp.float32), none, none)
     return lax.fori_loop(0, positions, one_chain, (caches.drafter, nothing))[1]
 
 

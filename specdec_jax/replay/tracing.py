@@ -20,11 +20,14 @@ from specdec_jax.decoding.sampling import (
     distribution,
     distributions,
     draw,
+    draw_token,
+    log_prob_of,
     make_warp,
     prompt_hashes,
     raw_entropy,
     uniforms,
 )
+from specdec_jax.decoding.state import laid
 from specdec_jax.decoding.teacher_forcing import (
     PREFILL,
     PairCache,
@@ -38,9 +41,9 @@ from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.replay.candidates import Rejected, right_candidate
-from specdec_jax.replay.chains import Along, Chains, chains
+from specdec_jax.replay.chains import Chains, Written, chains, features
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
-from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
+from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
 
 
 class _Path(NamedTuple):
@@ -55,14 +58,6 @@ class _Path(NamedTuple):
     cross_entropy: Any
     target_entropy: Any
     raw_target_entropy: Any
-
-
-class _Device(NamedTuple):
-    """The texts on the device."""
-
-    tokens: Array  # [B, S] int32
-    known: Array  # [B] int32, tokens of the prompt
-    size: Array  # [B] int32, tokens of the answer
 
 
 class _Programs(NamedTuple):
@@ -99,7 +94,10 @@ def trace_texts(
     """
     _check(texts, limit, models[0].spec.context, max_draft_length)
     batch, (target, drafter) = len(texts), models
-    device, prompts, sizes = _on_device(texts, max(chunk, max_draft_length, PREFILL) + FED)
+    prompts, sizes = (np.array([len(part) for part in parts], np.int32) for parts in zip(*texts, strict=True))
+    slots = int((prompts + sizes).max()) + max(chunk, max_draft_length, PREFILL) + FED
+    tokens = laid([[*prompt, *answer] for prompt, answer in texts], slots + -slots % PREFILL)
+    device = Written(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes))
     device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
@@ -107,14 +105,13 @@ def trace_texts(
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
     found = None
     if log_p is not None:
-        along = Along(*device, log_p)
-        found = jax.device_get(programs.chains(params[1], along, caches, device_warp, seeds))
+        found = jax.device_get(programs.chains(params[1], device, log_p, caches, device_warp, seeds))
         accepted = found.run > 0
     candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path.candidate, 0)
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
     if found is None:
-        drawn = programs.tails(params[1], device.tokens, caches.drafter, device.known, device_warp, seeds, at, first)
+        drawn = programs.tails(params[1], device, caches.drafter, device_warp, seeds, at, first)
         tails = _with_heads(np.asarray(drawn), path, at)[at >= 0]
     else:
         tails = np.take_along_axis(found.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
@@ -130,7 +127,7 @@ def trace_texts(
         prompt_length=prompts,
         seed=np.asarray(seeds),
         temperature=np.asarray(device_warp.temperature),
-        tokens=_answers(texts, limit),
+        tokens=np.asarray(laid([answer for _, answer in texts], limit)),
         overlap=unknown(path.overlap),
         cross_entropy=unknown(path.cross_entropy),
         target_entropy=unknown(path.target_entropy),
@@ -142,17 +139,6 @@ def trace_texts(
         truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
         prompt_hash=prompt_hashes([prompt for prompt, _ in texts]),
     )
-
-
-def _on_device(texts: Sequence[Text], room: int) -> tuple[_Device, np.ndarray, np.ndarray]:
-    """The texts in rows with `room` slots after the longest, and the tokens of each prompt and answer."""
-    prompts = np.array([len(prompt) for prompt, _ in texts], np.int32)
-    sizes = np.array([len(answer) for _, answer in texts], np.int32)
-    slots = -(-(int((prompts + sizes).max()) + room) // PREFILL) * PREFILL
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, (prompt, answer) in enumerate(texts):
-        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-    return _Device(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes)), prompts, sizes
 
 
 def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
@@ -177,11 +163,11 @@ def _check(texts: Sequence[Text], limit: int, context: int, most: int) -> None:
 
 
 def _forward(
-    programs: _Programs, params: Any, texts: _Device, limit: int, warp: Warp, seeds: Array, chunk: int
+    programs: _Programs, params: Any, texts: Written, limit: int, warp: Warp, seeds: Array, chunk: int
 ) -> tuple[PairCache, _Path, Array | None]:
     """Both caches after the texts, the path [B, limit + 1, ...] on the host, and for chains the target's distributions
     [B, limit + 1, V]."""
-    caches = programs.fill(params, texts.tokens, jnp.max(texts.known))
+    caches = programs.fill(params, texts.tokens, jnp.max(texts.prompt))
     chunks, said = [], []
     for start in range(0, limit + 1, chunk):
         found, caches, log_p = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
@@ -212,48 +198,29 @@ def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     return at, tail_of
 
 
-def _answers(texts: Sequence[Text], limit: int) -> np.ndarray:
-    found = np.zeros((len(texts), limit), np.int32)
-    for row, (_, answer) in enumerate(texts):
-        found[row, : len(answer)] = answer
-    return found
-
-
 @functools.lru_cache(maxsize=8)
 def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: int) -> _Programs:
     """Programs for any weights of two models."""
-
-    def fill(params: Any, tokens: Array, wanted: Array) -> PairCache:
-        return filled_caches((target, drafter), params, tokens, wanted)
+    models = target, drafter
 
     def path(
-        params: Any, texts: _Device, caches: PairCache, start: Array, warp: Warp, seeds: Array
+        params: Any, texts: Written, caches: PairCache, start: Array, warp: Warp, seeds: Array
     ) -> tuple[_Path, PairCache, Array | None]:
         # A row that ended long ago stays within its cache; what it gives then is cut off.
-        begin = jnp.minimum(texts.known - 1 + start, texts.tokens.shape[1] - chunk - 1)
+        begin = jnp.minimum(texts.prompt - 1 + start, texts.tokens.shape[1] - chunk - 1)
         fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
-        models = target, drafter
         p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
-        over = emitted[None, :] >= texts.size[:, None]
+        over = emitted[None, :] >= texts.answer[:, None]
         log_p = None if drafter.reading is None else distributions(p_logits, warp).log_prob
         return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), after, log_p
 
-    def drafted(params: Params, along: Along, caches: PairCache, warp: Warp, seeds: Array) -> Chains:
-        return chains(drafter, most, features, params, along, caches, warp, seeds)
-
-    def tails(
-        params: Params, tokens: Array, cache: Cache, known: Array, warp: Warp, seeds: Array, at: Array, first: Array
-    ) -> Array:
-        return _tails(drafter, most, params, tokens, cache, known, warp, seeds, at, first)
-
-    return _Programs(jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails), jax.jit(drafted))
-
-
-def features(seen: Distribution, log_q: Array) -> Array:
-    """[..., F] float32 in the order of FEATURES, from a Distribution and log q of a token."""
-    fields = [getattr(seen, name) for name in FEATURES[:-1]] + [log_q]
-    return jnp.stack([field.astype(jnp.float32) for field in fields], axis=-1)
+    return _Programs(
+        fill=jax.jit(functools.partial(filled_caches, models)),
+        path=jax.jit(path, donate_argnums=2),
+        tails=jax.jit(functools.partial(_tails, drafter, most)),
+        chains=jax.jit(functools.partial(chains, drafter, most)),
+    )
 
 
 def _compare(
@@ -307,9 +274,8 @@ def _tails(
     drafter: LanguageModel,
     most: int,
     params: Params,
-    tokens: Array,
+    texts: Written,
     cache: Cache,
-    known: Array,
     warp: Warp,
     seeds: Array,
     at: Array,
@@ -323,23 +289,16 @@ def _tails(
         cache, found = carry
         position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
         token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
-        end = known + position  # [B], the slot of the rejected token
-        before = jnp.take_along_axis(tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+        end = texts.prompt + position  # [B], the slot of the rejected token
+        before = jnp.take_along_axis(texts.tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
 
         def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
             cache, before, last, found = inner
             cache = drafter.with_length(cache, end + step - FED)
             logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
             seen = distribution(logits[:, -1], warp)
-            uniform = uniforms(seeds, position, step, DRAFT)
-            is_sampled = warp.temperature > 0
-            drawn = lax.cond(
-                jnp.any(is_sampled),
-                lambda: jnp.where(is_sampled, draw(jnp.exp(seen.log_prob), uniform), seen.top_token),
-                lambda: seen.top_token,
-            )
-            log_q = jnp.take_along_axis(seen.log_prob, drawn[:, None], axis=1)[:, 0]
-            line = features(seen, log_q)[:, None, None]
+            drawn = draw_token(seen, warp, uniforms(seeds, position, step, DRAFT))
+            line = features(seen, log_prob_of(seen, drawn))[:, None, None]
             return cache, last, drawn, lax.dynamic_update_slice(found, line, (0, index, step, 0))
 
         cache, _, _, found = lax.fori_loop(1, most, one_pass, (cache, before, token, found))
