@@ -38,7 +38,7 @@ from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel
-from specdec_jax.lossless.deviation import deviations
+from specdec_jax.metrics.deviation import deviations
 from specdec_jax.replay.trace import Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode

@@ -15,7 +15,7 @@ Output:    runs/lossy-<time>/ with manifest.json, results.jsonl (a line a prompt
 Variants alternate inside every prompt, so that a slow minute hits all of them. Quality is read off the text afterwards,
 by both models' passes over it: the log-likelihood of its tokens under the target at temperature 1 without truncation,
 and at every position how far the distribution of a token drafted there would be from the target's
-(lossless/deviation.py; not known for by_phase).
+(metrics/deviation.py; not known for by_phase).
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from experiments.lib.traced import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.lossless.deviation import DISTRIBUTIONS, deviations
+from specdec_jax.metrics.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling

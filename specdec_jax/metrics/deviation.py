@@ -6,7 +6,7 @@ before it was accepted; summing over x costs V, not V * V, because what follows 
 does so by one entry.
 
 `deviations` measures them along given texts of real models, by passes over the text: as if at every position a token
-had been drafted. How far whole texts go astray is not in it; on toys `losslessness.prove_exactly` sums that.
+had been drafted. How far whole texts go astray is not in it; on toys `lossless.prove_exactly` sums that.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,8 +11,8 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.drafters import model
-from specdec_jax.lossless import deviation
 from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.metrics import deviation
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 
