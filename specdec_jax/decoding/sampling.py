@@ -150,8 +150,8 @@ def without(values: Array, token: Array, instead: float) -> Array:
 
 
 def normalised(weights: Array) -> Array:
-    """[B, V] that sum to 1, or stay 0."""
-    total = jnp.sum(weights, axis=1, keepdims=True)
+    """[..., V] that sum to 1, or stay 0."""
+    total = jnp.sum(weights, axis=-1, keepdims=True)
     return weights / jnp.where(total > 0, total, 1.0)
 
 

@@ -19,7 +19,7 @@ from jax import lax
 
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import distributions, entropy, make_warp
+from specdec_jax.decoding.sampling import distributions, entropy, make_warp, normalised
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, init_caches
 from specdec_jax.types import Array, Distribution, LanguageModel, Warp
 from specdec_jax.verification.easd import shared_share
@@ -40,7 +40,7 @@ def lenience_distribution(target: Distribution, drafter: Distribution, is_sample
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
     kept = jnp.where(is_sampled, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
-    return kept + _missing(kept) * _normalised(jnp.maximum(p - q, 0.0))
+    return kept + _missing(kept) * normalised(jnp.maximum(p - q, 0.0))
 
 
 def typical_distribution(
@@ -179,8 +179,3 @@ _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
 
 def _missing(kept: Array) -> Array:
     return jnp.maximum(1.0 - jnp.sum(kept, axis=-1, keepdims=True), 0.0)
-
-
-def _normalised(weights: Array) -> Array:
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return weights / jnp.where(total > 0, total, 1.0)

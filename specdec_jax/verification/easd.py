@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.sampling import entropy
+from specdec_jax.decoding.sampling import entropy, normalised, without
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
@@ -75,8 +75,8 @@ def easd(top_n: int = 8) -> Verifier:
             passed = jnp.exp(_at(accept, accepted))
             again = passed * _at(uncertain.astype(passed.dtype), accepted)
             rest = residual(p, at_position(log_q, accepted))
-            other = _without(jnp.exp(p), _at(draft.tokens, accepted))
-            mixed = (1.0 - passed)[:, None] * _normalised(rest) + again[:, None] * other
+            other = _other_than(_at(draft.tokens, accepted), jnp.exp(p))
+            mixed = (1.0 - passed)[:, None] * normalised(rest) + again[:, None] * other
             return jnp.where((accepted == draft.length)[:, None], jnp.exp(p), mixed)
 
         return log_prob_accepted, next_distribution, state
@@ -100,12 +100,7 @@ def _at(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, jnp.minimum(index, values.shape[1] - 1)[:, None], axis=1)[:, 0]
 
 
-def _normalised(weights: Array) -> Array:
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)
-
-
-def _without(prob: Array, token: Array) -> Array:
+def _other_than(token: Array, prob: Array) -> Array:
     """The distribution prob [B, V] given that it is not token [B]; prob itself where it can be nothing else."""
-    vocabulary = jnp.arange(prob.shape[-1], dtype=jnp.int32)[None, :]
-    rest = jnp.where(vocabulary == token[:, None], 0.0, prob)
-    return _normalised(jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, prob))
+    rest = without(prob, token, 0.0)
+    return normalised(jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, prob))
