@@ -27,20 +27,19 @@ def first_wrong(joint: np.ndarray, target: np.ndarray, tolerance: float) -> tupl
     """
     for length in range(1, joint.ndim + 1):
         beyond = tuple(range(length, joint.ndim))
-        found, wanted = joint.sum(axis=beyond), target.sum(axis=beyond)
-        if not 0.5 * np.abs(found - wanted).sum() <= tolerance:
-            difference = np.nan_to_num(np.abs(found - wanted), nan=np.inf)
-            tokens = np.unravel_index(np.argmax(difference), found.shape)
-            before = wanted.sum(axis=-1)[tokens[:-1]]
-            return tuple(map(int, tokens)), float(found[tokens] / before), float(wanted[tokens] / before)
+        probability, expected = joint.sum(axis=beyond), target.sum(axis=beyond)
+        if not 0.5 * np.abs(probability - expected).sum() <= tolerance:
+            difference = np.nan_to_num(np.abs(probability - expected), nan=np.inf)
+            tokens = np.unravel_index(np.argmax(difference), probability.shape)
+            before = expected.sum(axis=-1)[tokens[:-1]]
+            return tuple(map(int, tokens)), float(probability[tokens] / before), float(expected[tokens] / before)
     return None
 
 
-def shortest(found: Sequence[Counterexample | None]) -> Counterexample | None:
+def shortest(counterexamples: Sequence[Counterexample | None]) -> Counterexample | None:
     """The one at the first position, and there the largest difference; exact ones before samples."""
-    some = [one for one in found if one is not None]
 
-    def size(one: Counterexample) -> Any:
-        return one.sampled, one.position, -abs(one.probability - one.expected)
+    def size(wrong: Counterexample) -> Any:
+        return wrong.sampled, wrong.position, -abs(wrong.probability - wrong.expected)
 
-    return min(some, key=size, default=None)
+    return min(filter(None, counterexamples), key=size, default=None)

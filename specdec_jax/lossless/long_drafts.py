@@ -263,17 +263,17 @@ def _shortest(this: Round, key: np.ndarray, distribution: np.ndarray, goal: np.n
     vocab, longest, begin, before = this.outcomes.chance.shape[-1], this.setting.most + 1, key, (key, goal)
     for count in range(1, longest + 1):
         begin, group = np.unique(key // vocab ** (longest - count), return_inverse=True)
-        found, wanted = (np.bincount(group, weights) for weights in (distribution, goal))
-        off = ~(_relative(found, wanted) < TOLERANCE)
+        probability, expected = (np.bincount(group, weights) for weights in (distribution, goal))
+        off = ~(_relative(probability, expected) < TOLERANCE)
         if np.any(off):
             break
-        before = begin, wanted
+        before = begin, expected
     else:
         raise AssertionError("sequences that are wrong as a whole are wrong at their last token")
-    wrong = np.argmax(np.where(off, np.nan_to_num(np.abs(found - wanted), nan=np.inf), -1.0))
+    wrong = np.argmax(np.where(off, np.nan_to_num(np.abs(probability - expected), nan=np.inf), -1.0))
     node, tokens = int(begin[wrong]) // vocab**count, int(begin[wrong]) % vocab**count
     parent = 1.0 if count == 1 else before[1][np.searchsorted(before[0], begin[wrong] // vocab)]
-    numbers = float(found[wrong] / parent), float(wanted[wrong] / parent)
+    numbers = float(probability[wrong] / parent), float(expected[wrong] / parent)
     digits = tuple(tokens // vocab**place % vocab for place in reversed(range(count)))
     return _counterexample(this, node, digits, numbers)
 

@@ -103,18 +103,18 @@ def trace_texts(
     programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
     caches, path, log_p = _forward(programs, params, device, limit, device_warp, seeds, chunk)
     accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
-    found = None
+    chained = None
     if log_p is not None:
-        found = jax.device_get(programs.chains(params[1], device, log_p, caches, device_warp, seeds))
-        accepted = found.run > 0
+        chained = jax.device_get(programs.chains(params[1], device, log_p, caches, device_warp, seeds))
+        accepted = chained.run > 0
     candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path.candidate, 0)
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
-    if found is None:
+    if chained is None:
         drawn = programs.tails(params[1], device, caches.drafter, device_warp, seeds, at, first)
         tails = _with_heads(np.asarray(drawn), path, at)[at >= 0]
     else:
-        tails = np.take_along_axis(found.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
+        tails = np.take_along_axis(chained.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
@@ -133,9 +133,9 @@ def trace_texts(
         target_entropy=unknown(path.target_entropy),
         raw_target_entropy=unknown(path.raw_target_entropy),
         about=dict(about or {}),
-        chains=None if found is None else np.where(beyond[..., None, None], 0.0, found.features).astype(np.float32),
-        run=None if found is None else found.run,
-        candidate=(candidate if found is None else found.candidate).astype(np.int8),
+        chains=None if chained is None else np.where(beyond[..., None, None], 0.0, chained.features).astype(np.float32),
+        run=None if chained is None else chained.run,
+        candidate=(candidate if chained is None else chained.candidate).astype(np.int8),
         truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
         prompt_hash=prompt_hashes([prompt for prompt, _ in texts]),
     )
@@ -168,13 +168,13 @@ def _forward(
     """Both caches after the texts, the path [B, limit + 1, ...] on the host, and for chains the target's distributions
     [B, limit + 1, V]."""
     caches = programs.fill(params, texts.tokens, jnp.max(texts.prompt))
-    chunks, said = [], []
+    chunks, log_probs = [], []
     for start in range(0, limit + 1, chunk):
-        found, caches, log_p = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
-        chunks.append(jax.device_get(found))
-        said.append(log_p)
+        positions, caches, log_p = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
+        chunks.append(jax.device_get(positions))
+        log_probs.append(log_p)
     whole = [np.concatenate(leaves, axis=1)[:, : limit + 1] for leaves in zip(*chunks, strict=True)]
-    log_p = None if said[0] is None else jnp.concatenate(said, axis=1)[:, : limit + 1]
+    log_p = None if log_probs[0] is None else jnp.concatenate(log_probs, axis=1)[:, : limit + 1]
     return caches, _Path(*whole), log_p
 
 
@@ -186,15 +186,15 @@ def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     batch, positions = accepted.shape
     within = np.arange(positions)[None, :] <= sizes[:, None]
     rejected = within & ~accepted
-    most = int(rejected.sum(axis=1).max())
-    at = np.full((batch, most), -1, np.int32)
+    count = int(rejected.sum(axis=1).max())
+    at = np.full((batch, count), -1, np.int32)
     tail_of = np.zeros((batch, positions), np.int32)
     number = 0
     for row in range(batch):
-        found = np.flatnonzero(rejected[row])[::-1]
-        at[row, : len(found)] = found
-        tail_of[row, found] = number + np.arange(len(found))
-        number += len(found)
+        places = np.flatnonzero(rejected[row])[::-1]
+        at[row, : len(places)] = places
+        tail_of[row, places] = number + np.arange(len(places))
+        number += len(places)
     return at, tail_of
 
 
