@@ -36,7 +36,7 @@ def test_algorithm_1_line_by_line(hyperparameters, own):
             twin.learns(n, a, K)
             seen.add((n == 0, a == n, a == K, twin.rate < twin.alpha))
         np.testing.assert_allclose(state.control.threshold, [twin.lam for twin in twins], rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(policy.threshold(state), state.threshold)
+        np.testing.assert_allclose(policy.threshold(state), state.control.threshold)
         np.testing.assert_allclose(state.control.acceptance, [twin.rate for twin in twins], rtol=2e-5, atol=1e-6)
     assert len(seen) >= 7, "the random outcomes missed a branch"
 
@@ -63,7 +63,7 @@ def test_lambda_stays_within_0_and_099():
     hyperparameters = {"step": 1.0, "threshold_decay": 0.0, "acceptance_decay": 0.0}
     up = policy.update(policy.init(1, threshold=0.95, **hyperparameters), *outcome([3], [0]))
     down = policy.update(policy.init(1, threshold=0.05, **hyperparameters), *outcome([3], [3]))
-    np.testing.assert_allclose([up.threshold[0], down.threshold[0]], [0.99, 0.0], rtol=1e-6)
+    np.testing.assert_allclose([up.control.threshold[0], down.control.threshold[0]], [0.99, 0.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])

@@ -90,7 +90,7 @@ def test_draft_and_verify_by_hand():
     """From 0.6: all of 2 gives match 0.5 < 0.9, so 0.601; at match 0.9 a full draft stays and a shorter one falls."""
     policy = stopping.draft_and_verify()
     first = policy.update(policy.init(2), *outcome([2, 0], [2, 0]))
-    np.testing.assert_allclose(first.match, [0.5, 0.0])
+    np.testing.assert_allclose(first.acceptance, [0.5, 0.0])
     np.testing.assert_allclose(first.threshold, [0.601, 0.6], rtol=1e-6)
     good = policy.update(policy.init(2, initial_match=1.0), *outcome([K, K - 1], [K - 1, K - 1]))
     np.testing.assert_allclose(good.threshold, [0.6, 0.599], rtol=1e-6)
@@ -206,7 +206,10 @@ def test_only_the_chosen_arm_changes_its_state():
     _, state = policy.check(state, distribution._replace(entropy=jnp.full(2, 3.0)), zeros(2), now)
     assert state.policies[0].failed.tolist() == [False, True]
     after = policy.update(state, *outcome([2, 2], [0, 0]))
-    assert np.asarray(after.policies[0].threshold != state.policies[0].threshold).tolist() == [False, True]
+    assert np.asarray(after.policies[0].control.threshold != state.policies[0].control.threshold).tolist() == [
+        False,
+        True,
+    ]
     assert np.asarray(after.policies[1].draft_length != state.policies[1].draft_length).tolist() == [True, False]
     assert after.arms.pulls.tolist() == [[1, 2], [1, 1]]
 

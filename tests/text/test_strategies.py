@@ -64,7 +64,8 @@ def test_a_policy_can_wrap_another():
     wanted = at_least(2, adaedl(keep_checked_token=True, threshold=0.4))
     assert choose("policy", "at_least(minimum=2, policy=adaedl(keep_checked_token=True, threshold=0.4))") == wanted
     assert choose("policy", "at_least(2, adaedl)") == at_least(2, adaedl())
-    assert np.allclose(wanted.init(1).threshold, 0.4) and np.allclose(wanted.init(1, threshold=0.3).threshold, 0.3)
+    assert np.allclose(wanted.init(1).control.threshold, 0.4)
+    assert np.allclose(wanted.init(1, threshold=0.3).control.threshold, 0.3)
     with pytest.raises(ValueError, match="unknown policy 'adadl'; did you mean 'adaedl'"):
         choose("policy", "at_least(policy=adadl)")
 
