@@ -116,6 +116,14 @@ def fused_gates(hidden: int) -> tuple[int, int, int]:
     return blocks, 2, hidden // blocks
 
 
+def gated(fused: Array, activation: str) -> Array:
+    """activation(gate) * up, [..., F], of a fused projection [..., 2 F] whose columns lie as `fused_gates` says."""
+    hidden = fused.shape[-1] // 2
+    blocks, *_ = fused_gates(hidden)
+    gate, up = jnp.split(fused.reshape(*fused.shape[:-1], blocks, -1), 2, axis=-1)
+    return (ACTIVATIONS[activation](gate) * up).reshape(*fused.shape[:-1], hidden)
+
+
 class GatedMLP(nn.Module):
     """down(activation(gate x) * up x), SwiGLU by default (arXiv 2002.05202).
 
@@ -130,10 +138,8 @@ class GatedMLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         fused = Projection(2 * self.hidden, self.use_bias, self.dtype, name="gate_up")(x)
-        blocks, *_ = fused_gates(self.hidden)
-        gate, up = jnp.split(fused.reshape(*x.shape[:-1], blocks, -1), 2, axis=-1)
-        gated = (ACTIVATIONS[self.activation](gate) * up).reshape(*x.shape[:-1], self.hidden)
-        return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(gated)
+        inner = gated(fused, self.activation)
+        return Projection(x.shape[-1], self.use_bias, self.dtype, name="down")(inner)
 
 
 class MLP(nn.Module):

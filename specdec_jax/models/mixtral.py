@@ -1,16 +1,11 @@
 """Hugging Face's model_type `mixtral` (arXiv 2401.04088): Mistral's block, with a mixture of experts for its MLP."""
 
-import functools
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
-
-from specdec_jax.models import decoder_only, rotary_decoder
+from specdec_jax.models import decoder_only
 from specdec_jax.models.mistral import MistralConfig
-from specdec_jax.models.mixture import Mixture, mixture_table
-from specdec_jax.models.rotary_decoder import RotaryBlock
-from specdec_jax.models.weights import Parameter
+from specdec_jax.models.mixture import FAMILY, Experts, check_experts
 
 
 @dataclass(frozen=True)
@@ -20,6 +15,9 @@ class MixtralConfig(MistralConfig):
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     window: ClassVar[int | None] = None
+    router: ClassVar[str] = "block_sparse_moe.gate"
+    expert: ClassVar[str] = "block_sparse_moe.experts.{}"
+    projections: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")  # gate, up, down
 
     _: KW_ONLY
     rms_norm_eps: float = 1e-5
@@ -30,28 +28,15 @@ class MixtralConfig(MistralConfig):
     def __post_init__(self):
         super().__post_init__()
         self.check_positive("num_local_experts", "num_experts_per_tok")
-        if self.num_experts_per_tok > self.num_local_experts:
-            raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} of {self.num_local_experts} experts")
+        check_experts(self)
+
+    @property
+    def experts(self) -> Experts:
+        """The mixture of each layer."""
+        return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, True)
 
 
-class MixtralBlock(RotaryBlock):
-    """With a mixture of experts."""
-
-    def mlp(self) -> nn.Module:
-        """What follows attention, named `mlp`."""
-        c = self.config
-        sizes = c.num_local_experts, c.num_experts_per_tok, c.intermediate_size
-        return Mixture(*sizes, True, self.dtype, c.hidden_act, name="mlp")
-
-
-def _mlp_table(c: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    del layer
-    expert, sizes = prefix + "block_sparse_moe.experts.{}.", (c.num_local_experts, c.intermediate_size, c.hidden_size)
-    return mixture_table(f"{prefix}block_sparse_moe.gate", expert, ("w1", "w3", "w2"), path, sizes)
-
-
-parameter_table = functools.partial(rotary_decoder.parameter_table, mlp=_mlp_table)
-FAMILY = rotary_decoder.FAMILY._replace(block=MixtralBlock, table=parameter_table)
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 

@@ -5,31 +5,39 @@ many rows. That is what a verification costs, and why it is measured (`costs`) a
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.models import rotary_decoder
 from specdec_jax.models.int8 import Matrix, product
-from specdec_jax.models.layers import ACTIVATIONS, WEIGHT_INIT, Projection, fused_gates, is_lone, project
+from specdec_jax.models.layers import WEIGHT_INIT, Projection, fused_gates, gated, is_lone, project
 from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
 CHOICES = 2  # choices an expert from which on a pass goes through all of them at once: prompts
+DENSE = " with one MLP"  # ends the kind of a layer without a mixture
+
+
+class Experts(NamedTuple):
+    """The mixture of each layer of a config."""
+
+    number: int
+    chosen: int  # for each token
+    hidden: int  # of each expert
+    normalised: bool  # the probabilities of the chosen ones are made to sum to one
 
 
 class Mixture(nn.Module):
-    """Of every token, the sum of the `chosen` experts that a router likes best, by its probabilities.
-
-    `normalised`: the probabilities of those chosen are made to sum to one.
-    """
+    """For every token, the sum of its `chosen` most probable experts, by the probabilities of a router (`Experts`)."""
 
     experts: int
     chosen: int
-    hidden: int  # of each expert
+    hidden: int
     normalised: bool
     dtype: Any
     activation: str
@@ -47,15 +55,10 @@ class Mixture(nn.Module):
         through = self._all if self.chosen * share.shape[0] > CHOICES * count else self._those_chosen
         return through(x.reshape(-1, width), share, gate_up, down).reshape(x.shape)
 
-    def _gated(self, fused: Array) -> Array:
-        blocks, *_ = fused_gates(self.hidden)
-        gate, up = jnp.split(fused.reshape(*fused.shape[:-1], blocks, -1), 2, axis=-1)
-        return (ACTIVATIONS[self.activation](gate) * up).reshape(*fused.shape[:-1], self.hidden)
-
     def _all(self, x: Array, share: Array, gate_up: Matrix, down: Matrix) -> Array:
         """Tokens [N, D] through every expert, of which their share [N, E] counts."""
         fused = self._by_each("nd,efd->enf", x, gate_up)
-        out = self._by_each("enf,edf->end", self._gated(fused), down)
+        out = self._by_each("enf,edf->end", gated(fused, self.activation), down)
         return jnp.einsum("end,ne->nd", out, share)
 
     def _by_each(self, axes: str, x: Array, kernels: Matrix) -> Array:
@@ -78,27 +81,43 @@ class Mixture(nn.Module):
             index, total = carry
             pick = lambda leaf: lax.dynamic_index_in_dim(leaf, order[index], 0, False)  # noqa: E731
             into, back = jax.tree.map(pick, (gate_up, down))
-            out = project(self._gated(project(x, into, self.dtype)), back, self.dtype)[:tokens]
+            out = project(gated(project(x, into, self.dtype), self.activation), back, self.dtype)[:tokens]
             return index + 1, total + out * lax.dynamic_slice_in_dim(share, order[index], 1, axis=1)
 
         begin = jnp.zeros((), jnp.int32), jnp.zeros((tokens, down.shape[1]), jnp.float32)
         return lax.while_loop(lambda carry: carry[0] < count, one, begin)[1]
 
 
-def mixture_table(
-    router: str, expert: str, names: tuple[str, str, str], path: tuple[str, ...], sizes: tuple[int, int, int]
-) -> dict[str, Parameter]:
-    """Of `Mixture`, as `layers.norm_table`: `router` and, behind `expert` with its number in it, gate, up and down.
+class MixtureBlock(rotary_decoder.RotaryBlock):
+    """With a mixture of experts, or in layers whose kind ends with `DENSE` with one MLP."""
 
-    `sizes` are the number of experts, the width of one, and D.
-    """
-    count, hidden, width = sizes
-    gates = fused_gates(hidden)
-    table = {f"{router}.weight": Parameter((*path, "router", "kernel"), (count, width), precise=True)}
+    def mlp(self) -> nn.Module:
+        """What follows attention, named `mlp`."""
+        if self.kind.endswith(DENSE):
+            return super().mlp()
+        return Mixture(*self.config.experts, self.dtype, self.config.hidden_act, name="mlp")
+
+
+def check_experts(config: Any) -> None:
+    """Raises ValueError unless each token has at least one expert and at most all of them."""
+    if config.experts.chosen > config.experts.number:
+        raise ValueError(f"num_experts_per_tok {config.experts.chosen} of {config.experts.number} experts")
+
+
+def _mlp_table(c: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
+    """A layer's MLP, as `rotary_decoder.mlp_table`; the config has the names of router, experts and projections."""
+    if c.layer_kinds[layer].endswith(DENSE):
+        return rotary_decoder.mlp_table(c, layer, prefix, path)
+    (count, _, hidden, _), width, gates = c.experts, c.hidden_size, fused_gates(c.experts.hidden)
+    table = {f"{prefix}{c.router}.weight": Parameter((*path, "router", "kernel"), (count, width), precise=True)}
     for i in range(count):
-        gate, up, down = (f"{expert.format(i)}{name}.weight" for name in names)
+        gate, up, down = (f"{prefix}{c.expert.format(i)}.{name}.weight" for name in c.projections)
         for part, name in enumerate((gate, up)):
             fused = Fused(gates, (part,))
             table[name] = Parameter((*path, "gate_up"), (hidden, width), fused, 1, gates[0], stacked=(i, count))
         table[down] = Parameter((*path, "down"), (width, hidden), None, 2, gates[0], stacked=(i, count))
     return table
+
+
+parameter_table = functools.partial(rotary_decoder.parameter_table, mlp=_mlp_table)
+FAMILY = rotary_decoder.FAMILY._replace(block=MixtureBlock, table=parameter_table)

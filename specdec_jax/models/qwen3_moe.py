@@ -1,20 +1,13 @@
 """Hugging Face's model_type `qwen3_moe` (arXiv 2505.09388): Qwen3's block, with a mixture of experts for its MLP."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
-
-from specdec_jax.models import decoder_only, rotary_decoder
+from specdec_jax.models import decoder_only
 from specdec_jax.models.config import SLIDING
-from specdec_jax.models.mixture import Mixture, mixture_table
+from specdec_jax.models.mixture import DENSE, FAMILY, Experts, check_experts
 from specdec_jax.models.qwen3 import Qwen3Config
-from specdec_jax.models.rotary_decoder import RotaryBlock
-from specdec_jax.models.weights import Parameter
-
-DENSE = " with one MLP"
 
 
 @dataclass(frozen=True)
@@ -26,6 +19,9 @@ class Qwen3MoeConfig(Qwen3Config):
 
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
+    router: ClassVar[str] = "mlp.gate"
+    expert: ClassVar[str] = "mlp.experts.{}"
+    projections: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     _: KW_ONLY
     moe_intermediate_size: int = 768
@@ -38,17 +34,19 @@ class Qwen3MoeConfig(Qwen3Config):
     def __post_init__(self):
         super().__post_init__()
         self.check_positive("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step")
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} of {self.num_experts} experts")
+        check_experts(self)
+
+    @property
+    def experts(self) -> Experts:
+        """The mixture of each layer that has one."""
+        return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size, self.norm_topk_prob)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
-        return tuple(kind + DENSE * self.is_dense(i) for i, kind in enumerate(super().layer_kinds))
-
-    def is_dense(self, layer: int) -> bool:
-        """Whether this layer has one MLP."""
-        return layer in self.mlp_only_layers or (layer + 1) % self.decoder_sparse_step > 0
+        """By layer."""
+        every, dense = self.decoder_sparse_step, self.mlp_only_layers
+        kinds = enumerate(super().layer_kinds)
+        return tuple(kind + DENSE * (i in dense or (i + 1) % every > 0) for i, kind in kinds)
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -60,27 +58,7 @@ class Qwen3MoeConfig(Qwen3Config):
         return given | {"num_experts": experts, "mlp_only_layers": tuple(given.get("mlp_only_layers") or ())}
 
 
-class Qwen3MoeBlock(RotaryBlock):
-    """With a mixture of experts, in most layers."""
-
-    def mlp(self) -> nn.Module:
-        """What follows attention, named `mlp`."""
-        c = self.config
-        if self.kind.endswith(DENSE):
-            return super().mlp()
-        sizes = c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size
-        return Mixture(*sizes, c.norm_topk_prob, self.dtype, c.hidden_act, name="mlp")
-
-
-def _mlp_table(c: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    if c.is_dense(layer):
-        return rotary_decoder.mlp_table(c, layer, prefix, path)
-    names, sizes = ("gate_proj", "up_proj", "down_proj"), (c.num_experts, c.moe_intermediate_size, c.hidden_size)
-    return mixture_table(f"{prefix}mlp.gate", prefix + "mlp.experts.{}.", names, path, sizes)
-
-
-parameter_table = functools.partial(rotary_decoder.parameter_table, mlp=_mlp_table)
-FAMILY = rotary_decoder.FAMILY._replace(block=Qwen3MoeBlock, table=parameter_table)
+parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
