@@ -53,7 +53,6 @@ ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # 
 ENDS = ("eos", "eot", "eom")
 SWALLOWING = ("single_word", "lstrip", "rstrip")
 UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-NFC = {"type": "NFC"}
 UNUSED, BYTE = 5, 6  # of tokenizer.ggml.token_type
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 NO_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
@@ -96,8 +95,8 @@ def save_gguf(
 ) -> None:
     """Writes a GGUF that `load_model`, transformers and llama.cpp read, complete or not at all.
 
-    The families are those of `IMPLIED`. Matrices are stored as `kind` (a name of `FILE_TYPES`), vectors
-    and learned positions as float32. A matrix whose rows do not divide into the kind's blocks (of 32) is stored as F16.
+    The architectures are those of `IMPLIED`. Matrices are stored as `kind` (a name of `FILE_TYPES`), vectors and
+    learned positions as float32. A matrix whose rows do not divide into the kind's blocks (of 32) is stored as F16.
     Gemma's norms are stored with one added, so that what is below that sum's precision in float32 is lost. Tokens are
     written with the file: see `tokenizer_metadata`. transformers ignores the biases and the rope scaling of a llama
     file; llama.cpp and `load_model` obey both.
@@ -110,52 +109,48 @@ def save_gguf(
         raise ValueError(
             f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}"
         )
-    name, architecture = architecture_for(config)
-    path = Path(path)
+    written = {ARCHITECTURES[name].model_type: name for name in IMPLIED}
+    name = written.get(type(config).__module__.rpartition(".")[2])
+    if name is None:
+        raise ValueError(f"only models of family {listed(written)} are written as GGUF, got a {type(config).__name__}")
+    path, architecture = Path(path), ARCHITECTURES[name]
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(f"{path} exists already{' and is a folder' if path.is_dir() else ''}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, closing(gguf.GGUFWriter(temporary, name)) as writer:
         metadata = _hyperparameters(name, architecture, config, kind)
         metadata |= tokenizer_metadata(tokenizer, config.vocab_size, config.eos_token_ids, config.bos_token_id)
-        tensors = _tensors(architecture, config, params)
+        tensors = _tensors(architecture, config, params, kind)
         for entry, value in metadata.items():
             _add(writer, entry, value)
-        for stored, (array, _) in tensors.items():
-            as_kind = _stored_kind(stored, array, kind)
+        for stored, (array, _, as_kind) in tensors.items():
             shape = gguf.quants.quant_shape_to_byte_shape(array.shape, as_kind)
             writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=as_kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for stored, (array, part) in tensors.items():  # one at a time: `add_tensor` would keep the whole file in memory
-            values = _ordered(architecture, array, part, config)
-            writer.write_tensor_data(gguf.quants.quantize(values, _stored_kind(stored, array, kind)))
+        for array, part, as_kind in tensors.values():  # one at a time: `add_tensor` would keep the whole file in memory
+            writer.write_tensor_data(gguf.quants.quantize(_ordered(architecture, array, part, config), as_kind))
 
 
-def architecture_for(config: Any) -> tuple[str, Architecture]:
-    """Name and architecture that a config of a family is written as. Raises ValueError when it is not written."""
-    written = {ARCHITECTURES[name].model_type: name for name in IMPLIED}
-    name = written.get(type(config).__module__.rpartition(".")[2])
-    if name is None:
-        raise ValueError(f"only models of family {listed(written)} are written as GGUF, got a {type(config).__name__}")
-    return name, ARCHITECTURES[name]
-
-
-def _tensors(architecture: Architecture, config: Any, params: Any) -> dict[str, tuple[np.ndarray, str]]:
-    """GGUF's name -> (the tensor in Hugging Face's order of rows, what it is called in every layer)."""
+def _tensors(
+    architecture: Architecture, config: Any, params: Any, kind: str
+) -> dict[str, tuple[np.ndarray, str, Kind]]:
+    """GGUF's name -> (the tensor in Hugging Face's order of rows, its name in every layer, what it is stored as)."""
     blocks = (f"blk.{i}.{part}" for i in range(config.num_hidden_layers) for part in architecture.in_a_layer)
-    names = [f"{stem}.{kind}" for stem in (*architecture.outside, *blocks) for kind in ("weight", "bias")]
-    stored_names = {architecture.hugging_face_name(stored)[0]: stored for stored in names}
+    names = [f"{stem}.{end}" for stem in (*architecture.outside, *blocks) for end in ("weight", "bias")]
+    stored_names: dict[str, str] = {architecture.hugging_face_name(stored)[0]: stored for stored in names}
     tensors = {}
     for name, array in family_of(config).named_from_params(config, params).items():
-        stored = stored_names.get(name, name)
+        stored = stored_names.get(str(name), str(name))
         _, part = architecture.hugging_face_name(stored)
-        tensors[stored] = architecture.turn(array, part), part
+        array = architecture.turn(array, part)
+        in_blocks = Kind.F16 if array.shape[-1] % gguf.GGML_QUANT_SIZES[Kind[kind]][0] else Kind[kind]
+        tensors[stored] = array, part, Kind.F32 if array.ndim == 1 or stored == POSITIONS else in_blocks
     if rope_type(getattr(config, "rope_scaling", None)) == "llama3":
         plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
         scaled = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        tensors[ROPE_FREQUENCIES] = plain / scaled, ""
+        tensors[ROPE_FREQUENCIES] = plain / scaled, "", Kind.F32
     return tensors
 
 
@@ -168,12 +163,6 @@ def _ordered(architecture: Architecture, array: np.ndarray, part: str, config: A
     if part.endswith("norm") and architecture.norm_offset:
         return array + np.float32(architecture.norm_offset)
     return np.ascontiguousarray(array)
-
-
-def _stored_kind(stored: str, array: np.ndarray, kind: str) -> Kind:
-    if array.ndim == 1 or stored == POSITIONS:
-        return Kind.F32
-    return Kind.F16 if array.shape[-1] % gguf.GGML_QUANT_SIZES[Kind[kind]][0] else Kind[kind]
 
 
 def _hyperparameters(name: str, architecture: Architecture, c: Any, kind: str) -> dict[str, Any]:
@@ -260,7 +249,7 @@ def pre_tokenizer_name(state: Any, ignore_merges: bool, normalizer: Any = None) 
             f"there are those of {listed(names[0] for names in NAMES.values())}"
         )
     for name in fitting:
-        if normalizer == (NFC if name in NORMALISED else None):
+        if normalizer == ({"type": "NFC"} if name in NORMALISED else None):
             return name
     raise ValueError(f"a GGUF file cannot state the tokenizer's normalizer {json.dumps(normalizer)}")
 

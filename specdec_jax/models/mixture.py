@@ -95,7 +95,8 @@ class MixtureBlock(rotary_decoder.RotaryBlock):
         """What follows attention, named `mlp`."""
         if self.kind.endswith(DENSE):
             return super().mlp()
-        return Mixture(*self.config.experts, self.dtype, self.config.hidden_act, name="mlp")
+        experts: Experts = self.config.experts
+        return Mixture(*experts, self.dtype, self.config.hidden_act, name="mlp")
 
 
 def check_experts(config: Any) -> None:
