@@ -19,7 +19,7 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
-from specdec_jax.models.weights import int8_shapes, placed_shapes
+from specdec_jax.models.weights import placed_shapes
 from specdec_jax.sharding import DATA, caches_laid, sharding, weight_sharding
 from specdec_jax.types import LanguageModel
 
@@ -136,7 +136,7 @@ def _drafter(pair: Pair) -> tuple[LanguageModel, Any]:
 def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
     family = family_of(config)
     shapes = jax.eval_shape(lambda key: family.init_params(config, key, jnp.bfloat16), jax.random.key(0))
-    return int8_shapes(family.parameter_table(config), shapes) if int8 else shapes
+    return placed_shapes(family.parameter_table(config), shapes, int8=int8)
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:

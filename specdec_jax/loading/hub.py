@@ -5,8 +5,8 @@ Small files come first: a model that is not served is refused before its weights
 
 import contextlib
 import re
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -49,7 +49,7 @@ def hub_folder(
 
     Without `weights` only the small files are, such as config.json, as far as there are any.
 
-    After a download its checksums are compared, and the licence of a gated model is named on standard error.
+    After a download its checksums are compared, and a warning names the licence of a gated model.
     Raises FileNotFoundError naming the id and what to do: no such repository or revision, no access, no network and
     no copy, no weights that are read. Raises ValueError for a model that is not served, before its weights are
     downloaded, and for a file that is not what the hub says, which does not stay.
@@ -92,7 +92,10 @@ def hub_folder(
             found = asked(lambda: api.verify_repo_checksums(repo_id, revision=commit, cache_dir=cache_dir), part)
     _remove_damaged(repo_id, folder, [wrong["path"] for wrong in found.mismatches])
     if info.gated:
-        _say_licence(repo_id, info.card_data)
+        card = info.card_data
+        licence = getattr(card, "license_name", None) or getattr(card, "license", None) or "not named"
+        page = f"{huggingface_hub.constants.ENDPOINT}/{repo_id}"
+        warnings.warn(f"{repo_id} is gated: you use it under its licence, {licence} ({page})", stacklevel=2)
     return folder
 
 
@@ -128,14 +131,6 @@ def _remove_damaged(repo_id: str, folder: Path, names: list[str]) -> None:
             f"{repo_id!r} came damaged: the checksum of {', '.join(names)} is not the hub's. It has been removed from "
             "the cache: the same command downloads it again"
         )
-
-
-def _say_licence(repo_id: str, card: Any) -> None:
-    from huggingface_hub import constants
-
-    name = getattr(card, "license_name", None) or getattr(card, "license", None) or "not named"
-    page = f"{constants.ENDPOINT}/{repo_id}"
-    print(f"specdec_jax: {repo_id} is gated: you use it under its licence, {name} ({page})", file=sys.stderr)
 
 
 @contextlib.contextmanager

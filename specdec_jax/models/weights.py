@@ -145,31 +145,21 @@ def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool =
     return sum(map(leaf, {one.path: one for one in table.values()}.values()))
 
 
-def placed_shapes(table: Table, shapes: Any, place: Place) -> Any:
-    """A parameter tree's shapes and dtypes, each with where it lies."""
+def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8: bool = False) -> Any:
+    """A parameter tree's shapes and dtypes, each with where it lies if `place` says; `int8`: matrices as that."""
     by_path = {parameter.path: parameter for parameter in table.values()}
 
-    def at(one: Parameter, leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(one))
+    def placed(parameter: Parameter, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place(parameter) if place else None)
 
-    def placed(path: Any, leaf: Any) -> Any:
-        one = by_path[tuple(key.key for key in path)]
-        return Int8(at(one, leaf.values), at(one.scale, leaf.scale)) if isinstance(leaf, Int8) else at(one, leaf)
+    def leaf_shape(path: Any, leaf: Any) -> Any:
+        parameter = by_path[tuple(key.key for key in path)]
+        if isinstance(leaf, Int8) or (int8 and parameter.is_matrix):
+            values, scale = placed(parameter, leaf.shape, jnp.int8), parameter.scale
+            return Int8(values, placed(scale, leaf.shape[:-1], jnp.float32))
+        return placed(parameter, leaf.shape, leaf.dtype)
 
-    return jax.tree.map_with_path(placed, shapes, is_leaf=is_matrix)
-
-
-def int8_shapes(table: Table, shapes: Any) -> Any:
-    """A parameter tree's shapes and dtypes, its matrices as those that are made int8."""
-    by_path = {parameter.path: parameter for parameter in table.values()}
-
-    def made(path: Any, leaf: Any) -> Any:
-        if not by_path[tuple(key.key for key in path)].is_matrix:
-            return leaf
-        values, scale = (leaf.shape, jnp.int8), (leaf.shape[:-1], jnp.float32)
-        return Int8(jax.ShapeDtypeStruct(*values), jax.ShapeDtypeStruct(*scale))
-
-    return jax.tree.map_with_path(made, shapes)
+    return jax.tree.map_with_path(leaf_shape, shapes, is_leaf=is_matrix)
 
 
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
