@@ -26,7 +26,7 @@ from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.options import OPTIONAL, Models
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
-from specdec_jax.text.strategies import search_beside
+from specdec_jax.text.strategies import import_from_folder_of
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
@@ -150,7 +150,7 @@ def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | 
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
         raise FileNotFoundError(f"no config {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    search_beside(path)
+    import_from_folder_of(path)
     try:
         config = runpy.run_path(str(path)).get("config")
     except Exception as error:  # whatever a user's file raises is one message with the file's line

@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_jax import stopping
 from specdec_jax.contrib.trees import comb, survival_tree
-from specdec_jax.costs.choices import told
+from specdec_jax.costs.choices import costs_for
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.strategy import nearest
 from specdec_jax.types import StoppingPolicy
@@ -52,7 +52,7 @@ class Rule:
         names = sorted({name for setting in settings for name in setting})
         defaults = self.policy.hyperparameters
         columns = {name: np.array([setting.get(name, defaults[name]) for setting in settings]) for name in names}
-        decided = told(self.policy, costs, longest)
+        decided = costs_for(self.policy, costs, longest)
         # a vector has a row for every setting, or a replay takes its entries for settings
         machines = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in decided.items()}
         return machines | columns  # a setting overrules the machine's

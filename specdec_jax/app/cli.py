@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -12,7 +13,6 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, VerifyLossless
-from specdec_jax.app.views.warned import warned_in_a_line
 from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs |= {Doctor: run_doctor, VerifyLossless: run_verify}
         if not getattr(command, "distributed", False):  # else first of all the other processes must be found
             _use_mesh(command)
-        with warned_in_a_line():
+        with warnings_in_one_line():
             return runs[type(command)](command)
-    except BrokenPipeError:  # whoever read our output has enough; nothing more can be written, at exit neither
+    except BrokenPipeError:  # the reader of our output is gone: nothing more can be written, at exit neither
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -61,6 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return DEFECT
         print("error:", describe_error(error), file=sys.stderr)
         return BAD_INPUT
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Within the block every warning is one line on standard error: `warning: ` and its text, without its source."""
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        del place, more
+        print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _use_mesh(command: Any) -> None:
@@ -123,10 +136,16 @@ def _generate(command: Generate) -> int:
     prompt = _prompt(command.prompt)
     output = command.output
     settings, policy, verifier = _checked(command)
-    if command.beams.beams is not None:
-        return _run_search(command, prompt)
     from specdec_jax.app.views.interrupts import interrupts_end_here
-    from specdec_jax.app.views.printing import print_json, print_stream, profiled
+
+    if command.beams.beams is not None:
+        from specdec_jax.app.views.searching import print_beams, search
+
+        with interrupts_end_here():
+            beams = search(command, prompt)
+        print_beams(beams, output.json, output.statistics)
+        return 0
+    from specdec_jax.app.views.printing import print_json, print_stream, profiled, status
     from specdec_jax.app.views.saving import check_output, save_drawing
 
     check_output(output)
@@ -139,28 +158,12 @@ def _generate(command: Generate) -> int:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
     save_drawing(command, prompt, policy, chunks)
     if output.compare and finished:
-        _compare(chunks)
+        from specdec_jax.app.comparing import against_plain
+
+        with interrupts_end_here(), status("Decoding in turns, plainly and with drafts"):
+            sentence = against_plain(chunks.pair, chunks.request)
+        print(sentence, file=sys.stderr)
     return 0 if finished else INTERRUPTED
-
-
-def _compare(chunks: Any) -> None:
-    from specdec_jax.app.comparing import against_plain
-    from specdec_jax.app.views.interrupts import interrupts_end_here
-    from specdec_jax.app.views.printing import status
-
-    with interrupts_end_here(), status("Decoding in turns, plainly and with drafts"):
-        sentence = against_plain(chunks.pair, chunks.request)
-    print(sentence, file=sys.stderr)
-
-
-def _run_search(command: Generate, prompt: str) -> int:
-    from specdec_jax.app.views.interrupts import interrupts_end_here
-    from specdec_jax.app.views.searching import print_beams, search
-
-    with interrupts_end_here():
-        found = search(command, prompt)
-    print_beams(found, command.output.json, command.output.statistics)
-    return 0
 
 
 def run_file(command: GenerateFile) -> int:
@@ -223,8 +226,8 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
         pair = build(settings, policy, verifier)
     with status(f"Compiling once; {kept(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
-        said = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
-        return stream(prompt, settings, pair=pair, rounds=rounds, **said)
+        options = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
+        return stream(prompt, settings, pair=pair, rounds=rounds, **options)
 
 
 def _prompt(given: str) -> str:

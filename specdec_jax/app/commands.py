@@ -99,7 +99,7 @@ class GenerateFile(Drafting):
     input: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INPUT")]
     """A JSONL file."""
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUTPUT")]
-    """Results are appended to it; what they depend on stands beside it, in OUTPUT.settings.json."""
+    """Results are appended to it; what they depend on is in OUTPUT.settings.json."""
     batch: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
     """Rows decoded at once, or as many as fit. Costs are measured for it, and draft lengths go by them (--costs)."""
     tokens: Switch = False

@@ -21,7 +21,7 @@ from rich.text import Text
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
-from specdec_jax.app.views.writable import check_file
+from specdec_jax.app.views.saving import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
@@ -105,17 +105,17 @@ def examine(
     enable()
     page = Page(Console(highlight=False))
     with interrupts_end_here():
-        found = _sections(page, settings, (policy, verifier), texts, context)
+        conclusion = _sections(page, settings, (policy, verifier), texts, context)
     page.console.print()
-    why = found.why if found.works else f"This pair does not work here: {found.why}."
-    page.console.print(Text(why, "bold green" if found.pays else "bold red"))
-    if found.command is not None:
-        page.console.print(Text(found.command), soft_wrap=True)
+    why = conclusion.why if conclusion.works else f"This pair does not work here: {conclusion.why}."
+    page.console.print(Text(why, "bold green" if conclusion.pays else "bold red"))
+    if conclusion.command is not None:
+        page.console.print(Text(conclusion.command), soft_wrap=True)
     if report is not None:
-        page.report["conclusion"] = found._asdict()
+        page.report["conclusion"] = conclusion._asdict()
         with replacing(report) as temporary:
             temporary.write_text(json.dumps(plain(page.report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return found
+    return conclusion
 
 
 def _sections(
@@ -141,13 +141,13 @@ def _sections(
     show_costs(page, costs, SOURCES[asked] if isinstance(asked, str) else "given")
     trace = _acceptance(page, settings, pair, prompts)
     calibration = None if settings.calibration is None else calibration_of(settings.calibration, pair)
-    found: list[Predicted] = []
+    predictions: list[Predicted] = []
     for rule in every_rule(pair.decoder.parts.drafter.max_draft_length):
         with status(f"Replaying {rule!r}"):
-            found.append(predicted(pair, trace, rule, context, calibration))
-    fast = as_fast(found)
-    _rules(page, found, fast)
-    return conclude(settings, found, fast, costs)
+            predictions.append(predicted(pair, trace, rule, context, calibration))
+    fast = as_fast(predictions)
+    _rules(page, predictions, fast)
+    return conclude(settings, predictions, fast, costs)
 
 
 def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
@@ -286,13 +286,13 @@ def _acceptance(page: Page, settings: Settings, pair: Pair, prompts: Sequence[li
     return trace
 
 
-def _rules(page: Page, found: Sequence[Predicted], fast: Sequence[bool]) -> None:
+def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -> None:
     """All rules, the fastest first; of static lengths the table has the best, and a line all. `fast`: by `as_fast`."""
-    static = [rule for rule in found if rule.policy.name == "static"]
+    static = [rule for rule in predictions if rule.policy.name == "static"]
     best = max(static, key=_speedup)
     table = _table("rule", "speed-up", "95 %", "tokens", "drafted", "accepted")
     page.report["rules"] = []
-    for rule, marked in sorted(zip(found, fast, strict=True), key=lambda both: -_speedup(both[0])):
+    for rule, marked in sorted(zip(predictions, fast, strict=True), key=lambda both: -_speedup(both[0])):
         numbers = rule._asdict() | {"policy": repr(rule.policy), "as_fast_as_best": marked}
         numbers |= {f"predicted_{name}": numbers.pop(name) for name in ("speedup", "seconds")}
         page.report["rules"].append(numbers)
@@ -306,14 +306,16 @@ def _rules(page: Page, found: Sequence[Predicted], fast: Sequence[bool]) -> None
     page.section("Speed-up over plain decoding, predicted", about, table, lengths, legend)
 
 
-def conclude(settings: Settings, found: Sequence[Predicted], fast: Sequence[bool], costs: CostModel) -> Conclusion:
+def conclude(
+    settings: Settings, predictions: Sequence[Predicted], fast: Sequence[bool], costs: CostModel
+) -> Conclusion:
     """The default rule unless another is faster, `fast` says whether it is, and the command that decodes with it."""
-    best, usual = max(found, key=_speedup), Settings().policy
-    fast_rules = [rule for rule, marked in zip(found, fast, strict=True) if marked and _speedup(rule) > 1]
+    best, usual = max(predictions, key=_speedup), Settings().policy
+    fast_rules = [rule for rule, marked in zip(predictions, fast, strict=True) if marked and _speedup(rule) > 1]
     chosen = next((rule for rule in fast_rules if repr(rule.policy) == usual), best)
     pays = _speedup(chosen) > 1
     verdict = ("pays" if chosen.speedup.low > 1 else "may pay") if pays else "will not pay"
-    limit = max((rule.break_even for rule in found if math.isfinite(rule.break_even)), default=0.0)
+    limit = max((rule.break_even for rule in predictions if math.isfinite(rule.break_even)), default=0.0)
     otherwise = f" It would pay with c below {limit:.3f}." if not pays and limit > 0 else ""
     doubt = " The costs are doubtful: measure them again on a quiet machine." if costs.doubts else ""
     bounds = _number(chosen.speedup.low, chosen.speedup.high)

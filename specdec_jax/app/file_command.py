@@ -17,7 +17,7 @@ from specdec_jax import __version__
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
-from specdec_jax.app.views.writable import check_file
+from specdec_jax.app.views.saving import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
@@ -40,7 +40,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 
 @dataclass
 class _Run:
-    """What was asked for, of every line."""
+    """The options that all lines share."""
 
     settings: Settings
     policy: StoppingPolicy
@@ -52,7 +52,7 @@ class _Run:
 
 @dataclass
 class _Lines:
-    """What is known of the input's lines; results wait here until all lines before theirs are written."""
+    """The input's lines and their counts; results wait here until all lines before theirs are written."""
 
     numbers: list[int]  # of each request in the file, from 1
     lines: list[bytes]
@@ -118,13 +118,13 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
                 facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
             except (ValueError, OSError) as error:
                 facts["error"] = str(error)
-        told = told_by_first(facts | {"input": digest(content)})
-        if "error" in told:
-            raise ValueError(told["error"])
-        content = content[: told["input"]["bytes"]]  # an input may have grown since
-        if (told["options"], told["input"]) != (facts["options"], digest(content)):
+        first = told_by_first(facts | {"input": digest(content)})
+        if "error" in first:
+            raise ValueError(first["error"])
+        content = content[: first["input"]["bytes"]]  # an input may have grown since
+        if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
-        results = results or Unwritten(output, told["lines"], told["refused"], told["decided"])
+        results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
         return _complete(run, _lines(content), results)
 
 
@@ -157,7 +157,7 @@ def _lines(content: bytes) -> _Lines:
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
-    """The pair; what the machine decides of it is written beside the output, and read from there by a later run."""
+    """The pair; what the machine decides is in the output's settings, from which a later run reads it."""
     decided = results.decided
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
@@ -175,14 +175,14 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         raise ValueError(f"{results.path} was written with other weights: give another name, or --overwrite")
     if decided is None:
         parts = pair.decoder.parts
-        own = {
+        decided = {
             "weights": weights,
             "dtype": dtype_of(pair.target),
             "max_draft_length": parts.drafter.max_draft_length,
             "verification_widths": parts.widths,
             "costs": None if pair.costs is None else pair.costs._asdict(),
         }
-        results.decide(own)
+        results.decide(decided)
     return pair
 
 
@@ -191,14 +191,14 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _same(known: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
+def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
     """Whether fingerprints are of the same weights. Their means differ a little by the devices they were taken on."""
 
     def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         near = math.isclose(one["scale"], other["scale"], rel_tol=MEANS)
         return near and {**one, "scale": other["scale"]} == dict(other)
 
-    return len(known) == len(weights) and all(map(same, known, weights))
+    return len(stored) == len(weights) and all(map(same, stored, weights))
 
 
 def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:
@@ -239,7 +239,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
             _write(lines, results)
-            bar.update(task, completed=results.lines, description=_said(lines, time.perf_counter() - began))
+            bar.update(task, completed=results.lines, description=_progress_text(lines, time.perf_counter() - began))
         _write(lines, results)
     seconds = time.perf_counter() - began
     refused = f", {lines.refused} refused" if lines.refused else ""
@@ -247,7 +247,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
     off = _turned_off(lines, run.policy.name) if pair.decoder.parts.drafter.max_draft_length else ""
     console.print(
-        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_said(lines, seconds)}{off}; {programs}"
+        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_progress_text(lines, seconds)}{off}; {programs}"
     )
 
 
@@ -270,7 +270,7 @@ def _count(lines: _Lines, done: Completed) -> None:
     lines.drafted += counts["num_draft_tokens"]
     lines.accepted += counts["num_accepted_tokens"]
     lines.done += 1
-    lines.undrafted += counts["num_drafts"] == 0 and counts["num_emitted_tokens"] > 1  # for one token nobody drafts
+    lines.undrafted += counts["num_drafts"] == 0 and counts["num_emitted_tokens"] > 1  # one token needs no draft
     lines.rounds += counts["num_rounds"]
     lines.drafts += counts["num_drafts"]
     lines.compiling += done.result.compile_seconds
@@ -288,7 +288,7 @@ def _turned_off(lines: _Lines, policy: str) -> str:
     return f"; {policy} turned drafting off {where}"
 
 
-def _said(lines: _Lines, seconds: float) -> str:
+def _progress_text(lines: _Lines, seconds: float) -> str:
     """Tokens/s are without compiling."""
     accepted = f", {lines.accepted / lines.drafted:.0%} of drafts accepted" if lines.drafted else ""
     return f"{lines.tokens:,} tokens, {lines.tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{accepted}"

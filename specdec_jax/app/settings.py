@@ -31,7 +31,7 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     """The policy and the verifier; refuses what needs no weights to be refused.
 
     Raises:
-        ValueError: an unknown name, an option nobody takes, a number out of range, or a file that is no calibration.
+        ValueError: an unknown name or option, a number out of range, or a file that is no calibration.
         FileNotFoundError: there is no such calibration.
     """
     policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)

@@ -1,1 +1,1 @@
-"""What passes cost in time on a machine: measured, kept on disk, and told to whoever weighs them."""
+"""What passes cost in time on a machine: measured, kept on disk, and used by the rules that weigh costs."""

@@ -1,7 +1,7 @@
 """The costs of the machine at hand: measured once a pair of models, and kept on disk.
 
-What is kept goes by what a pass depends on: both models' names, shapes and dtypes, device, cores and their
-instructions, and the version of jax. One process measures, others that want the same wait for it. A machine that is
+A file is identified by what a pass depends on: both models' names, shapes and dtypes, device, cores and their
+instructions, and the version of jax. One process measures, others that need the same costs wait. A machine that is
 busy meanwhile gives wrong costs. So whatever looks doubtful is measured a second time at once, what remains of the
 doubts stands in `CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one as soon
 as decoding disagrees with them (`look_at`). A later process times one pass again, until one agrees: if it is much
@@ -39,7 +39,7 @@ from specdec_jax.types import Drafter, LanguageModel, Statistics
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
 DRAFTS, SLOTS, PASSES = 7, 512, 2
-FEW = 128  # slots of a pass that tells what a slot costs in a batch; a row alone reads them for nothing
+FEW = 128  # slots of the second pass by which a slot's cost in a batch is measured; for one row they cost nothing
 SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
 FASTER = 0.8  # of the kept time, that a pass must take less than for what is kept to be doubted
 SAME = 0.1  # of a pass, by which a second measurement may differ and still confirm the first
@@ -77,7 +77,7 @@ def measured(
     path = file_for("costs", names, shapes)
     kept = where(path)
     table = once(path, load_cost_model, save_cost_model, measure)
-    return table if path is None else _looked_at_again(path, table, lambda: _plain_pass(target, batch), measure)
+    return table if path is None else _confirmed(path, table, target, measure)
 
 
 def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
@@ -95,7 +95,7 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
     path = None if doubt is None else _file_of(costs)
     if doubt is None or path is None or path in _disagreed:
         return False
-    # Whoever holds the lock measures just now: nobody waits for it with a text that is done.
+    # The process that holds the lock is measuring: a text that is done does not wait for it.
     with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock"), timeout=0):
         table = load_cost_model(path)
         if not _same(table, costs):  # measured anew meanwhile
@@ -167,42 +167,36 @@ def _called(name: str) -> str:
 def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
     """The share of a pass with SLOTS cache slots that one with FEW does without, by passes side by side.
 
-    Among wide passes of many rows there is time for three turns, and noise of these told 32 rows to draft.
+    Wide passes of many rows leave time for three turns only, in whose noise 32 rows were made to draft.
     """
     few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=PASSES)
-    found = turns({"many": many, "few": few}, REPEATS, {"many": PASSES, "few": PASSES}, seconds=2 * SECONDS)
-    return max(1.0 - float(np.median(np.divide(found["few"], found["many"]))), 0.0)
+    times = turns({"many": many, "few": few}, REPEATS, {"many": PASSES, "few": PASSES}, seconds=2 * SECONDS)
+    return max(1.0 - float(np.median(np.divide(times["few"], times["many"]))), 0.0)
 
 
-def _plain_pass(target: LoadedModel, batch: int) -> float:
-    """Seconds of a pass of plain decoding, now."""
-    one = target_pass(target.model, target.params, WIDTHS[0], batch, SLOTS, passes=PASSES)
-    return alternate({str(WIDTHS[0]): one}, REPEATS, {str(WIDTHS[0]): PASSES}, seconds=SECONDS / 4)["1"].median
-
-
-def _looked_at_again(
-    path: Path,
-    found: CostModel,
-    plain_pass: Callable[[], float],
-    measure: Callable[[CostModel | None], CostModel],
+def _confirmed(
+    path: Path, costs: CostModel, target: LoadedModel, measure: Callable[[CostModel | None], CostModel]
 ) -> CostModel:
-    """What another process measured, or measured anew if one pass now tells that the machine was busy then.
+    """The costs that another process measured, or new ones if a plain pass is so much faster now that it was busy.
 
-    Nobody looks again once it takes as long or all was measured twice; when it takes longer, the machine is busy now.
+    `look_at` cannot see this for batches and for lookups. Once a pass takes as long, or all is measured anew, no later
+    process times one; a slower pass says that the machine is busy now.
     """
     agreed = path.with_suffix(".agreed")
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
         if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
-            return found
-        share = plain_pass() / found.plain_pass
+            return costs
+        one = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=PASSES)
+        times = alternate({"1": one}, REPEATS, {"1": PASSES}, seconds=SECONDS / 4)
+        share = times["1"].median / costs.plain_pass
         if share < FASTER:
             say("a pass takes less time than when costs were measured: the machine was busy then")
-            found = measure(found)
-            save_cost_model(path, found)
+            costs = measure(costs)
+            save_cost_model(path, costs)
         measured_here.add(path)
         if share <= 1 / FASTER:
             agreed.touch()
-    return found
+    return costs
 
 
 def _file_of(costs: CostModel) -> Path | None:
@@ -221,5 +215,5 @@ def _same(table: CostModel, costs: CostModel) -> bool:
 
 
 def _shapes(model: LoadedModel) -> list[str]:
-    """Of all weights, with their dtypes: a name does not tell."""
+    """Shapes and dtypes of all weights: a name does not identify them."""
     return [f"{np.shape(leaf)} {leaf.dtype}" for leaf in jax.tree.leaves(model.params)]

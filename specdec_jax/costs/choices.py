@@ -1,4 +1,4 @@
-"""What a machine's costs decide: verification widths, the longest draft, and what rules that weigh costs are told."""
+"""What a machine's costs decide: verification widths, the longest draft, and hyperparameters of rules."""
 
 import os
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import StoppingPolicy
 
 MEASURED, ESTIMATED = "measured", "estimated"
-VARIABLE = "SPECDEC_JAX_COSTS"  # what costs are meant where nobody says: one of these words, or a file
+VARIABLE = "SPECDEC_JAX_COSTS"  # the default of `costs`: one of these words, or a file
 DRAFTS = 7  # of a round at the most, where nothing certain is known of the machine
 LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
-WAITING = 1.5  # times what drafting costs a row alone, told to rules that decide by row in a batch (docs/batches.md)
+WAITING = 1.5  # factor on the cost of drafting for rules that decide by row in a batch (docs/batches.md)
 PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
 
 
@@ -75,8 +75,8 @@ def longest_draft(costs: CostModel) -> int:
     return int(lengths[np.argmax(tokens / (passes + costs.ratio * lengths))])
 
 
-def told(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
-    """The hyperparameters of a stopping policy that these costs decide, except those it was given; of its own only.
+def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
+    """The hyperparameters that a stopping policy has, was not given, and that these costs decide.
 
     `drafter_cost` is c, `verification_times` the pass that verifies k drafts and `verification_cost` what one more
     verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
@@ -86,14 +86,14 @@ def told(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dic
     waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
     times = costs.verification_times(most)
     times = times[0] + waiting * (times - times[0])
-    known: Mapping[str, Any] = {
+    decided: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
         "verification_cost": float(times[-1] - times[0]) / max(most, 1),
         **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
     }
-    return {name: value for name, value in known.items() if name in policy.hyperparameters.keys() - policy.fixed}
+    return {name: value for name, value in decided.items() if name in policy.hyperparameters.keys() - policy.fixed}
 
 
 def weighs_costs(policy: Strategy) -> bool:
-    """Whether a rule is told what passes cost."""
+    """Whether a rule has hyperparameters that `costs_for` decides."""
     return bool({"drafter_cost", "verification_times", "verification_cost"} & policy.hyperparameters.keys())

@@ -66,9 +66,9 @@ def dtype_sentence(target: LoadedModel) -> str:
 
 
 def dtype_of(model: LoadedModel) -> str:
-    """Of its weights, as `load_model` is told it."""
-    found = [str(leaf.dtype) for leaf in jax.tree.leaves(model.params)]
-    return INT8 if INT8 in found else found[0]
+    """The dtype of its weights, as `load_model` takes it."""
+    dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(model.params)]
+    return INT8 if INT8 in dtypes else dtypes[0]
 
 
 def dtypes_of(target: LoadedModel) -> Dtypes | None:

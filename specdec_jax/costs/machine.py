@@ -58,8 +58,8 @@ def device() -> str:
 def free_memory() -> int | None:
     """Bytes that a device has left: this process's first of the mesh that was set, or of jax; None: it does not say.
 
-    Of a CPU what this machine or its control group has, in equal parts for the mesh's devices. On a mesh that spans
-    processes all of them must ask, and are told the least that one of them has.
+    For a CPU it is what this machine or its control group has, in equal parts for the mesh's devices. On a mesh that
+    spans processes it is the least of all processes, each of which must call this.
     """
     mesh = mesh_here()
     free = _free_here(jax.local_devices()[0] if mesh is None else mesh.local_devices[0])
@@ -76,15 +76,13 @@ def _free_here(device: Any) -> int | None:
     counts = device.memory_stats() or {}
     if "bytes_limit" in counts:
         return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
-    found = []
+    free = []
     with contextlib.suppress(OSError, ValueError, IndexError):
-        told = re.findall(
-            r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
-        )
-        found.append(1024 * int(told[0]))
+        meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+        free.append(1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)[0]))
     for place, names in GROUPS.items():
         with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
             limit, used = (int((place / name).read_text(encoding="utf-8")) for name in names)
             files = re.findall(r"^(?:in)?active_file (\d+)$", (place / "memory.stat").read_text("utf-8"), re.MULTILINE)
-            found.append(limit - used + sum(map(int, files)))  # files that were read are given up when memory is needed
-    return min(found, default=None)
+            free.append(limit - used + sum(map(int, files)))  # files that were read are given up when memory is needed
+    return min(free, default=None)

@@ -85,7 +85,7 @@ def draft_round(
     keep_log_q: bool,
     measure: bool,
 ) -> Callable[[], Any]:
-    """A call that drafts one round and waits for it; without `measure` the entropies are not asked for."""
+    """A call that drafts one round and waits for it; without `measure` the entropies are not computed."""
     assert drafter.model is not None
     begin, vocab_size = jnp.full((batch,), slots // 2, jnp.int32), drafter.model.spec.vocab_size
 
@@ -128,7 +128,7 @@ def alternate(
     programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
 ) -> dict[str, Cost]:
     """Median and quartiles of `turns`."""
-    return {name: summary(found) for name, found in turns(programs, repeats, per, seconds).items()}
+    return {name: summary(times) for name, times in turns(programs, repeats, per, seconds).items()}
 
 
 def turns(
@@ -174,12 +174,12 @@ def spread_doubts(times: Mapping[str, Cost]) -> tuple[str, ...]:
 def shape_doubts(passes: Mapping[int, float]) -> tuple[str, ...]:
     """Clauses on passes by width, in seconds, that fall; and on a CPU on passes that do not grow up to 8 tokens."""
     widths = sorted(passes)
-    said = []
+    doubts = []
     for narrow, wide in zip(widths, widths[1:], strict=False):
         if passes[wide] < FALL * passes[narrow]:
             ms = [1e3 * passes[width] for width in (wide, narrow)]
-            said.append(f"a pass of {wide} tokens took {ms[0]:.1f} ms, less than {ms[1]:.1f} of {narrow}")
+            doubts.append(f"a pass of {wide} tokens took {ms[0]:.1f} ms, less than {ms[1]:.1f} of {narrow}")
     wide = next((width for width in widths if width >= WIDE), None)
     if jax.default_backend() == "cpu" and wide is not None and passes[wide] < FLAT * passes[widths[0]]:
-        said.append(f"a pass of {wide} tokens took only {passes[wide] / passes[widths[0]]:.2f} times {widths[0]}'s")
-    return tuple(said)
+        doubts.append(f"a pass of {wide} tokens took only {passes[wide] / passes[widths[0]]:.2f} times {widths[0]}'s")
+    return tuple(doubts)

@@ -14,8 +14,8 @@ from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.sources import source_slots_for
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
-from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, placed, row_groups
-from specdec_jax.text.generation import Generation, Prefilled, Request, find_stop, finish
+from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, row_groups
+from specdec_jax.text.generation import Generation, Prefilled, Request, end_at_stops, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
 
@@ -43,12 +43,12 @@ class Completed(NamedTuple):
     index: int  # which of the requests
     rows: int  # of the state it was decoded in: the batch, or fewer where no more fit
     slots: int  # of their caches
-    result: Generation  # `seconds` from its prefill to its end, beside others; the first of a shape has compiled it
+    result: Generation  # `seconds`: from its prefill to its end, among other rows; the first of a shape compiles it
     source_slots: int = 0  # of what an encoder read; 0 without one
 
 
 class _Held(NamedTuple):
-    """What waits for a row, or has one."""
+    """A request that waits for a row, or has one."""
 
     index: int
     size: Size  # that its request needs
@@ -62,8 +62,8 @@ def complete(
 ) -> Iterator[Completed]:
     """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in the order they end in.
 
-    A row's tokens depend on its own request alone, as long as its policy looks at nothing else (`costs` that are told
-    to it are the pair's, not the batch's).
+    A row's tokens depend on its request alone, as long as its policy looks at nothing else (it gets the costs of the
+    pair, not of the batch).
 
     Args:
         requests: taken as rows fall free, never more than `look_ahead` beyond the oldest that is not done.
@@ -91,21 +91,21 @@ def slots_of(pair: Pair, request: Request) -> int:
 
 
 def size_of(pair: Pair, request: Request) -> Size:
-    """Of a row that decodes it, at least."""
+    """The least size of a row that decodes it."""
     sources = request.options.get("sources")
     return Size(slots_of(pair, request), 0 if sources is None else source_slots_for(sources))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:
     """What the caches of both models take on one device, by their shapes."""
-    target, drafter, given = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
+    target, drafter, weights = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
     shapes = jax.ShapeDtypeStruct((batch, source_slots), "int32"), jax.ShapeDtypeStruct((batch,), "int32")
     more = (shapes,) if source_slots else ()
-    kept = jax.eval_shape(lambda params, *more: target.init_cache(params, batch, slots, *more), given.target, *more)
-    own = jax.eval_shape(lambda params, *more: drafter.init(params, batch, slots, *more), given.drafter, *more)
-    several = isinstance(own, MultiDrafterState)
-    drafters = zip(given.drafter, own.states, strict=True) if several else [(given.drafter, own)]
-    return bytes_of_caches(given.target, kept) + sum(bytes_of_caches(*one) for one in drafters)
+    cache = jax.eval_shape(lambda params, *more: target.init_cache(params, batch, slots, *more), weights.target, *more)
+    state = jax.eval_shape(lambda params, *more: drafter.init(params, batch, slots, *more), weights.drafter, *more)
+    several = isinstance(state, MultiDrafterState)
+    drafters = zip(weights.drafter, state.states, strict=True) if several else [(weights.drafter, state)]
+    return bytes_of_caches(weights.target, cache) + sum(bytes_of_caches(*one) for one in drafters)
 
 
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
@@ -160,10 +160,10 @@ class _Waiting:
     def _look(self) -> None:
         """Requests as far ahead as is allowed."""
         while self._next < self._oldest() + self._look_ahead:
-            found = next(self._source, None)
-            if found is None:
+            taken = next(self._source, None)
+            if taken is None:
                 return
-            index, request = found
+            index, request = taken
             self._next = index + 1
             self._queue.append(_Held(index, size_of(self._pair, request), request))
 
@@ -178,8 +178,8 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
     state: DecodeState | None = None
     while True:
         for row in range(batch):
-            own = any(one is not None and one.size == size for one in held)
-            taken = waiting.take(size, smaller=own) if held[row] is None else None
+            running = any(one is not None and one.size == size for one in held)
+            taken = waiting.take(size, smaller=running) if held[row] is None else None
             if taken is None:
                 continue
             compiling = 0.0
@@ -191,10 +191,10 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
         busy = [row for row in range(batch) if held[row] is not None]
         if not busy or state is None:
             return
-        stops = any(one is not None and one.request.stop for one in held)
+        stops = [() if one is None else one.request.stop for one in held]
         leave = batch - len(busy) + min(refill_after, len(busy))
-        state = decoder.run(pair.params, state, rounds=1 if stops else None, leave=leave)
-        state = _stopped(pair, state, held) if stops else state
+        state = decoder.run(pair.params, state, rounds=1 if any(stops) else None, leave=leave)
+        state = end_at_stops(pair, state, stops) if any(stops) else state
         done = on_host(state.done)
         ended = [row for row in busy if done[row]]
         for row, result in zip(ended, _results(pair, state, ended, held), strict=True):
@@ -205,36 +205,25 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
 
 
 def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
-    """A state whose rows are all free, and the seconds that compiling took: every program has run once for nothing."""
+    """A state with free rows only, and the seconds that compiling took: every program has run once for nothing."""
     decoder, watch = pair.decoder, time.perf_counter()
-    known = decoder.num_programs("run")
+    programs = decoder.num_programs("run")
     shared = {name: request.options[name] for name in SHAPING if name in request.options}
     shared |= {"source_slots": size.source} if size.source else {}
     state = decoder.idle(pair.params, batch, size.slots, **shared)
     nothing = {"sources": [[0]]} if size.source else {}
     state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
-    return state, time.perf_counter() - watch if decoder.num_programs("run") > known else 0.0
-
-
-def _stopped(pair: Pair, state: DecodeState, held: list[_Held | None]) -> DecodeState:
-    """The state with the rows done whose text has a stop string."""
-    tokens, begin, end, done = on_host((state.tokens, state.prompt_length, state.length, state.done))
-    done = done.copy()
-    for row, one in enumerate(held):
-        if one is not None and one.request.stop and not done[row]:
-            text = pair.target.tokenizer.decode(tokens[row, begin[row] : end[row]].tolist())
-            done[row] = find_stop(text, one.request.stop) is not None
-    return state._replace(done=placed(done))
+    return state, time.perf_counter() - watch if decoder.num_programs("run") > programs else 0.0
 
 
 def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held | None]) -> list[Generation]:
-    """Of rows that are done, without looking at caches."""
-    told, found = readable(state) if rows else state, []
+    """The results of rows that are done, read without caches."""
+    state, results = readable(state) if rows else state, []
     for row in rows:
         one = held[row]
         assert one is not None
-        alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], told)
+        alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], state)
         seconds = time.perf_counter() - one.since
-        found.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, one.compile_seconds)))
-    return found
+        results.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, one.compile_seconds)))
+    return results

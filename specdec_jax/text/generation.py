@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from specdec_jax.costs.at_hand import look_at
-from specdec_jax.costs.choices import told
+from specdec_jax.costs.choices import costs_for
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
 from specdec_jax.loading import LoadedModel
-from specdec_jax.sharding import on_host
+from specdec_jax.sharding import on_host, placed
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.text.pair import Pair as Pair
@@ -61,7 +61,7 @@ def generate(
         sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
         pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
             `max_draft_length`, `dtype`, `verification_widths` ...) build it, with `costs` and `batch` of
-            `measured_pair`: unless told otherwise the pair's costs are measured, once a machine.
+            `measured_pair`: by default the pair's costs are measured, once a machine.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
             `prepare`: chat, system, calibration.
@@ -116,8 +116,8 @@ def prepare(
     A prompt for a target with an encoder is its source, taken as plain text: such models have no chat.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    hyperparameters learnt for the pair, but for those that the pair's own were given. A rule that weighs costs is told
-    the pair's.
+    hyperparameters learnt for the pair, except those that the pair's strategies were given. A rule that weighs costs
+    gets the pair's.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
@@ -146,27 +146,27 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
 def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
     """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
 
-    A rule that weighs costs is told those of the pair: as measured, with so many cache slots, or else a drafter pass's,
-    by a calibration of this very drafter or by what it reads of the target's bytes.
+    A rule that weighs costs gets those of the pair: as measured, with so many cache slots, or else a drafter pass's,
+    from a calibration of this very drafter or from the bytes that both models read.
     """
     learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
         check_calibration(calibration)
     elif calibration is not None:
-        found = calibration_of(calibration, pair)
+        calibrated = calibration_of(calibration, pair)
         learnt = {
-            kind: hyperparameters_for(found, kind, strategy, temperature)
+            kind: hyperparameters_for(calibrated, kind, strategy, temperature)
             for kind, strategy in _strategies(pair).items()
             if strategy is not None
         }
-        if not same_pass(found, pair.first_drafter):
+        if not same_pass(calibrated, pair.first_drafter):
             learnt["policy"].pop(COST, None)
     if pair.first_drafter is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
         learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
     if pair.costs is not None:
         longest = pair.decoder.parts.drafter.max_draft_length
-        learnt["policy"] = learnt.get("policy", {}) | told(pair.policy, pair.costs.at(slots), longest)
-    return {f"{kind}_hyperparameters": found for kind, found in learnt.items()}
+        learnt["policy"] = learnt.get("policy", {}) | costs_for(pair.policy, pair.costs.at(slots), longest)
+    return {f"{kind}_hyperparameters": values for kind, values in learnt.items()}
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
@@ -197,16 +197,16 @@ def decode(pair: Pair, request: Request) -> Decoded:
     watch = time.perf_counter()
     state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
     seconds = time.perf_counter() - watch
-    rows, told = range(len(request.prompts)), readable(state)
-    look_at_costs(pair, request, told, seconds)
-    return Decoded([finish(pair, request, told, row, seconds, prefilled) for row in rows], state)
+    rows, final = range(len(request.prompts)), readable(state)
+    look_at_costs(pair, request, final, seconds)
+    return Decoded([finish(pair, request, final, row, seconds, prefilled) for row in rows], state)
 
 
 def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
-    """Rounds are a measurement too: of a row alone, a model that drafts alone, in no more slots than costs have."""
+    """Compares measured costs with the rounds of one row, drafted by one model, in no more slots than costs have."""
     costs, model = pair.costs, pair.decoder.parts.drafter.model
     described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
-    # stop strings are looked for between rounds
+    # between rounds a request with stop strings looks for them
     if costs is not None and described and costs.batch == 1 and not request.stop:
         look_at(costs, state.statistics, seconds)
 
@@ -214,14 +214,14 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
 def start(pair: Pair, request: Request) -> Prefilled:
     """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
     decoder, watch = pair.decoder, time.perf_counter()
-    known = decoder.num_programs(*PROGRAMS)
+    programs = decoder.num_programs(*PROGRAMS)
     decoder.compile_prefill(pair.params, request.prompts, **request.options)
     compiled = time.perf_counter()
     state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
     filled = time.perf_counter()
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     compiling = compiled - watch + time.perf_counter() - filled
-    return Prefilled(state, filled - compiled, compiling if decoder.num_programs(*PROGRAMS) > known else 0.0)
+    return Prefilled(state, filled - compiled, compiling if decoder.num_programs(*PROGRAMS) > programs else 0.0)
 
 
 def finish(
@@ -260,24 +260,24 @@ def find_stop(text: str, stop: Sequence[str]) -> int | None:
 
     Complete first, not begun first: what a text is cut at must not depend on how much of it is known.
     """
-    found = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
-    return min(found)[1] if found else None
+    places = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    return min(places)[1] if places else None
 
 
 def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
     """The pair given, or one built from the options that `build_pair` takes; and the rest of the options.
 
     Raises:
-        ValueError: an option nobody takes, with the nearest name.
+        ValueError: an unknown option, with the nearest name.
     """
     builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
     changes = {"policy", "verifier", "monitor"}
-    known = asks | (builds if pair is None else changes)
+    names = asks | (builds if pair is None else changes)
     samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
-        if name not in known:
-            why = " (the pair given already has one)" if name in builds else nearest(name, known | samples)
+        if name not in names:
+            why = " (the pair given already has one)" if name in builds else nearest(name, names | samples)
             why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
     building = {name: value for name, value in options.items() if name not in asks}
@@ -291,8 +291,16 @@ def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
         return pair.decoder.run(pair.params, state)
     while not np.all(on_host(state.done)):
         state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
-        tokens, begin, end = on_host((state.tokens, state.prompt_length, state.length))
-        texts = [pair.target.tokenizer.decode(tokens[i, begin[i] : end[i]].tolist()) for i in range(len(end))]
-        ended = np.array([find_stop(text, stop) is not None for text in texts])
-        state = state._replace(done=state.done | ended)
+        state = end_at_stops(pair, state, [stop] * len(state.length))
     return state
+
+
+def end_at_stops(pair: Pair, state: DecodeState, stops: Sequence[Sequence[str]]) -> DecodeState:
+    """The state with the rows done whose text holds one of the row's stop strings."""
+    tokens, begin, end, done = on_host((state.tokens, state.prompt_length, state.length, state.done))
+    done = done.copy()
+    for row, stop in enumerate(stops):
+        if stop and not done[row]:
+            text = pair.target.tokenizer.decode(tokens[row, begin[row] : end[row]].tolist())
+            done[row] = find_stop(text, stop) is not None
+    return state._replace(done=placed(done))

@@ -22,7 +22,7 @@ COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 @dataclass(frozen=True)
 class Defaults:
-    """What lines have that do not say otherwise; line i of the requests then has seed + i."""
+    """Values of fields that a line lacks; line i of the requests then has seed + i."""
 
     sampling: SamplingParams = SamplingParams()
     chat: bool = True
@@ -31,37 +31,37 @@ class Defaults:
 
 
 def read_line(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line, its fields not yet looked at.
+    """The JSON object of a line, its fields not yet checked.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is no JSON object.
     """
     try:
-        found = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+        fields = json.loads(line.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a JSON object is wanted, this is a {type(found).__name__}")
-    return found
+    if not isinstance(fields, dict):
+        raise ValueError(f"a JSON object is wanted, this is a {type(fields).__name__}")
+    return fields
 
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number there")
 
 
-def _check_fields(found: Mapping[str, Any]) -> None:
-    """`prompt` (text, or messages with role and content) and what else is given.
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Checks `prompt` (text, or messages with role and content) and the optional fields.
 
     `policy` and `verifier` are objects of hyperparameters, `id` is passed on to the result.
     """
-    for name in found:
+    for name in fields:
         if name not in FIELDS:
             raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
-    if "prompt" not in found:
+    if "prompt" not in fields:
         raise ValueError("there is no prompt")
-    for name, value in found.items():
+    for name, value in fields.items():
         _CHECKS[name](name, value)
 
 
@@ -72,9 +72,9 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
         ValueError: what is wrong with them.
     """
     _check_fields(fields)
-    own = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
-    own.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
-    sampling = dataclasses.replace(defaults.sampling, **own)
+    changes = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
+    changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
+    sampling = dataclasses.replace(defaults.sampling, **changes)
     system = fields.get("system", defaults.system)
     request = prepare(
         pair, [fields["prompt"]], sampling, chat=defaults.chat, system=system, calibration=defaults.calibration
@@ -90,10 +90,10 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
 def result_line(number: int, fields: Mapping[str, Any], result: Generation, with_tokens: bool) -> bytes:
     """A line of the output: line number, id, text, why it ended, and counts; never a time."""
     counts = {name: result.statistics[name] for name in COUNTS}
-    told = {"text": result.text, "finish_reason": result.finish_reason}
+    text = {"text": result.text, "finish_reason": result.finish_reason}
     tokens = {"tokens": result.tokens} if with_tokens else {}
     sizes = {"num_prompt_tokens": len(result.prompt_tokens), "num_tokens": len(result.tokens)}
-    return _line({"line": number, **_id(fields), **told, **tokens, **sizes, **counts})
+    return _line({"line": number, **_id(fields), **text, **tokens, **sizes, **counts})
 
 
 def error_line(number: int, fields: Mapping[str, Any], error: Exception) -> bytes:

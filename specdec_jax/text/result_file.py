@@ -18,10 +18,10 @@ ERROR = b'"error": '  # a line's field; inside a text its quotes would be escape
 
 
 class Whole(NamedTuple):
-    """Of a file of results, the lines that end."""
+    """The lines of a file of results that end."""
 
     lines: int
-    refused: int  # of them, errors
+    refused: int  # lines of an error
     size: int  # bytes
 
 
@@ -32,7 +32,7 @@ class ResultFile:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self.lines, self.refused, self._size = whole_lines(path)
-        self.decided = known_settings(path).get(DECIDED)  # by the machine on which the run began
+        self.decided = read_settings(path).get(DECIDED)  # by the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
@@ -48,8 +48,8 @@ class ResultFile:
         self.lines += 1
 
     def decide(self, facts: Mapping[str, Any]) -> None:
-        """Writes beside the results what this machine chose, for a run that goes on."""
-        write_settings(self.path, {**known_settings(self.path), DECIDED: dict(facts)})
+        """Writes what this machine chose into the settings, for a run that goes on."""
+        write_settings(self.path, {**read_settings(self.path), DECIDED: dict(facts)})
 
     def close(self) -> None:
         """What was written is on the disk afterwards."""
@@ -81,7 +81,7 @@ class Unwritten:
 def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
     """The file of results of these settings and this input, alone: with the whole lines it has, or empty.
 
-    What must be the same stands beside it, in `NAME.settings.json`. An input may have grown since, by whole lines. With
+    What must be the same is in `NAME.settings.json`. An input may have grown since, by whole lines. With
     `overwrite` the file begins anew, and what was there is kept as `NAME.old`.
 
     Raises:
@@ -95,18 +95,18 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     except Timeout:
         raise BlockingIOError(f"{path} is being written by another process") from None
     try:
-        beside = path.with_name(path.name + SETTINGS)
+        settings_file = path.with_name(path.name + SETTINGS)
         if overwrite:
             if path.exists():
                 os.replace(path, path.with_name(path.name + OLD))
-            beside.unlink(missing_ok=True)
+            settings_file.unlink(missing_ok=True)
         if path.exists() and path.stat().st_size:
-            _check_same(path, beside, settings, source)
+            _check_same(path, settings_file, settings, source)
         else:
-            beside.unlink(missing_ok=True)
+            settings_file.unlink(missing_ok=True)
         results = ResultFile(path)
         try:
-            write_settings(path, {**known_settings(path), "settings": settings, "input": digest(source)})
+            write_settings(path, {**read_settings(path), "settings": settings, "input": digest(source)})
             yield results
         finally:
             results.close()
@@ -114,44 +114,46 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         lock.release()
 
 
-def known_settings(path: Path) -> dict[str, Any]:
-    """What stands beside a file of results; {} where nothing can be read."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a file of results; {} where none can be read."""
     try:
-        found = json.loads(path.with_name(path.name + SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads(path.with_name(path.name + SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Beside a file of results, complete or not at all."""
+    """Writes the settings of a file of results, complete or not at all."""
     with replacing(path.with_name(path.name + SETTINGS)) as temporary:
         temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _check_same(path: Path, beside: Path, settings: Mapping[str, Any], source: bytes) -> None:
-    known = known_settings(path)
+def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], source: bytes) -> None:
+    stored = read_settings(path)
     advice = "give another name, or --overwrite"
-    if not beside.is_file() or not all(isinstance(known.get(name), dict) for name in ("settings", "input")):
-        raise ValueError(f"{path} exists and is no unfinished output ({beside.name} does not say what it is): {advice}")
+    if not settings_file.is_file() or not all(isinstance(stored.get(name), dict) for name in ("settings", "input")):
+        raise ValueError(
+            f"{path} exists and is no unfinished output ({settings_file.name} does not say what it is): {advice}"
+        )
     wanted = json.loads(json.dumps(settings))
-    for name in wanted.keys() | known["settings"].keys():
-        before, now = known["settings"].get(name), wanted.get(name)
+    for name in wanted.keys() | stored["settings"].keys():
+        before, now = stored["settings"].get(name), wanted.get(name)
         if before != now:
             raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {advice}")
-    before = known["input"].get("bytes")
-    same = isinstance(before, int) and digest(source[:before]) == known["input"]
+    before = stored["input"].get("bytes")
+    same = isinstance(before, int) and digest(source[:before]) == stored["input"]
     if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
         raise ValueError(f"{path} was written from another input: {advice}")
 
 
 def digest(content: bytes) -> dict[str, Any]:
-    """Its length and its SHA-256: what tells one content from another, in settings and between processes."""
+    """Length and SHA-256, by which settings and processes compare contents."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def whole_lines(path: Path) -> Whole:
-    """What a file of results has that is whole."""
+    """Counts the whole lines of a file of results."""
     lines, refused, size = 0, 0, 0
     with path.open("rb") as file:
         for line in file:
@@ -161,5 +163,5 @@ def whole_lines(path: Path) -> Whole:
 
 
 def lock_of(path: Path) -> Path:
-    """The file that whoever writes `path` holds locked."""
+    """The file that is locked while a process writes `path`."""
     return path.with_name(f".{path.name}.lock")

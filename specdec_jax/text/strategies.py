@@ -71,9 +71,9 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(_modules(kind)[name]), name)
 
 
-def search_beside(path: Path) -> None:
-    """Imports are looked for in the file's own folder too, from now on (its functions may import later) and last, so
-    that no file beside it takes the place of an installed module.
+def import_from_folder_of(path: Path) -> None:
+    """Adds the file's folder to the search path of imports, for good (its functions may import later) and at the end,
+    so that no file in it takes the place of an installed module.
     """
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -112,11 +112,11 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
     Raises:
         ValueError: it cannot be read.
     """
-    found = WORDS.fullmatch(words)
+    call = WORDS.fullmatch(words)
     try:
-        if found is None:
+        if call is None:
             raise ValueError
-        tree = ast.parse(f"_{found['arguments'] or '()'}", mode="eval").body
+        tree = ast.parse(f"_{call['arguments'] or '()'}", mode="eval").body
         if not isinstance(tree, ast.Call) or any(word.arg is None for word in tree.keywords):
             raise ValueError
         named = {str(word.arg): _value(kind, word.value, offered) for word in tree.keywords}
@@ -124,12 +124,12 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
     except (SyntaxError, ValueError) as error:
         why = f": {error}" if str(error) and not isinstance(error, SyntaxError) else ""
         raise ValueError(f"a {kind} reads NAME or NAME(key=value, ...), got {words!r}{why}") from None
-    name = found["name"].strip()
+    name = call["name"].strip()
     if placed:
-        known = list(inspect.signature(find_factory(kind, name)).parameters)
-        if len(placed) > len(known):
-            raise ValueError(f"{kind} {name} takes {len(known)} options at most, got {len(placed)} in {words!r}")
-        named = {**dict(zip(known, placed, strict=False)), **named}
+        options = list(inspect.signature(find_factory(kind, name)).parameters)
+        if len(placed) > len(options):
+            raise ValueError(f"{kind} {name} takes {len(options)} options at most, got {len(placed)} in {words!r}")
+        named = {**dict(zip(options, placed, strict=False)), **named}
     return name, named
 
 
@@ -241,7 +241,7 @@ def _load_file(kind: str, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{kind} file {path} is not a Python file")
-    search_beside(path)
+    import_from_folder_of(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
     try:

@@ -1,6 +1,7 @@
 """Text as it is decoded: one chunk a round, each token with what became of it."""
 
 import contextlib
+import functools
 import signal
 import threading
 import time
@@ -54,14 +55,14 @@ class Chunk(NamedTuple):
 class Stream(Iterator[Chunk]):
     """The chunks of one generation. `result()` is what there is of it, at the end or at any time before.
 
-    It can begin where another one ended: `kept` is that one's `state`, which is donated. What both texts begin with is
-    not read again (`reused` tokens); `can_continue` says whether a state fits.
+    It can begin where another one ended: `previous` is that one's `state`, which is donated. The beginning that both
+    texts share is not read again (`reused` tokens); `can_continue` says whether a state fits.
     """
 
-    def __init__(self, pair: Pair, request: Request, rounds: int, kept: DecodeState | None = None):
+    def __init__(self, pair: Pair, request: Request, rounds: int, previous: DecodeState | None = None):
         self.pair, self.request, self._rounds = pair, request, rounds
-        self.reused = 0 if kept is None else known_tokens(kept, request.prompts[0])
-        self._prefilled = start(pair, request) if kept is None else resume(pair, request, kept)
+        self.reused = 0 if previous is None else reusable_tokens(previous, request.prompts[0])
+        self._prefilled = start(pair, request) if previous is None else resume(pair, request, previous)
         self._state = self._prefilled.state
         self._seconds = 0.0
         self._chunks = self._play()
@@ -85,18 +86,18 @@ class Stream(Iterator[Chunk]):
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
-        told = readable(self._state)
-        ends = set(told.stop_ids[0].tolist())
-        while not told.done[0]:
+        state = readable(self._state)
+        ends = set(state.stop_ids[0].tolist())
+        while not state.done[0]:
             self._run()
-            told = readable(self._state)
-            for chunk in _chunks(told, played):
+            state = readable(self._state)
+            for chunk in _chunks(state, played):
                 played += 1
                 text.add(chunk, ends)
                 yield _filled(chunk, text.take())
                 if text.ended:
                     return
-        look_at_costs(self.pair, self.request, told, self._seconds)
+        look_at_costs(self.pair, self.request, state, self._seconds)
         rest = text.take(everything=True)
         if rest:
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
@@ -109,40 +110,40 @@ class Stream(Iterator[Chunk]):
         self._seconds += time.perf_counter() - watch
 
 
-def can_continue(pair: Pair, request: Request, kept: DecodeState) -> bool:
+def can_continue(pair: Pair, request: Request, previous: DecodeState) -> bool:
     """Whether `resume` can take the state: one row, as many cache slots, and caches of the same shapes.
 
     Policy and verifier may be others. That the caches are of the same models only the caller knows.
     """
     slots = request.options["slots"]
     drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
-    same = jax.tree.structure(kept.drafter) == jax.tree.structure(drafter)
-    return kept.tokens.shape == (1, slots) and same and _shapes(kept.drafter) == _shapes(drafter)
+    same = jax.tree.structure(previous.drafter) == jax.tree.structure(drafter)
+    return previous.tokens.shape == (1, slots) and same and _shapes(previous.drafter) == _shapes(drafter)
 
 
-def known_tokens(kept: DecodeState, prompt: Sequence[int]) -> int:
+def reusable_tokens(previous: DecodeState, prompt: Sequence[int]) -> int:
     """How many tokens of the prompt the state's target cache holds: it never held the last token of its text."""
-    ends, tokens = on_host((kept.length, kept.tokens))
+    ends, tokens = on_host((previous.length, previous.tokens))
     length = int(ends[0])
-    known = tokens[0, : min(length, len(prompt))]
-    differs = np.flatnonzero(known != np.asarray(prompt[: len(known)], known.dtype))
-    return min(int(differs[0]) if len(differs) else len(known), length - 1, len(prompt) - 1)
+    before = tokens[0, : min(length, len(prompt))]
+    differs = np.flatnonzero(before != np.asarray(prompt[: len(before)], before.dtype))
+    return min(int(differs[0]) if len(differs) else len(before), length - 1, len(prompt) - 1)
 
 
-def resume(pair: Pair, request: Request, kept: DecodeState) -> Prefilled:
+def resume(pair: Pair, request: Request, previous: DecodeState) -> Prefilled:
     """As `start`, from a state that `can_continue`; it is donated. A first call's time counts as compilation.
 
     Everything but tokens and caches comes from the request, so it may be the state of another policy.
     """
-    kept = kept._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
-    known = [pair.decoder.num_programs(name) for name in ("extend", "run")]
+    previous = previous._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
+    programs = [pair.decoder.num_programs(name) for name in ("extend", "run")]
     watch = time.perf_counter()
     with interrupts_held():
-        state = jax.block_until_ready(pair.decoder.extend(pair.params, kept, request.prompts, **request.options))
+        state = jax.block_until_ready(pair.decoder.extend(pair.params, previous, request.prompts, **request.options))
     first = time.perf_counter()
     with interrupts_held():
         state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
-    compiled = [pair.decoder.num_programs(name) > known[i] for i, name in enumerate(("extend", "run"))]
+    compiled = [pair.decoder.num_programs(name) > programs[i] for i, name in enumerate(("extend", "run"))]
     prefill, warm = first - watch, time.perf_counter() - first
     return Prefilled(
         state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0)
@@ -193,7 +194,7 @@ class _HeldText:
         instead = next((place for place, kind in enumerate(chunk.kinds) if kind in ("branch", "recovered")), None)
         for place, (token, kind) in enumerate(zip(chunk.tokens, chunk.kinds, strict=True)):
             if place == instead:  # what was rejected stood here
-                self._hold(self._rejected_text(chunk.rejected), "rejected")
+                self._hold(text_after(self._tokenizer, self._last, chunk.rejected), "rejected")
             if token not in ends:
                 self._kind = kind
                 self._last = [*self._last[1 - CONTEXT :], token]
@@ -206,13 +207,13 @@ class _HeldText:
         cut = find_stop(self._text, self._stop)
         self.ended = cut is not None
         held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
-        room = (len(self._text) - held if cut is None else cut) - self._given
-        self._given += max(room, 0)
+        certain = (len(self._text) - held if cut is None else cut) - self._given  # characters to give out
+        self._given += max(certain, 0)
         ready = []
-        while self._held and room > 0:
+        while self._held and certain > 0:
             text, kind = self._held.pop(0)
             if kind != "rejected":
-                text, later, room = text[:room], text[room:], room - len(text)
+                text, later, certain = text[:certain], text[certain:], certain - len(text)
                 if later:
                     self._held.insert(0, Piece(later, kind))
             ready.append(Piece(text, kind))
@@ -223,10 +224,12 @@ class _HeldText:
             self._held.append(Piece(text, kind))
         return text
 
-    def _rejected_text(self, tokens: list[int]) -> str:
-        before = self._tokenizer.decode(self._last)
-        text = self._tokenizer.decode([*self._last, *tokens])
-        return text.removeprefix(before) if text.startswith(before) else self._tokenizer.decode(tokens)
+
+def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int], *, skip_special: bool = True) -> str:
+    """What rejected drafts read after the tokens before them, of which CONTEXT are enough."""
+    decode = functools.partial(tokenizer.decode, skip_special=skip_special)
+    begin, text = decode(before), decode([*before, *tokens])
+    return text.removeprefix(begin) if text.startswith(begin) else decode(tokens)
 
 
 def _may_begin_a_stop(text: str, stop: Sequence[str]) -> int:
@@ -239,14 +242,14 @@ def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
     return chunk._replace(text="".join(text for text, kind in pieces if kind != "rejected"), pieces=pieces)
 
 
-def _chunks(state: DecodeState, known: int) -> list[Chunk]:
-    """The rounds of row 0 of a `readable` state from `known` on, their text still empty."""
+def _chunks(state: DecodeState, played: int) -> list[Chunk]:
+    """The rounds of row 0 of a `readable` state after the first `played`, their text still empty."""
     end = int(state.length[0])
-    found = recorded_rounds(state, known=known)
-    begin = end - sum(int(round_["emitted"]) for round_ in found)
+    rounds = recorded_rounds(state, known=played)
+    begin = end - sum(int(round_["emitted"]) for round_ in rounds)
     tokens = state.tokens[0].tolist()
     chunks = []
-    for round_ in found:
+    for round_ in rounds:
         emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
         kinds = kinds_of(round_)
         rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []

@@ -146,7 +146,7 @@ def test_a_proof_that_succeeds(capsys):
 
 
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args: SAMPLED)
+    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args, **toy: SAMPLED)
     monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
     (tmp_path / "generous.py").write_text(BIASED)
     code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")

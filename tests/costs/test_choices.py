@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.costs.choices import VARIABLE, costs_asked, longest_draft, told, weighs_costs, widths_for
+from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
 from specdec_jax.stopping import (
     adaedl,
@@ -53,16 +53,16 @@ def test_the_longest_draft_is_the_best_static_length_on_predictable_text():
 
 def test_rules_are_told_what_they_take_and_were_not_given():
     verification = tuple(STEPS.verification_times(7).tolist())
-    assert told(survival(), STEPS, 7) == {"drafter_cost": 0.13, "verification_times": verification}
-    assert told(at_least(1, survival()), STEPS, 7) == told(survival(), STEPS, 7)
-    assert told(phase_length(survival()), STEPS, 7) == told(survival(), STEPS, 7)
-    assert told(survival(drafter_cost=0.4), STEPS, 7) == {"verification_times": verification}
+    assert costs_for(survival(), STEPS, 7) == {"drafter_cost": 0.13, "verification_times": verification}
+    assert costs_for(at_least(1, survival()), STEPS, 7) == costs_for(survival(), STEPS, 7)
+    assert costs_for(phase_length(survival()), STEPS, 7) == costs_for(survival(), STEPS, 7)
+    assert costs_for(survival(drafter_cost=0.4), STEPS, 7) == {"verification_times": verification}
     for rule in (goodput(), bandit(), policy_bandit()):
-        found = told(rule, STEPS, 7)
+        found = costs_for(rule, STEPS, 7)
         assert found.keys() == {"drafter_cost", "verification_cost"}
         assert found["verification_cost"] == pytest.approx(0.2 / 7)
-    assert told(adaedl(), STEPS, 7) == told(static(), STEPS, 7) == {}
-    assert "drafter_cost" not in told(survival(), cost_model(0.0, {2: 1.0, 8: 1.2}), 7), "what drafts is no model"
+    assert costs_for(adaedl(), STEPS, 7) == costs_for(static(), STEPS, 7) == {}
+    assert "drafter_cost" not in costs_for(survival(), cost_model(0.0, {2: 1.0, 8: 1.2}), 7), "what drafts is no model"
     assert weighs_costs(survival()) and weighs_costs(goodput()) and not weighs_costs(adaedl())
 
 
@@ -71,9 +71,9 @@ def test_rules_that_decide_for_all_rows_are_told_of_no_waiting_whatever_is_wrapp
     several = policy_bandit([joined, survival()])
     wrapped = joined, at_least(1, joined), phase_length(joined), update_every(policy=joined), several
     for rule in wrapped:
-        assert rule.joins_rows and told(rule, batch, 7) == told(rule, STEPS, 7) != {}
+        assert rule.joins_rows and costs_for(rule, batch, 7) == costs_for(rule, STEPS, 7) != {}
     for rule in (survival(), at_least(1, survival()), policy_bandit()):
-        assert told(rule, batch, 7)["drafter_cost"] == pytest.approx(1.5 * 0.13)
+        assert costs_for(rule, batch, 7)["drafter_cost"] == pytest.approx(1.5 * 0.13)
 
 
 def test_costs_are_asked_for_in_words_by_file_or_by_the_environment(monkeypatch, tmp_path):

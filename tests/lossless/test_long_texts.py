@@ -37,8 +37,6 @@ HONEST = {  # stands in for what `verify-lossless` proves besides
     **dict.fromkeys(("prove_together", "prove_verifier", "prove_real_size")),
     "prove_long_texts": TEXTS,
     "_sampled_on_toy": SAMPLED,
-    "test_by_sampling": SAMPLED,
-    "toy_decoder": (None, None),
 }
 REFUSED = {  # (what fails, of the report's lines)
     "seed_by_table": ("policy", "by stretch p ="),

@@ -8,7 +8,7 @@ import pytest
 from lossy_oracles import tables
 
 from specdec_jax import lossless
-from specdec_jax.app.views.warned import warned_in_a_line
+from specdec_jax.app.cli import warnings_in_one_line
 from specdec_jax.decoding import LossyVerification, build_decoder, decoder
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.drafters import model
@@ -281,7 +281,7 @@ def test_lossy_says_so_once(monkeypatch):
 
 def test_a_command_says_it_in_a_line(monkeypatch, capsys):
     monkeypatch.setattr(decoder, "_said", set())
-    with warned_in_a_line():
+    with warnings_in_one_line():
         decoder_of(easd())
     said = capsys.readouterr().err
     assert said.startswith("warning: easd verification is lossy") and said.count("\n") == 1

@@ -62,7 +62,7 @@ class Session:
         request of each. Plain decoding has no verifier to be changed by.
 
         Raises:
-            ValueError: nothing was asked yet, or the length is out of range.
+            ValueError: there is no answer yet, or the length is out of range.
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
@@ -131,16 +131,16 @@ class Session:
 
     def _slots(self, prompt: int, room: int, widest: int) -> int:
         """As many cache slots as there are, or with more room than is needed: every size compiles anew."""
-        known = 0 if self._kept is None else self._kept.tokens.shape[1]
+        present = 0 if self._kept is None else self._kept.tokens.shape[1]
         needed = slots_for(prompt, room, widest)
-        return known if needed <= known else max(slots_for(prompt, SPARE * room, widest), LEAST_SLOTS)
+        return present if needed <= present else max(slots_for(prompt, SPARE * room, widest), LEAST_SLOTS)
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
-        kept, self._kept = self._kept, None  # donated from here on: if the start is interrupted, there is none
-        kept, why = self._usable(kept, request)
+        state, self._kept = self._kept, None  # donated from here on: if the start is interrupted, there is none
+        state, why = self._usable(state, request)
         chunks = None
         try:
-            chunks = Stream(self.pair, request, 1, kept)
+            chunks = Stream(self.pair, request, 1, state)
             yield from chunks
         except Exception:  # while it ran: its state was donated and is gone
             chunks = None
@@ -150,15 +150,15 @@ class Session:
                 with interrupts_held():
                     self._keep(messages, rendered, request, chunks, why)
 
-    def _usable(self, kept: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
+    def _usable(self, state: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
         """The kept state if this turn can go on from it, and why tokens are read."""
-        if kept is None:
+        if state is None:
             return None, "nothing was kept"
         if self._models() != self._kept_models:
             return None, "the models changed"
-        if not can_continue(self.pair, request, kept):
-            return None, f"the cache grew from {kept.tokens.shape[1]} to {request.options['slots']} slots"
-        return kept, "new in this turn"
+        if not can_continue(self.pair, request, state):
+            return None, f"the cache grew from {state.tokens.shape[1]} to {request.options['slots']} slots"
+        return state, "new in this turn"
 
     def _keep(self, messages: list[dict[str, str]], rendered: str, request: Request, chunks: Stream, why: str) -> None:
         result, ids = chunks.result(), request.prompts[0]
@@ -171,8 +171,8 @@ class Session:
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:
-            said = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # an answer goes on
-            return "".join(said).removeprefix("\n")
+            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # an answer goes on
+            return "".join(lines).removeprefix("\n")
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
         return self.pair.target.tokenizer.chat(messages)

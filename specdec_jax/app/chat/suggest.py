@@ -14,9 +14,9 @@ LOW_THRESHOLD = 0.3  # the least lambda of the paper's grid (arXiv 2410.18351)
 
 
 def same_drafts(before: Settings, now: Settings) -> bool:
-    """Whether an answer decoded with `before` tells anything of drafts made with `now`."""
-    told = [dataclasses.replace(each, max_new_tokens=1, seed=0, stop=(), phases=False) for each in (before, now)]
-    return told[0] == told[1]
+    """Whether the two settings draft alike, so that figures of the one hold for the other."""
+    without = {"max_new_tokens": 1, "seed": 0, "stop": (), "phases": False}
+    return dataclasses.replace(before, **without) == dataclasses.replace(now, **without)
 
 
 class Suggestion(NamedTuple):
@@ -33,13 +33,13 @@ def suggest(settings: Settings, longest: int, figures: Mapping[str, Any]) -> Sug
         longest: tokens drafted a round at most, also where the settings leave that to the machine.
 
     Static lengths are changed themselves. AdaEDL's lambda is, unless drafts fill `max_draft_length`, which then grows.
-    Of other rules the drafts are limited, or replaced by longer static ones.
+    Drafts of other rules are limited, or replaced by longer static ones.
     """
     rate, mean = figures["draft_acceptance_rate"], figures["mean_draft_length"]
     if rate is None:
         if not figures["drafter_passes"]:
             return None
-        if name_in(settings.policy) == "adaedl" and _told(settings, "threshold") > LOW_THRESHOLD:
+        if name_in(settings.policy) == "adaedl" and _hyperparameter(settings, "threshold") > LOW_THRESHOLD:
             return Suggestion("a lower lambda, since nothing was drafted", f"/lambda {LOW_THRESHOLD}")
         return Suggestion("drafts of a fixed length, since nothing was drafted", "/gamma 3")
     if LOW <= rate <= HIGH:
@@ -57,7 +57,7 @@ def suggest(settings: Settings, longest: int, figures: Mapping[str, Any]) -> Sug
 
 
 def _static(settings: Settings, longest: int, high: bool) -> Suggestion | None:
-    length = min(int(_told(settings, "draft_length")), longest)
+    length = min(int(_hyperparameter(settings, "draft_length")), longest)
     if high:
         return Suggestion("longer drafts", f"/gamma {min(length + 2, MOST)}") if length < MOST else None
     if length > 2:
@@ -66,12 +66,12 @@ def _static(settings: Settings, longest: int, high: bool) -> Suggestion | None:
 
 
 def _adaedl(settings: Settings, high: bool) -> Suggestion | None:
-    threshold = _told(settings, "threshold")
+    threshold = _hyperparameter(settings, "threshold")
     changed = round(max(threshold - STEP, 0.0) if high else min(threshold + STEP, 0.95), 2)
     if changed == threshold:
         return None
     return Suggestion("longer drafts" if high else "shorter drafts", f"/lambda {changed:g}")
 
 
-def _told(settings: Settings, hyperparameter: str) -> float:
-    return float(choose("policy", settings.policy).hyperparameters[hyperparameter])
+def _hyperparameter(settings: Settings, name: str) -> float:
+    return float(choose("policy", settings.policy).hyperparameters[name])

@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdec_jax.app.views.charting import chart
 from specdec_jax.app.views.printing import ENDS
+from specdec_jax.app.views.saving import check_file
 from specdec_jax.app.views.tokens import PHASES, Token, phases_of, tokens_of
-from specdec_jax.app.views.writable import check_file
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.text.generation import Generation
@@ -39,7 +39,7 @@ def save_page(
     Args:
         entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which is what AdaEDL
             compares with lambda. Other policies have thresholds of their own kind: then the chart shows the threshold
-            beside the drafter's largest probability, and the bound is left out.
+            with the drafter's largest probability, and the bound is left out.
         details: more rows for the table: the prompt, the models, the policy.
 
     Raises:
@@ -74,7 +74,7 @@ def page(
         chart=chart(tokens, entropy_factor),
         factor=entropy_factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
-        told=[_tip(token, tokenizer) for token in tokens],
+        tips=[_tip(token, tokenizer) for token in tokens],
         style=style,
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

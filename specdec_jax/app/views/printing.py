@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,18 +104,6 @@ def status(message: str) -> contextlib.AbstractContextManager[Any]:
     """A spinner on standard error while something takes its time; nothing where that is no terminal."""
     console = Console(stderr=True)
     return console.status(Text(message)) if console.is_terminal else contextlib.nullcontext()
-
-
-def check_writable(folder: Path | None) -> None:
-    """Makes the profile's folder, if there is to be one. Raises ValueError where nothing can be written."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,9 +45,9 @@ from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import encode
 from specdec_jax.text.pair import measured_pair, without_model
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
+from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
-TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round unless told; 7 is what `generate` drafts
+TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round by default; 7 is what `generate` drafts
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
 SEVERAL = 16_384  # sequences of the sampled tests of other drafters, at most
 QUOTES = (0, 1, 2, 0, 1, 2, 0, 1)  # a prompt in which lookups find something
@@ -88,15 +88,21 @@ def verify(
         raise ValueError(f"a seed must be 0 or more, got {seed}")
     most, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
     enable()
-    with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less unless told
+    with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less by default
         with interrupts_end_here():
-            own = None if drafter is None or target is not None else _own_drafter(drafter, most)
+            modelless, toy = None, {"vocab_size": DRAFTER_VOCABULARY}
+            if drafter is not None and target is None:
+                modelless = choose("drafter", drafter, max_draft_length=most, **toy)
             check_on_toy(*rules, watches, most)
-            if own is not None:
-                check_on_toy(*rules, watches, own.max_draft_length, drafter=own, vocab_size=DRAFTER_VOCABULARY)
+            if modelless is not None:
+                check_on_toy(*rules, watches, modelless.max_draft_length, drafter=modelless, **toy)
             proof = _on_toys(*rules, watches, most, sequences, seed)
-            if own is not None:
-                proof = proof._replace(drafter=_sampled_with(own, *rules, watches, min(sequences, SEVERAL)))
+            if modelless is not None:
+                longest, few = modelless.max_draft_length, min(sequences, SEVERAL)
+                with status(f"Decoding {few} sequences with {modelless.name}"):
+                    sizes = longest, longest + 1, few
+                    report = _sampled_on_toy(*rules, watches, *sizes, QUOTES, drafter=modelless, **toy)
+                proof = proof._replace(drafter=report)
         if target is not None and drafter is not None:
             most = max_draft_length or PAIR_DRAFTS
             models = target, drafter, prompt, temperature
@@ -125,15 +131,15 @@ def _on_toys(
         real_size = prove_real_size(verifier, monitor=monitor)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
         some = (1, *default_widths(widest_draft(policy, most)))
-        sampled = _sampled_on_toy(*strategies, monitor, some, most, most + 1, sequences)
+        sampled = _sampled_on_toy(*strategies, monitor, most, most + 1, sequences, widths=some)
         every = range(1, most + 2)
-        sampled_in_turn = _sampled_on_toy(in_turn(most), verifier, monitor, every, most, 2 * most + 2, sequences)
+        rules = in_turn(most), verifier
+        sampled_in_turn = _sampled_on_toy(*rules, monitor, most, 2 * most + 2, sequences, widths=every)
     several = None
     if policy.rounds is None or not policy.rounds.needs_one_model(policy):
         with status("Decoding with several drafters"):
-            decoder, params = toy_decoder(*strategies, most, monitor=monitor, distance=CLOSE, several=True)
-            sizes: dict[str, Any] = {"tokens": most + 1, "sequences": min(sequences, SEVERAL)}
-            several = test_by_sampling(decoder, params, QUOTES, warp=_warp(verifier), **sizes)
+            few = min(sequences, SEVERAL)
+            several = _sampled_on_toy(*strategies, monitor, most, most + 1, few, QUOTES, several=True)
     with status("Decoding long texts on a toy, one by one and in batches"):
         texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=most)
     trees, of_trees = None, policy.rounds or verifier.rounds
@@ -148,34 +154,16 @@ def _sampled_on_toy(
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor | None,
-    widths: Sequence[int],
     most: int,
     tokens: int,
     sequences: int,
+    prompt: Sequence[int] = (0, 1),
+    **toy: Any,
 ) -> SampledReport:
-    """With target passes of these widths."""
-    decoder, params = toy_decoder(policy, verifier, most, distance=CLOSE, monitor=monitor, widths=widths)
-    return test_by_sampling(decoder, params, warp=_warp(verifier), tokens=tokens, sequences=sequences)
-
-
-def _own_drafter(words: str, most: int) -> Drafter:
-    return choose("drafter", words, max_draft_length=most, vocab_size=DRAFTER_VOCABULARY)
-
-
-def _sampled_with(
-    drafter: Drafter, policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, sequences: int
-) -> SampledReport:
-    """With a user's drafter, for a toy."""
-    size: dict[str, Any] = {"vocab_size": DRAFTER_VOCABULARY, "distance": CLOSE}
-    longest = drafter.max_draft_length
-    with status(f"Decoding {sequences} sequences with {drafter.name}"):
-        decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, drafter=drafter, **size)
-        warp = _warp(verifier)
-        return test_by_sampling(decoder, params, QUOTES, warp=warp, tokens=longest + 1, sequences=sequences)
-
-
-def _warp(verifier: Verifier) -> Mapping[str, Any]:
-    return {"temperature": 0.0 if verifier.greedy_only else 1.0}
+    """`toy`: further options of `toy_decoder`."""
+    decoder, params = toy_decoder(policy, verifier, most, monitor=monitor, distance=CLOSE, **toy)
+    warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
+    return test_by_sampling(decoder, params, prompt, warp=warp, tokens=tokens, sequences=sequences)
 
 
 def _sampled_on_pair(
@@ -242,7 +230,7 @@ def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
 
 
 def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> None:
-    """The table of exact distances, that of what was asked, a line for every other finding, and the verdict."""
+    """The table of exact distances, that of the rule's answers, a line for every other finding, and the verdict."""
     exact, rounds = proof.exact, proof.rounds
     console.print(_table(exact.cases, title))
     console.print(
@@ -250,7 +238,7 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
         f"target's is {exact.total_variation:.1e} (must be under {TOLERANCE:.0e}); "
         f"draft lengths that occurred: {listed(exact.draft_lengths)}."
     )
-    console.print(_asked_table(rounds))
+    console.print(_coverage_table(rounds))
     console.print(
         f"Exact, round by round: the largest relative error of a sequence's probability in "
         f"{sum(case.rounds for case in rounds.cases)} rounds is {rounds.error:.1e}, drafting to the end "
@@ -301,16 +289,16 @@ def _show_together(proof: Proof, console: Console, seed: int) -> None:
         )
 
 
-def counterexample_text(found: Counterexample) -> str:
+def counterexample_text(example: Counterexample) -> str:
     """One sentence without its full stop."""
-    prompt = f"after the text {_tokens(found.prompt)}, " if found.prompt else ""
-    *first, token = found.tokens
+    prompt = f"after the text {_tokens(example.prompt)}, " if example.prompt else ""
+    *first, token = example.tokens
     before = f" after {_tokens(first)}" if first else ""
-    draft = "" if found.draft is None else f", for example with the draft {_tokens(found.draft)}"
-    share = "came in a share of" if found.sampled else "has probability"
+    draft = "" if example.draft is None else f", for example with the draft {_tokens(example.draft)}"
+    share = "came in a share of" if example.sampled else "has probability"
     return (
-        f"{prompt}at {warp_text(found.warp)}{draft}: token {token} at position {found.position}{before} "
-        f"{share} {found.probability:.6g}, should be {found.expected:.6g} ({found.proof})"
+        f"{prompt}at {warp_text(example.warp)}{draft}: token {token} at position {example.position}{before} "
+        f"{share} {example.probability:.6g}, should be {example.expected:.6g} ({example.proof})"
     )
 
 
@@ -318,7 +306,7 @@ def _tokens(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) or "of no tokens"
 
 
-def _asked_table(report: RoundsReport) -> Table:
+def _coverage_table(report: RoundsReport) -> Table:
     """A line a draft, a column a warp: times the rule said no of times it was asked."""
     title = "Times the rule said no to a draft / times it was asked"
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)

@@ -1,10 +1,10 @@
-"""What `generate --page FILE` writes."""
+"""Files and folders that commands write: checked before any work is done; and the page of `generate --page FILE`."""
 
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from specdec_jax.app.views.printing import check_writable
-from specdec_jax.app.views.writable import check_file
 from specdec_jax.text.streaming import Stream
 from specdec_jax.types import StoppingPolicy
 
@@ -15,13 +15,43 @@ def check_output(output: Any) -> None:
     """Refuses what the `generate` command could not write, before the models are read.
 
     Raises:
-        ValueError: a record without JSON, or as `check_writable` and `check_file` say.
+        ValueError: a record without JSON, or as `check_folder` and `check_file` say.
     """
     if output.record and not output.json:
         raise ValueError("--record needs --json: there is no other place for it")
-    check_writable(output.profile)
+    check_folder(output.profile)
     if output.page is not None:
         check_file(output.page, PAGES)
+
+
+def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuses a file that could not be written.
+
+    Raises:
+        ValueError: a folder of that name, no folder to hold it, no right to write there, or another suffix.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: it is a folder")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {str(path)!r}: its name must end in {' or '.join(suffixes)}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+def check_folder(folder: Path | None) -> None:
+    """Makes the folder of a profile, if there is to be one. Raises ValueError where nothing can be written."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None
 
 
 def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:

@@ -72,28 +72,28 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
         )
 
 
-def print_beams(found: Sequence[Hypothesis], as_json: bool = False, statistics: bool = True) -> None:
+def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: bool = True) -> None:
     """The best text on standard output and a table of all on standard error; or one line of JSON with all."""
     if as_json:
-        fields = {**found[0]._asdict(), "beams": [beam._asdict() for beam in found]}
+        fields = {**beams[0]._asdict(), "beams": [beam._asdict() for beam in beams]}
         print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
         return
-    best = found[0].text
+    best = beams[0].text
     print(visible(best) if Console().is_terminal else best, flush=True)
     if statistics:
-        Console(stderr=True, highlight=False).print(table(found))
+        Console(stderr=True, highlight=False).print(table(beams))
 
 
-def table(found: Sequence[Hypothesis]) -> Table:
+def table(beams: Sequence[Hypothesis]) -> Table:
     """A line a hypothesis: score, log-probability in nats, tokens, how it ended, and its text from where they part."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("beam", "score", "log p", "tokens"):
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("end", no_wrap=True)
     grid.add_column("text")  # the one that gives way where lines are short
-    texts = [" ".join(visible(beam.text).split()) for beam in found]
-    same = os.path.commonprefix(texts).rpartition(" ")[0] if len(found) > 1 else ""
-    for number, (beam, text) in enumerate(zip(found, texts, strict=True), start=1):
+    texts = [" ".join(visible(beam.text).split()) for beam in beams]
+    same = os.path.commonprefix(texts).rpartition(" ")[0] if len(beams) > 1 else ""
+    for number, (beam, text) in enumerate(zip(beams, texts, strict=True), start=1):
         cells = [str(number), f"{beam.score:.4f}", f"{beam.log_prob:.3f}", str(len(beam.tokens)), beam.finish_reason]
         grid.add_row(*cells, Text("…" * bool(same) + text[len(same) :], no_wrap=True, overflow="ellipsis"))
     return grid

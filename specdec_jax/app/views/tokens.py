@@ -1,4 +1,4 @@
-"""A recorded generation told token by token: what every view of a decoded text is drawn from. Pure Python."""
+"""A recorded generation, token by token: what every view of a decoded text is drawn from."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from specdec_jax.decoding.statistics import kinds_of
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.text.generation import Generation
+from specdec_jax.text.streaming import CONTEXT, text_after
 
-CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
 PHASES = ("routine", "reasoning")
 
 
@@ -51,15 +51,15 @@ def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
     emitted = sum(int(round_["emitted"]) for round_ in generation.rounds)
     if emitted != len(generation.tokens):
         raise ValueError(f"the rounds emitted {emitted} tokens, the generation has {len(generation.tokens)}")
-    texts, told, begin = _texts(generation, tokenizer), [], 0
+    texts, tokens, begin = _texts(generation, tokenizer), [], 0
     for index, round_ in enumerate(generation.rounds):
         count = int(round_["emitted"])
         before = generation.tokens[max(begin - CONTEXT, 0) : begin]
-        told += _round(index, round_, generation.tokens[begin : begin + count], before, tokenizer)
+        tokens += _round(index, round_, generation.tokens[begin : begin + count], before, tokenizer)
         begin += count
-    if told and generation.finish_reason == "stop":
-        told[-1] = told[-1]._replace(ends=True)
-    return [token._replace(text=text) for token, text in zip(told, texts, strict=True)]
+    if tokens and generation.finish_reason == "stop":
+        tokens[-1] = tokens[-1]._replace(ends=True)
+    return [token._replace(text=text) for token, text in zip(tokens, texts, strict=True)]
 
 
 def phases_of(tokens: Sequence[Token]) -> list[tuple[int, int]]:
@@ -94,16 +94,17 @@ def _round(
     kinds = kinds_of(round_)
     # A round that ended inside its accepted drafts has no token of the target's, and what it drafted beyond is cost.
     turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
-    known = [*before, *emitted[:accepted]]
+    before = [*before, *emitted[:accepted]]
     rejected = []
     for place in turned_down:
         token = int(round_["proposed"][place])
-        rejected.append(Rejected(token, _after(tokenizer, known, token), *_distribution(round_, place)))
-        known.append(token)
-    told = []
+        text = text_after(tokenizer, before, [token], skip_special=False)  # an end of sequence is seen too
+        rejected.append(Rejected(token, text, *_distribution(round_, place)))
+        before.append(token)
+    tokens = []
     for place, token in enumerate(emitted):
         entropy, max_prob = _distribution(round_, place)
-        told.append(
+        tokens.append(
             Token(
                 id=int(token),
                 text="",
@@ -119,7 +120,7 @@ def _round(
                 drafter=int(round_["drafter_id"]),
             )
         )
-    return told
+    return tokens
 
 
 def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
@@ -131,10 +132,3 @@ def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
 def _number(value: Any) -> float:
     """As float; None, which stands for NaN in JSON, as NaN."""
     return math.nan if value is None else float(np.float32(value))
-
-
-def _after(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
-    """A draft's text behind the tokens before it, special tokens by name: a rejected end of sequence is seen."""
-    known = tokenizer.decode(before, skip_special=False)
-    text = tokenizer.decode([*before, token], skip_special=False)
-    return text[len(known) :] if text.startswith(known) else tokenizer.decode([token], skip_special=False)

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const tokens = Array.from(document.querySelectorAll(".token"));
-  const told = JSON.parse(document.getElementById("told").textContent);
+  const tips = JSON.parse(document.getElementById("tips").textContent);
   const tip = document.getElementById("tip");
   const chart = document.getElementById("chart");
   const scroller = document.getElementById("scroller");
@@ -12,7 +12,7 @@
   function show(index) {
     const token = tokens[index];
     tip.replaceChildren();
-    for (const [name, value] of told[index]) {
+    for (const [name, value] of tips[index]) {
       const row = document.createElement("div");
       const label = document.createElement("span");
       label.textContent = name + " ";
