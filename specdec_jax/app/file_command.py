@@ -277,7 +277,7 @@ def _count(lines: _Lines, done: Completed) -> None:
 
 
 def _turned_off(lines: _Lines, policy: str) -> str:
-    """In how many lines the rule drafted nothing, as part of the closing line; empty where there are none."""
+    """The end of the closing line if the rule drafted nothing in some lines, else empty."""
     if not lines.undrafted:
         return ""
     if not lines.drafts:

@@ -15,10 +15,10 @@ NUMBERS = (
     *((name, 0, (int, float)) for name in ("drafter_step", "plain_pass", "target_pass", "slot_time")),
     *((name, least, int) for name, least in (("widths", 1), ("batch", 1), ("slots", 0))),
 )
-"""Of a file: the entry, the least that it may be, its type."""
-LEAST_SHARE = 0.25  # of a measured pass, that one with fewer slots is taken to cost
-AGREE = 1.35  # times as long, that two measurements of the same work may differ by
-LEAST_ROUNDS = 16  # of a text, that tell how long rounds take
+"""The entries of a file: name, least value, type."""
+LEAST_SHARE = 0.25  # a pass with fewer slots costs at least this share of the measured one
+AGREE = 1.35  # factor by which two measurements of the same work may differ
+LEAST_ROUNDS = 16  # a shorter text says too little about the time of a round
 
 
 class CostModel(NamedTuple):
@@ -40,12 +40,12 @@ class CostModel(NamedTuple):
         return self.drafter_step / self.plain_pass
 
     def at(self, slots: int) -> "CostModel":
-        """With that many cache slots a row. Attention in a batch reads all of them, whatever the width."""
+        """The costs with that many cache slots a row. Attention in a batch reads all of them, whatever the width."""
         if not self.slot_time:
             return self
-        more = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * self.plain_pass)
-        passes = tuple(time + more for time in self.target_pass)
-        return self._replace(plain_pass=self.plain_pass + more, target_pass=passes, slots=slots)
+        extra = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * self.plain_pass)
+        passes = tuple(time + extra for time in self.target_pass)
+        return self._replace(plain_pass=self.plain_pass + extra, target_pass=passes, slots=slots)
 
     def pass_times(self, max_draft_length: int) -> np.ndarray:
         """[K+1] float64: the pass that verifies k drafts, in the narrowest width that holds them and the token before.
@@ -61,7 +61,7 @@ class CostModel(NamedTuple):
         return np.asarray(self.target_pass, np.float64)[chosen]
 
     def verification_times(self, max_draft_length: int) -> np.ndarray:
-        """[K+1] float64: `pass_times` in passes of plain decoding, as rules are told them. Raises as `pass_times`."""
+        """[K+1] float64: `pass_times` in passes of plain decoding, the unit of rules. Raises as `pass_times`."""
         return self.pass_times(max_draft_length) / self.plain_pass
 
 

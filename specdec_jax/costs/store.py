@@ -1,7 +1,7 @@
 """Where measurements of this machine are kept, and when they are made again.
 
-A table that may be wrong carries its doubts, a clause for each. The process that measured it goes by it all the same;
-the next measures again.
+A table that may be wrong carries its doubts, a clause for each. The process that measured it uses it all the same; the
+next one measures again.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Table(Protocol):
 
 
 T = TypeVar("T", bound=Table)
-measured_here: set[Path] = set()  # files of this process's measurements: doubtful or not, it goes by them
+measured_here: set[Path] = set()  # files that this process wrote: it uses them, doubtful or not
 
 
 def once(
@@ -68,9 +68,9 @@ def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    known = json.dumps([kind, shapes, device(), features(), jax.__version__, options_here()], sort_keys=True)
+    identity = json.dumps([kind, shapes, device(), features(), jax.__version__, options_here()], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
-    return folder / f"{kind}-{label}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
+    return folder / f"{kind}-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 def where(path: Path | None) -> str:
@@ -90,5 +90,5 @@ def steadiest(measure: Callable[[], T]) -> T:
 
 
 def say(line: str) -> None:
-    """To the terminal: who calls `generate` for the first time waits for this."""
+    """Prints a line to standard error: the first call of `generate` waits for a measurement."""
     print(f"specdec_jax: {line}", file=sys.stderr, flush=True)

@@ -52,30 +52,30 @@ class Calibration(NamedTuple):
 def fingerprint(params: Params) -> dict[str, Any]:
     """The number of parameters and the mean size of those in the largest array.
 
-    A draft vocabulary leaves both as they are, and is named beside them.
+    A draft vocabulary changes neither, and is a third entry.
     """
     reduced = isinstance(params, (ReducedParams, SharedParams))
     leaves = jax.tree.leaves(params.model if reduced else params, is_leaf=is_matrix)
     largest = max(leaves, key=lambda leaf: leaf.size)
-    found = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
-    return found | ({"draft_vocabulary": params.tokens.size} if reduced else {})
+    size = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+    return size | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
 _scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
 
 
 def _scale(leaf: Any) -> float:
-    """Mean size, once an array: it is asked for with every request."""
+    """Mean size, computed once an array: every request needs it."""
     array = leaf.values if isinstance(leaf, Int8) else leaf
-    known = _scales.get(id(array))
-    if known is None or known[0]() is not array:
-        known = _scales[id(array)] = (weakref.ref(array), float(_mean_size(leaf)))
-    return known[1]
+    entry = _scales.get(id(array))
+    if entry is None or entry[0]() is not array:
+        entry = _scales[id(array)] = (weakref.ref(array), float(_mean_size(leaf)))
+    return entry[1]
 
 
 @jax.jit
 def _mean_size(leaf: Any) -> jax.Array:
-    """One program, so that the largest array is never there in float32."""
+    """One program, so that no float32 copy of the largest array is made."""
     return jnp.mean(jnp.abs(as_float32(leaf)))
 
 
@@ -118,19 +118,20 @@ def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
     Raises:
         FileNotFoundError, ValueError: as `read_calibration`, or it belongs to another pair.
     """
-    if isinstance(source, Calibration):
-        return _checked(source, pair)
-    if str(source) != BUILT_IN:
-        return _checked(read_calibration(source), pair)
-    files = [drafter_file(name).parent / FILE for name in DRAFTERS]
-    for found in (read_calibration(path) for path in files if path.is_file()):
-        if not _difference(found, pair):
-            return found
-    raise ValueError("this pair has no built-in calibration; python -m experiments.calibrate makes one")
+    if str(source) == BUILT_IN:
+        files = [drafter_file(name).parent / FILE for name in DRAFTERS]
+        for calibration in (read_calibration(path) for path in files if path.is_file()):
+            if not _difference(calibration, pair):
+                return calibration
+        raise ValueError("this pair has no built-in calibration; python -m experiments.calibrate makes one")
+    calibration = source if isinstance(source, Calibration) else read_calibration(source)
+    if difference := _difference(calibration, pair):
+        raise ValueError(f"calibration {calibration.source} belongs to another pair: {difference}")
+    return calibration
 
 
 def check_calibration(source: str | Path | Calibration) -> None:
-    """Raises as `read_calibration` for a file that is none; whose it is does not matter."""
+    """Raises as `read_calibration` for a file that is no calibration, of whatever pair."""
     if not isinstance(source, Calibration) and str(source) != BUILT_IN:
         read_calibration(source)
 
@@ -154,16 +155,16 @@ def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temp
 
 
 def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    learnt: dict[str, Any] = {}
     for role, inner in strategy.options.items():
         if isinstance(inner, Strategy):
             for key, value in _learnt(calibration, decoding, kind, inner).items():
-                found[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
-    found |= _own(calibration, decoding, kind, strategy)
-    return {key: found[key] for key in found.keys() & (strategy.hyperparameters.keys() - strategy.fixed)}
+                learnt[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
+    learnt |= _of_variant(calibration, decoding, kind, strategy)
+    return {key: learnt[key] for key in learnt.keys() & (strategy.hyperparameters.keys() - strategy.fixed)}
 
 
-def _own(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
+def _of_variant(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
     """What was learnt for the strategy of this name and static options."""
     name, learnt = strategy.name, calibration.hyperparameters[decoding].get(kind, {})
     if strategy.call is None or name not in names(kind) or strategy.call.factory is not find_factory(kind, name):
@@ -177,25 +178,18 @@ def _own(calibration: Calibration, decoding: str, kind: str, strategy: Strategy)
     return {}
 
 
-def _checked(calibration: Calibration, pair: Pair) -> Calibration:
-    difference = _difference(calibration, pair)
-    if difference:
-        raise ValueError(f"calibration {calibration.source} belongs to another pair: {difference}")
-    return calibration
-
-
 def _difference(calibration: Calibration, pair: Pair) -> str:
-    """What tells the calibrated pair from this one; empty if nothing does."""
-    own = pair.params.drafter
-    several = pair.decoder.parts.drafter.model is None and isinstance(own, tuple)
-    drafters = [params for params in (own if several else [own]) if jax.tree.leaves(params)]
+    """How the calibrated pair differs from this one; empty if it does not."""
+    weights = pair.params.drafter
+    several = pair.decoder.parts.drafter.model is None and isinstance(weights, tuple)
+    drafters = [params for params in (weights if several else [weights]) if jax.tree.leaves(params)]
     target = _unlike(calibration.target, pair.params.target)
     if target:
         return f"its target is {target}"
     if not drafters:
         return "its drafter is a model, and this pair's has none"
-    found = [_unlike(calibration.drafter, params) for params in drafters]
-    return "" if "" in found else f"its drafter is {found[0]}"
+    differences = [_unlike(calibration.drafter, params) for params in drafters]
+    return "" if "" in differences else f"its drafter is {differences[0]}"
 
 
 def _unlike(model: Mapping[str, Any], params: Params) -> str:

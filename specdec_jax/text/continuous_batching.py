@@ -158,7 +158,7 @@ class _Waiting:
         self._running.discard(index)
 
     def _look(self) -> None:
-        """Requests as far ahead as is allowed."""
+        """Queues requests as far ahead as is allowed."""
         while self._next < self._oldest() + self._look_ahead:
             taken = next(self._source, None)
             if taken is None:
@@ -172,7 +172,7 @@ class _Waiting:
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:
-    """Until no request fits and all rows are done."""
+    """Decodes with one state until no request fits and all rows are done."""
     decoder = pair.decoder
     held: list[_Held | None] = [None] * batch
     state: DecodeState | None = None

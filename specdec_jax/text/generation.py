@@ -27,7 +27,7 @@ from specdec_jax.types import DecodeState
 
 PROGRAMS = ("prefill", "prefill_drafter", "run")  # that a generation compiles
 COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
-STOP_STRING_ROUNDS = 4  # rounds between two looks for a stop string: a look costs a transfer, a round a target pass
+STOP_STRING_ROUNDS = 4  # rounds between two searches for stop strings: one costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
 
@@ -286,7 +286,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
 
 
 def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
-    """To the end in one dispatch; with stop strings in dispatches of a few rounds, the texts read in between."""
+    """Decodes to the end: in one dispatch, or with stop strings in dispatches of a few rounds."""
     if not stop:
         return pair.decoder.run(pair.params, state)
     while not np.all(on_host(state.done)):

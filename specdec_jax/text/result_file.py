@@ -62,13 +62,13 @@ class ResultFile:
 
 
 class Unwritten:
-    """In place of a file of results that another process writes: what that one said of it."""
+    """Stands in for a file of results that another process writes, as that process described it."""
 
     def __init__(self, path: Path, lines: int, refused: int, decided: Any):
         self.path, self.lines, self.refused, self.decided = path, lines, refused, decided
 
     def append(self, line: bytes) -> None:
-        """One line more is there."""
+        """Counts the line."""
         del line
         self.lines += 1
 
