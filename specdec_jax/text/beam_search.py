@@ -41,10 +41,10 @@ class _Search(NamedTuple):
     tokens: Array  # [W, S] int32, new tokens of the open beams
     log_prob: Array  # [W] float32, nats; -inf: no beam
     cache: Cache  # W rows; all tokens but the last
-    kept: "_Kept"
+    finished: "_Finished"
 
 
-class _Kept(NamedTuple):
+class _Finished(NamedTuple):
     """The best finished hypotheses so far, best first."""
 
     score: Array  # [W] float32, -inf: none
@@ -79,11 +79,11 @@ def beam_search(
 
     A hypothesis scores sum(log p) / length ** length_penalty, its length in new tokens, the end of sequence included
     (as transformers' `generate(num_beams=...)`). Every step ranks the candidates of all open beams: an end among the
-    best `width` is kept aside, and the best `width` others stay open. Of equal candidates the one of the better beam
+    best `width` is set aside, and the best `width` others stay open. Of equal candidates the one of the better beam
     wins, then the smaller token; of equal hypotheses the one that ended first.
 
-    The search ends when no open beam can still beat the worst of `width` kept hypotheses. Log-probabilities only fall,
-    so a beam that stands at s cannot score above s / max_new_tokens ** length_penalty if the penalty is positive, nor
+    The search ends when no open beam can still beat the worst of `width` hypotheses. Log-probabilities only fall, so a
+    beam that stands at s cannot score above s / max_new_tokens ** length_penalty if the penalty is positive, nor
     above s / L ** length_penalty if it is negative, L the shortest length at which it may end. That loses nothing;
     transformers' `early_stopping=False` takes the present length instead, which may stop too early.
 
@@ -102,8 +102,8 @@ def beam_search(
     state = pair.decoder.prefill(pair.params, request.prompts, **request.options)
     search = _program(pair.target.model, width)
     last, ids = np.int32(request.prompts[0][-1]), np.array(ends, np.int32)
-    kept = jax.device_get(search(pair.params.target, state.target_cache, last, ids, numbers, state.tokens.shape[1]))
-    return [_hypothesis(pair.target, kept, row, ends) for row in range(width) if np.isfinite(kept.score[row])]
+    finished = jax.device_get(search(pair.params.target, state.target_cache, last, ids, numbers, state.tokens.shape[1]))
+    return [_hypothesis(pair.target, finished, row, ends) for row in range(width) if np.isfinite(finished.score[row])]
 
 
 def _checked(width: Any, length_penalty: Any, min_new_tokens: Any, max_new_tokens: Any) -> _Numbers:
@@ -114,27 +114,27 @@ def _checked(width: Any, length_penalty: Any, min_new_tokens: Any, max_new_token
     return _Numbers(penalty, least, np.int32(max_new_tokens))
 
 
-def _hypothesis(target: LoadedModel, kept: _Kept, row: int, ends: Sequence[int]) -> Hypothesis:
-    tokens = kept.tokens[row, : kept.length[row]].tolist()
+def _hypothesis(target: LoadedModel, finished: _Finished, row: int, ends: Sequence[int]) -> Hypothesis:
+    tokens = finished.tokens[row, : finished.length[row]].tolist()
     text = target.tokenizer.decode([token for token in tokens if token not in ends])
     reason = "stop" if tokens[-1] in ends else "length"
-    return Hypothesis(text, tokens, float(kept.score[row]), float(kept.log_prob[row]), reason)
+    return Hypothesis(text, tokens, float(finished.score[row]), float(finished.log_prob[row]), reason)
 
 
 @functools.lru_cache(maxsize=16)
-def _program(target: LanguageModel, width: int) -> Callable[..., _Kept]:
-    """The jitted search: (params, cache of one row, last token, stop ids [E], numbers, slots) -> _Kept."""
+def _program(target: LanguageModel, width: int) -> Callable[..., _Finished]:
+    """The jitted search: (params, cache of one row, last token, stop ids [E], numbers, slots) -> _Finished."""
 
-    def search(params: Params, cache: Cache, last: Array, ends: Array, numbers: _Numbers, slots: int) -> _Kept:
+    def search(params: Params, cache: Cache, last: Array, ends: Array, numbers: _Numbers, slots: int) -> _Finished:
         def unfinished(now: _Search) -> Array:
-            worst = jnp.min(now.kept.score)
+            worst = jnp.min(now.finished.score)
             return (now.emitted < numbers.max_new_tokens) & (_bound(now, numbers) > worst)
 
         def step(now: _Search) -> _Search:
             logits, cache = target.apply(params, now.last[:, None], now.cache)
             return _advance(now._replace(cache=cache), logits[:, 0], ends, numbers)
 
-        return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).kept
+        return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).finished
 
     return jax.jit(counted(search), static_argnums=5)
 
@@ -146,7 +146,7 @@ def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
     tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
     first = jnp.where(jnp.arange(width) == 0, jnp.float32(0), none)
     return _Search(
-        jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Kept(none, none, tokens, zeros)
+        jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Finished(none, none, tokens, zeros)
     )
 
 
@@ -176,14 +176,14 @@ def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Se
     done = (ended | (length >= numbers.max_new_tokens))[:width]
     written = jnp.arange(now.tokens.shape[1]) == now.emitted
     best = jnp.where(written[None, :], token[:width, None], now.tokens[parent[:width]])
-    found = _Kept(
+    ended_now = _Finished(
         jnp.where(done, _score(log_prob[:width], length, numbers), -jnp.inf),
         log_prob[:width],
         best,
         jnp.broadcast_to(length, (width,)),
     )
-    both = jax.tree.map(lambda old, new: jnp.concatenate([old, new]), now.kept, found)
-    kept = jax.tree.map(lambda leaf: leaf[lax.top_k(both.score, width)[1]], both)
+    both = jax.tree.map(lambda old, new: jnp.concatenate([old, new]), now.finished, ended_now)
+    finished = jax.tree.map(lambda leaf: leaf[lax.top_k(both.score, width)[1]], both)
     log_prob, chosen = lax.top_k(jnp.where(ended, -jnp.inf, log_prob), width)
     parent, token = parent[chosen], token[chosen]
     return _Search(
@@ -192,5 +192,5 @@ def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Se
         tokens=jnp.where(written[None, :], token[:, None], now.tokens[parent]),
         log_prob=log_prob,
         cache=jax.tree.map(lambda leaf: leaf[parent], now.cache),
-        kept=kept,
+        finished=finished,
     )

@@ -14,6 +14,7 @@ from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
 from specdec_jax.app.views.coloured import render
 from specdec_jax.app.views.page import save_page
+from specdec_jax.app.views.printing import one_line
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.pair import split_drafters
 
@@ -122,14 +123,9 @@ def save(session: Session, name: str) -> RenderableType:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     result, _ = _recorded(session)
-    save_page(path, result, session.pair.target.tokenizer, title=_title(session))
-    return Text(f"saved {path}")
-
-
-def _title(session: Session) -> str:
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    line = " ".join(question.split())
-    return line if len(line) <= 80 else line[:79] + "…"
+    save_page(path, result, session.pair.target.tokenizer, title=one_line(question))
+    return Text(f"saved {path}")
 
 
 def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from specdec_jax.app.views.interrupts import interrupts_end_here
+from specdec_jax.app.views.printing import one_line
 from specdec_jax.app.views.terminal import coloured, legend
 from specdec_jax.text.generation import Generation, Pair
 from specdec_jax.text.sampling_params import SamplingParams
@@ -38,7 +39,7 @@ def show_live(
 
     def panel(shown: Text, footer: str) -> Panel:
         marks = legend(branches=pair.policy.rounds is not None)
-        return Panel(Group(shown, Text(), marks), title=Text(f"{title}: {_short(prompt)}"), subtitle=footer)
+        return Panel(Group(shown, Text(), marks), title=Text(f"{title}: {one_line(prompt, 60)}"), subtitle=footer)
 
     with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:
         for chunk in chunks:
@@ -57,8 +58,3 @@ def _end_of(text: Text, console: Console, frame: int = 8) -> Text:
     """The last lines that fit: a live view cuts what is too tall at its end, where the new tokens are."""
     lines = text.wrap(console, max(console.width - 4, 1))
     return Text("\n").join(lines[-max(console.height - frame, 1) :])
-
-
-def _short(prompt: str, most: int = 60) -> str:
-    line = " ".join(prompt.split())
-    return line if len(line) <= most else line[: most - 1] + "…"

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.app.views.printing import one_line
 from specdec_jax.text.streaming import Stream
 from specdec_jax.types import StoppingPolicy
 
@@ -61,8 +62,6 @@ def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stre
     output, models, rules, decoding = command.output, command.models, command.rules, command.decoding
     if output.page is None:
         return
-    line = " ".join(prompt.split())
-    title = line if len(line) <= 80 else line[:79] + "…"
     details = {
         "prompt": prompt,
         "target": models.target,
@@ -72,7 +71,7 @@ def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stre
         "temperature": f"{decoding.temperature:g}",
         "seed": str(decoding.seed),
     }
-    drawn: dict[str, Any] = {"title": title, "details": details, "entropy_factor": entropy_factor(policy)}
+    drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": entropy_factor(policy)}
     print("page:", save_page(output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
 
 
