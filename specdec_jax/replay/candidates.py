@@ -31,33 +31,33 @@ class Rejected(NamedTuple):
     token: Array  # [R] int32, the text's
 
 
-def right_candidate(found: Rejected, is_sampled: Array, uniform: Callable[[int, int], Array]) -> Array:
+def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[int, int], Array]) -> Array:
     """Which candidate is the text's token: 1 the second, 2 the third ..., 0 none; [R] int32.
 
     Args:
         is_sampled: [R] bool, the temperature is above 0.
         uniform: (candidate, role) -> [R] float32 in [0, 1).
     """
-    greedy = _rank(found)
+    greedy = _rank(rejected)
     return lax.cond(
-        jnp.any(is_sampled), lambda: jnp.where(is_sampled, _sampled(found, uniform), greedy), lambda: greedy
+        jnp.any(is_sampled), lambda: jnp.where(is_sampled, _sampled(rejected, uniform), greedy), lambda: greedy
     )
 
 
-def _rank(found: Rejected) -> Array:
+def _rank(rejected: Rejected) -> Array:
     """The token's rank among the drafter's, first index first where two are alike; 0 beyond the last candidate."""
-    own = jnp.take_along_axis(found.logits, found.token[:, None], axis=1)
-    earlier = jnp.arange(found.logits.shape[1], dtype=jnp.int32)[None, :] < found.token[:, None]
-    rank = jnp.sum((found.logits > own) | ((found.logits == own) & earlier), axis=1, dtype=jnp.int32)
+    logit = jnp.take_along_axis(rejected.logits, rejected.token[:, None], axis=1)
+    earlier = jnp.arange(rejected.logits.shape[1], dtype=jnp.int32)[None, :] < rejected.token[:, None]
+    rank = jnp.sum((rejected.logits > logit) | ((rejected.logits == logit) & earlier), axis=1, dtype=jnp.int32)
     return jnp.where(rank < CANDIDATES, rank, 0)
 
 
-def _sampled(found: Rejected, uniform: Callable[[int, int], Array]) -> Array:
-    p, q, last = jnp.exp(found.log_p), jnp.exp(found.log_q), found.first
+def _sampled(rejected: Rejected, uniform: Callable[[int, int], Array]) -> Array:
+    p, q, last = jnp.exp(rejected.log_p), jnp.exp(rejected.log_q), rejected.first
     right = jnp.zeros(last.shape, jnp.int32)
     for candidate in range(1, CANDIDATES):
         p, q = normalised(jnp.maximum(p - q, 0.0)), normalised(without(q, last, 0.0))
-        p_token, q_token = (jnp.take_along_axis(values, found.token[:, None], axis=1)[:, 0] for values in (p, q))
+        p_token, q_token = (jnp.take_along_axis(values, rejected.token[:, None], axis=1)[:, 0] for values in (p, q))
         hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
         right = jnp.where(hit, candidate, right)
         last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))

@@ -86,7 +86,7 @@ def chains(
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = texts.prompt + at + step  # tokens of prompt, text and draft
-        logits, own, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
+        logits, read, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
         if drafter.reduced is not None:
             logits = drafter.reduced.spread(params, cache, logits)
         seen = distribution(logits, warp)
@@ -95,7 +95,7 @@ def chains(
         follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
         within = (at + step < texts.answer) & ~now.diverged
         hit = within & _accepts(seen, log_p, follows, coin(at + step, 0, ACCEPT), is_sampled)
-        # Its own token: after the first rejected one whatever it draws; there a token that is rejected.
+        # The draft: after the first rejected one whatever is drawn; there a token that is rejected.
         excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
         rejected = within & is_sampled & (jnp.sum(excess, axis=-1) > 0)
         weights = jnp.where(rejected[:, None], excess, jnp.exp(seen.log_prob))
@@ -112,7 +112,7 @@ def chains(
         return _Pass(
             cache=cache,
             last=with_token(now.last, token, end),
-            reads=with_token(now.reads, own, end),
+            reads=with_token(now.reads, read, end),
             run=now.run + hit.astype(jnp.int32),
             diverged=now.diverged | ~hit,
             candidate=jnp.where(missed, candidate, now.candidate),

@@ -79,8 +79,8 @@ def long_replay(
     program = _program(policy.bare, most, int(trace.length.max()))
     parts, emitted = [], 0
     for text in texts:
-        known = every._replace(text=jnp.full((settings,), text, jnp.int32))
-        record, threshold, state = program(known, state)
+        repeated = every._replace(text=jnp.full((settings,), text, jnp.int32))
+        record, threshold, state = program(repeated, state)
         parts.append(_rounds(trace, text, np.asarray(record, np.int64), np.asarray(threshold), emitted))
         emitted += int(trace.length[text])
     return join_rounds(parts, emitted)
@@ -142,11 +142,11 @@ def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
 
 def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """[S, P]: the values [S, R] of the rounds that the positions [P] fall into."""
-    found = []
+    values_of_rows = []
     for row, count in enumerate(run.rounds):
         index = np.searchsorted(run.position[row, :count], positions, side="right") - 1
-        found.append(values[row, index])
-    return np.stack(found)
+        values_of_rows.append(values[row, index])
+    return np.stack(values_of_rows)
 
 
 def forgotten(run: LongRun, within: float = 0.01) -> int | None:

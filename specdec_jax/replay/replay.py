@@ -110,16 +110,15 @@ def replay(
     given, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
-    every, pieces = texts_of(trace, np.arange(texts), phases), []
+    every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, most, places, rounds)
+    blocks = []
     for first in range(0, settings, step):
         chosen = {name: value[first : first + step] for name, value in given.items()}
-        pieces.append(_replay_block(every, policy, chosen, min(step, settings - first), (most, places), rounds))
-    whole: list[Any] = [
-        np.concatenate(leaves) if leaves[0] is not None else None for leaves in zip(*pieces, strict=True)
-    ]
-    played, drafted, accepted, passes, discarded, by_length, rows = whole
+        blocks.append(_replay_block(program, every, policy, chosen, min(step, settings - first)))
+    whole: Any = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+    counts = jax.tree.map(lambda leaf: leaf.astype(np.int64), whole._replace(record=None))
     emitted = np.broadcast_to(trace.length[None, :], (settings, texts)).astype(np.int64)
-    return Replay(played, emitted, drafted, accepted, passes, discarded, by_length, rows)
+    return Replay(counts.rounds, emitted, *counts[1:-1], record=whole.record)
 
 
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
@@ -149,30 +148,18 @@ def _accepted_run(trace: Trace, text: int, at: int, budget: int) -> int:
 
 
 def _replay_block(
+    program: Callable[[Texts, PolicyState], Counts],
     every: Texts,
     policy: StoppingPolicy,
     hyperparameters: Mapping[str, np.ndarray],
     settings: int,
-    most: tuple[int, int],
-    rounds: int,
-) -> tuple[np.ndarray | None, ...]:
-    """The counts of `settings` settings, each [settings, N, ...]; a record of so many rounds.
-
-    `most`: drafts a round, and tokens that are verified after the first.
-    """
+) -> Counts:
+    """The counts of `settings` settings on the host, each [settings, N, ...]."""
     texts = len(every.text)
-    begun = policy.init(
-        settings * texts, **{name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
-    )
-    known = every._replace(text=jnp.tile(every.text, settings))
-    counts = _program(policy.bare, *most, rounds)(known, jax.tree.map(jnp.asarray, begun))
-    shaped = []
-    for leaf in counts:
-        values = None if leaf is None else np.asarray(leaf)
-        if values is not None and values.dtype == np.int32:
-            values = values.astype(np.int64)
-        shaped.append(None if values is None else values.reshape(settings, texts, *values.shape[1:]))
-    return tuple(shaped)
+    repeated = {name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
+    begun = jax.tree.map(jnp.asarray, policy.init(settings * texts, **repeated))
+    counts = program(every._replace(text=jnp.tile(every.text, settings)), begun)
+    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(settings, texts, *leaf.shape[1:]), counts)
 
 
 @functools.lru_cache(maxsize=64)

@@ -94,12 +94,12 @@ def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarra
 
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
-    given = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text", "key")}
+    arrays = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text", "key")}
     hashes = np.zeros_like(trace.seed) if trace.prompt_hash is None else trace.prompt_hash
-    given["key"] = np.stack([hashes, trace.seed], axis=1)
-    fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in given.items()}
-    known = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
-    return Texts(**fields, phase=jnp.asarray(known), text=jnp.asarray(text, jnp.int32))
+    arrays["key"] = np.stack([hashes, trace.seed], axis=1)
+    fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in arrays.items()}
+    phases = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
+    return Texts(**fields, phase=jnp.asarray(phases), text=jnp.asarray(text, jnp.int32))
 
 
 def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tuple[Rows, Counts]:

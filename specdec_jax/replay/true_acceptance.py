@@ -32,12 +32,12 @@ def survival_true_acceptance(trace: Trace, costs: CostModel, max_draft_length: i
         raise ValueError("the overlap of a drafter that reads its target is recorded for first drafts only")
     most = trace.max_draft_length if max_draft_length is None else max_draft_length
     column = FEATURES.index("max_prob")
-    known = np.nan_to_num(trace.overlap, nan=0.0)
+    overlap = np.nan_to_num(trace.overlap, nan=0.0)
     path, tails = trace.path.copy(), trace.tails.copy()
-    path[..., column] = known
+    path[..., column] = overlap
     tails[:, 1:, column] = float(np.nanmean(trace.overlap))
-    texts, at = np.nonzero(~trace.accepted & (np.arange(known.shape[1])[None, :] <= trace.length[:, None]))
-    tails[trace.tail_of[texts, at], 0, column] = known[texts, at]
+    texts, at = np.nonzero(~trace.accepted & (np.arange(overlap.shape[1])[None, :] <= trace.length[:, None]))
+    tails[trace.tail_of[texts, at], 0, column] = overlap[texts, at]
     hyperparameters = {
         "drafter_cost": costs.ratio,
         "verification_times": costs.verification_times(most)[None, :],

@@ -82,11 +82,11 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         return ask(state, "proceed", distribution, token, drafted, context)
 
     def update(state: PolicyBanditState, draft: Draft, result: VerificationResult) -> PolicyBanditState:
-        inner = tuple(
-            select_rows(state.arms.arm == index, rule.update(own, draft, result), own)
-            for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True))
+        policies = tuple(
+            select_rows(state.arms.arm == index, rule.update(inner, draft, result), inner)
+            for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True))
         )
-        return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=inner)
+        return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=policies)
 
     ask = functools.partial(_ask, rules)
     reads = frozenset().union(*(rule.reads for rule in rules))
@@ -115,14 +115,14 @@ def _described(policies: Any) -> str:
 def _ask(
     rules: tuple[StoppingPolicy, ...], state: PolicyBanditState, question: str, *arguments: Any
 ) -> tuple[Array, PolicyBanditState]:
-    """The answer of each row's own arm, which alone changes its state."""
-    says, inner = jnp.zeros(state.passes.shape, bool), []
-    for index, (rule, own) in enumerate(zip(rules, state.policies, strict=True)):
+    """The answer of each row from its arm; other arms keep their states."""
+    answers, policies = jnp.zeros(state.passes.shape, bool), []
+    for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True)):
         chosen = state.arms.arm == index
-        answer, after = getattr(rule, question)(own, *arguments)
-        says = jnp.where(chosen, answer, says)
-        inner.append(select_rows(chosen, after, own))
-    return says, state._replace(policies=tuple(inner))
+        answer, after = getattr(rule, question)(inner, *arguments)
+        answers = jnp.where(chosen, answer, answers)
+        policies.append(select_rows(chosen, after, inner))
+    return answers, state._replace(policies=tuple(policies))
 
 
 def _normal(context: RoundContext, count: int) -> Array:
