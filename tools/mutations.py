@@ -208,7 +208,7 @@ BUGS = (
     # Loading, proofs, text.
     Bug(
         "GGUF's heads are not put back in order",
-        "return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)",
+        "return array.reshape(count, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)",
         "return array",
         "tests/loading/test_loading.py::test_gguf_equals_its_dequantised_folder",
     ),
@@ -220,8 +220,8 @@ BUGS = (
     ),
     Bug(
         "of two stop strings the one that begins first cuts the text",
-        "found = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]",
-        "found = [(text.find(word), text.find(word)) for word in stop if word in text]",
+        "places = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]",
+        "places = [(text.find(word), text.find(word)) for word in stop if word in text]",
         "tests/text/test_streaming.py",
     ),
 )
