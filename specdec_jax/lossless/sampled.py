@@ -263,17 +263,17 @@ def _wrong_cell(
         chance: dict[tuple[int, ...], float] = {}
         times: dict[tuple[int, ...], int] = {}
         for (prefix, others), share in cells.items():
-            for kept in {prefix[:length], prefix[: length - 1]} if len(prefix) >= length else {prefix}:
-                chance[kept] = chance.get(kept, 0.0) + share
-                times[kept] = times.get(kept, 0) + observed[prefix, others]
-        found, worst = None, 4.0
+            for part in {prefix[:length], prefix[: length - 1]} if len(prefix) >= length else {prefix}:
+                chance[part] = chance.get(part, 0.0) + share
+                times[part] = times.get(part, 0) + observed[prefix, others]
+        wrong, worst = None, 4.0
         for text in (text for text in chance if len(text) == length and times.get(text[:-1], 0)):
             expected, tried = chance[text] / chance[text[:-1]], times[text[:-1]]
             off = abs(times[text] - tried * expected) / max(np.sqrt(tried * expected * (1 - expected)), 1e-9)
             if off > worst:
-                found, worst = (text, length, times[text] / tried, expected), off
-        if found is not None:
-            return Counterexample("samples", prompt, warp, *found, sampled=True)
+                wrong, worst = (text, length, times[text] / tried, expected), off
+        if wrong is not None:
+            return Counterexample("samples", prompt, warp, *wrong, sampled=True)
     return None
 
 
@@ -302,7 +302,9 @@ class Positions:
     are uncorrelated from position to position, and a position's sum over its covariance is chi-square distributed.
     """
 
-    def __init__(self, target: LanguageModel, params: Params, known: int, tokens: int, warp: Mapping[str, Any]) -> None:
+    def __init__(
+        self, target: LanguageModel, params: Params, prompt_length: int, tokens: int, warp: Mapping[str, Any]
+    ) -> None:
         self.params, self.tokens, vocab = params, tokens, target.spec.vocab_size
         self.listed = vocab <= LISTED
         bins, groups = (vocab, vocab) if self.listed else (len(RANKS) + 1, 1)
@@ -310,17 +312,17 @@ class Positions:
         self.covariance = np.zeros((tokens, groups, bins, bins))
         self.impossible = False
         self.rows = max(1, min(4096, 2**24 // vocab // tokens))
-        self.binned = jax.jit(lambda params, texts: _binned(target, params, texts, known, warp, self.listed))
+        self.binned = jax.jit(lambda params, texts: _binned(target, params, texts, prompt_length, warp, self.listed))
 
     def add(self, texts: np.ndarray) -> None:
-        """Counts texts [N, known + tokens]."""
+        """Counts texts [N, prompt_length + tokens]."""
         for first in range(0, len(texts), self.rows):
             part = texts[first : first + self.rows]
             filled = np.resize(part, (self.rows, texts.shape[1]))
-            chance, group, found = (np.asarray(leaf)[: len(part)] for leaf in self.binned(self.params, filled))
+            chance, group, bins = (np.asarray(leaf)[: len(part)] for leaf in self.binned(self.params, filled))
             chance = chance.astype(np.float64)
             chance /= chance.sum(axis=-1, keepdims=True)
-            hit = np.eye(chance.shape[-1])[found]
+            hit = np.eye(chance.shape[-1])[bins]
             self.impossible |= bool(np.any(chance[hit > 0] <= 0))
             for group_index in range(self.excess.shape[1]):
                 mine = (group == group_index)[..., None]
@@ -339,32 +341,32 @@ class Positions:
         statistic, degrees = 0.0, 0
         sums = self.excess[stretch].sum(axis=0), self.covariance[stretch].sum(axis=0)
         for excess, covariance in zip(*sums, strict=True):
-            kept = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the likeliest follows from the others
-            if len(kept) == 0:
+            used = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the likeliest follows from the others
+            if len(used) == 0:
                 continue
-            part = covariance[np.ix_(kept, kept)]
-            statistic += float(excess[kept] @ np.linalg.pinv(part, rcond=1e-9, hermitian=True) @ excess[kept])
+            part = covariance[np.ix_(used, used)]
+            statistic += float(excess[used] @ np.linalg.pinv(part, rcond=1e-9, hermitian=True) @ excess[used])
             degrees += int(np.linalg.matrix_rank(part, rtol=1e-9, hermitian=True))
         return float(stats.chi2.sf(statistic, degrees)) if degrees else 1.0
 
 
 def _binned(
-    target: LanguageModel, params: Params, texts: Array, known: int, warp: Mapping[str, Any], listed: bool
+    target: LanguageModel, params: Params, texts: Array, prompt_length: int, warp: Mapping[str, Any], listed: bool
 ) -> tuple[Array, Array, Array]:
-    """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) of tokens after `known`."""
+    """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) after the prompt."""
     batch, length = texts.shape
     logits, _ = target.apply(params, texts, target.init_cache(params, batch, length))
-    prob = jnp.exp(distributions(logits[:, known - 1 : -1], make_warp(batch, **warp)).log_prob)
-    token = texts[:, known:]
+    prob = jnp.exp(distributions(logits[:, prompt_length - 1 : -1], make_warp(batch, **warp)).log_prob)
+    token = texts[:, prompt_length:]
     if listed:
-        return prob, texts[:, known - 1 : -1], token
-    own = jnp.take_along_axis(prob, token[..., None], axis=2)
+        return prob, texts[:, prompt_length - 1 : -1], token
+    text_prob = jnp.take_along_axis(prob, token[..., None], axis=2)
     index = jnp.arange(prob.shape[-1], dtype=jnp.int32)[None, None, :]
-    before = (prob > own) | ((prob == own) & (index < token[..., None]))
+    before = (prob > text_prob) | ((prob == text_prob) & (index < token[..., None]))
     rank = jnp.sum(before, axis=-1, dtype=jnp.int32)
     reached = jnp.cumsum(jax.lax.top_k(prob, min(RANKS[-1], prob.shape[-1]))[0], axis=-1)
     reached = [reached[..., min(bound, prob.shape[-1]) - 1] for bound in RANKS]
     edges = jnp.stack([jnp.zeros_like(reached[0]), *reached, jnp.ones_like(reached[0])], axis=-1)
     chance = jnp.maximum(jnp.diff(edges, axis=-1), 0.0)
-    found = sum((rank >= bound).astype(jnp.int32) for bound in RANKS)
-    return chance, jnp.zeros_like(token), jnp.asarray(found)
+    bin_of_token = sum((rank >= bound).astype(jnp.int32) for bound in RANKS)
+    return chance, jnp.zeros_like(token), jnp.asarray(bin_of_token)
