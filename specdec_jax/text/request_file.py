@@ -1,6 +1,7 @@
 """A file of requests: one JSON object a line, each checked by itself, so that a bad one stops no other."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,17 +142,10 @@ def _check_stop(name: str, value: Any) -> None:
         _check_text(name, text)
 
 
-def _check_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} must be a number, got {_short(value)}")
+def _check_number(name: str, value: Any, whole: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, got {_short(value)}")
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise ValueError(f"{name} is out of range: {_short(value)}")
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be a whole number, got {_short(value)}")
-    if abs(value) > LARGEST:
         raise ValueError(f"{name} is out of range: {_short(value)}")
 
 
@@ -173,7 +167,7 @@ _CHECKS = {
     "system": _check_text,
     "id": _check_id,
     "stop": _check_stop,
-    **dict.fromkeys(WHOLE, _check_whole),
+    **dict.fromkeys(WHOLE, functools.partial(_check_number, whole=True)),
     **dict.fromkeys(NUMBERS, _check_number),
     **dict.fromkeys(HYPERPARAMETERS, _check_hyperparameters),
 }
