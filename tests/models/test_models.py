@@ -84,7 +84,7 @@ def test_config_reads_both_generations_of_transformers():
     assert config == llama.LlamaConfig.from_hf(new)
     assert config.rope_theta == 5e5 and config.rope_scaling == LLAMA3 | {"rope_type": "llama3"}
     assert (config.head_dim, config.num_key_value_heads, config.eos_token_ids) == (8, 4, (2, 5))
-    assert llama.language_model(config).spec == ModelSpec(100, 2048, (2, 5))
+    assert llama.language_model(config).spec == ModelSpec(100, 2048, (2, 5), by_position=True)
 
 
 @pytest.mark.parametrize("eos", [(), (2,), (2, 5)])
