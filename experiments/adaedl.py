@@ -5,8 +5,7 @@ Question:  tables: does the published order of methods hold here, as ratios to p
            lambda: what does Algorithm 1, which moves lambda, bring over the best fixed lambda and over its own start?
            long: over 20,000 tokens from one state, where does lambda go, and when is its start forgotten?
 Command:   python -m experiments.adaedl tables|factor|lambda|long TRACES... [--costs cost_model.json]
-           python -m experiments.adaedl long --live --tokens 20000
-Time:      a minute each for 84 prompts and three temperatures on 2 cores; long --live ten and more; --smoke seconds
+Time:      a minute each for 84 prompts and three temperatures on 2 cores; --smoke seconds
 Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive rules hold their speed as L grows, but
            the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
@@ -19,8 +18,7 @@ Rules are replayed with measured costs, not timed; settings are those that were 
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
 drafter of 115 M parameters on an A100 over plain decoding there, at the best lambda of 0.3 to 0.9. adaedl-keep is ours:
 the distribution that fails its check still gives its token. Other models, prompts and machines: compare orders and
-shapes, not values. `long` carries the rule's state from text to text (specdec_jax.replay.long says what is exact);
---live decodes one text instead, all starts in a batch, and the last half of a full window begins the next.
+shapes, not values. `long` carries the rule's state from text to text (specdec_jax.replay.long says what is exact).
 """
 
 import sys
@@ -29,20 +27,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import long_live
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, at_temperature, interval, markdown
+from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import subcommands
-from experiments.lib.plots import COLOURS, rule_colours
+from experiments.lib.plots import COLOURS, INK, legend_below, panels, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
-from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, TraceOptions, Variant, variant, write
 from experiments.lib.trace_tables import share
-from experiments.lib.traced import costs_or_default, traces_of
+from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.update_every import update_every
 
@@ -239,7 +236,6 @@ def factor(options: Factor, console: Console) -> None:
         for kind in KINDS:
             mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
             blocks += [f"Lambda {kind}:", tables.compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
-            blocks += tables.by_task(source, here, {name: f"{name}, {kind}" for name in rules}, PAPER)
             series[f"lambda {kind}"] = factors, [runs.speedup(mine[f"{value:g}"]) for value in factors]
             series[f"lambda {kind}, factor fitted"] = factors, [runs.speedup(mine[FITTED]).estimate] * len(factors)
     styles = {}
@@ -300,10 +296,7 @@ def moving_lambda(options: Lambda, console: Console) -> None:
         here = runs.of_source(rows, source)
         whole = {what: runs.find(here, what=what, task=ALL) for what in variants}
         tuned = {what: whole[what] for what in TUNED}
-        each = {what: runs.each_its_own(source, here, what) for what in TUNED}
         blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
-        blocks += ["Lambda chosen for each task:", tables.compared(each, [FIXED])]
-        blocks += tables.by_task(source, here, {what: what for what in TUNED}, FIXED)
         for start in STARTS:
             mine = {what: whole[f"{what} from {start:g}"] for what in MOVES}
             blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": rounds_a_text})]
@@ -339,43 +332,121 @@ class Long(TraceFiles):
     within: float = 0.01
     """Starts are forgotten when all lambdas stay this near to each other."""
     max_draft_length: int = 16
-    """Most drafts a round."""
-    live: bool = False
-    """Decode instead of replaying; the traces are not read."""
-    decoder: long_live.Live = long_live.Live()
-    """What --live decodes with."""
+    """Longest draft."""
+
+    @property
+    def longest(self) -> int:
+        """The longest draft."""
+        return self.max_draft_length
+
+    def check(self) -> None:
+        """Raises ValueError where options make no sense."""
+        super().check()
+        if self.tokens < 1 or len(self.starts) < 2 or not all(0 <= start <= 0.99 for start in self.starts):
+            raise ValueError(f"tokens must be positive and two or more starts lie in [0, 0.99], got {self.starts}")
+        for name in self.rules:
+            if "threshold" not in rule(name).grid:
+                raise ValueError(f"rule {name!r} has no threshold to start with")
 
 
-def long_texts(config: Long, console: Console) -> None:
-    """Runs what is missing and writes the run folder."""
-    tokens = min(config.tokens, 600) if config.smoke else config.tokens
-    if tokens < 1 or len(config.starts) < 2 or not all(0 <= start <= 0.99 for start in config.starts):
-        raise ValueError(f"tokens must be positive and two or more starts lie in [0, 0.99], got {config.starts}")
-    rules = [rule(name) for name in config.rules]
-    for entry in rules:
-        if "threshold" not in entry.grid:
-            raise ValueError(f"rule {entry.name!r} has no threshold to start with")
-    traces: Mapping[float, Trace | None] = {config.decoder.temperature: None}
-    if not config.live:
-        traces = traces_of(config.traces, config.smoke, config.max_draft_length)
-    folder, costs = RunFolder.create("adaedl-long", config, config.out), costs_or_default(None)
-    for temperature, trace in traces.items():
-        for entry in rules:
-            wanted = [(temperature, entry.name, start) for start in config.starts]
-            if not (missing := folder.missing(long_live.KEYS, wanted)):
-                continue
-            with console.status(f"{entry.name}, {at_temperature(temperature)}"):
-                found = long_live.played(config, entry, costs, trace, tokens)  # all starts are forgotten together
-            for at, key in enumerate(wanted):
-                if key in missing:
-                    folder.append(
-                        dict(zip(long_live.KEYS, key, strict=True)) | long_live.figures(found, at, config.within)
-                    )
-    rows = folder.rows()
-    how = "decoded live, windows overlapping by half" if config.live else "texts of a trace in random order"
-    about = f"{rows[0]['tokens']} tokens from one state, {how}; all lambdas within {config.within:g}: forgotten."
-    blocks = [about, *long_live.report(rows)]
-    write(runs.Run(config, folder, [], console), "Long runs", blocks, long_live.NOTE, course=long_live.picture(rows))
+def long_texts(options: Long, console: Console) -> None:
+    """All starts of each rule over the texts of a trace in random order, the state carried from text to text."""
+    sources = [source._replace(tasks={ALL: source.tasks[ALL]}) for source in runs.read_sources(options)]
+    run = runs.open_traces("adaedl-long", options, console, sources=sources)
+    tokens = min(options.tokens, SMOKE_TOKENS) if options.smoke else options.tokens
+    whats = {f"{name} from {start:g}": (name, at) for name in options.rules for at, start in enumerate(options.starts)}
+    replays: dict[tuple[str, float, str], LongRun] = {}
+
+    def measure(source: Source, what: str) -> Mapping[str, Row]:
+        name, at = whats[what]
+        key = (*source[:2], name)
+        if key not in replays:  # all starts of a rule are one replay
+            replays[key] = long_run(source, name, options, tokens)
+        figures = figures_of(replays[key], at, options.within)
+        return {ALL: {"rule": name, "start": options.starts[at], **figures}}
+
+    rows = runs.fill(run, tuple(whats), measure)
+    lines, panels_of = [], {}
+    for source, title in tables.sections(run):
+        for name in options.rules:
+            mine = [row for row in runs.of_source(rows, source) if row["rule"] == name]
+            lines.append([f"{name}, {title.lower()}", *long_cells(mine)])
+            panels_of[f"{name}, {title.lower()}"] = mine
+    about = f"{rows[0]['tokens']} tokens from one state; all lambdas within {options.within:g}: forgotten."
+    heads = ["rule", "forgotten after tokens", "rounds", "late lambda", "acceptance", "no draft"]
+    table = markdown([*heads, *(f"from {start:g}" for start in options.starts)], lines)
+    write(run, "Long runs", [f"{tables.about_traces(run)} {about}", table], NOTE_LONG, course=course_figure(panels_of))
+
+
+SMOKE_TOKENS, POINTS = 600, 50  # points of a stored course
+NOTE_LONG = (
+    "Forgotten: from then on all lambdas stay within that of each other at every position of the text. Late: the "
+    "second half of the tokens, all starts; lambda with its standard deviation over rounds; acceptance: accepted over "
+    "drafted tokens; no draft: rounds without any. From: lambda at the end, by start."
+)
+
+
+def long_run(source: Source, name: str, options: Long, tokens: int) -> LongRun:
+    """All starts of a rule over one trace."""
+    entry, longest = rule(name), options.max_draft_length
+    published = entry.hyperparameters([dict(entry.policy.given)], source.costs, longest)
+    hyperparameters = {key: float(value[0]) for key, value in published.items()}
+    hyperparameters |= {"threshold": np.array(options.starts)}
+    order = text_order(source.trace, tokens, options.seed)
+    return long_replay(source.trace, entry.policy, hyperparameters, order, max_draft_length=longest)
+
+
+def text_order(trace: Trace, tokens: int, seed: int) -> list[int]:
+    """Texts that hold at least that many tokens: all in random order, again and again."""
+    rng, rounds = np.random.default_rng(seed), -(-tokens // int(trace.length.sum()))
+    order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(rounds)])
+    return order[: np.searchsorted(np.cumsum(trace.length[order]), tokens) + 1].tolist()
+
+
+def figures_of(run: LongRun, row: int, within: float) -> dict[str, Any]:
+    """A start's rounds, when it was forgotten, means over its second half, and the course of lambda."""
+    count, end = int(run.rounds[row]), forgotten(run, within)
+    position, edges = run.position[row, :count], np.linspace(0, run.tokens, POINTS + 1).astype(int)[1:]
+    late = np.flatnonzero(position >= run.tokens / 2)
+    drafted, accepted, threshold = (leaf[row, late] for leaf in (run.drafted, run.accepted, run.threshold))
+    return {
+        "tokens": run.tokens,
+        "rounds": count,
+        "forgotten_tokens": end,
+        "forgotten_rounds": None if end is None else int((position < end).sum()),
+        "late_threshold": float(np.mean(threshold)),
+        "late_deviation": float(np.std(threshold)),
+        "late_acceptance": float(accepted.sum() / max(drafted.sum(), 1)),
+        "late_undrafted": float(np.mean(drafted == 0)),
+        "course_tokens": edges,
+        "course_threshold": at_positions(run, run.threshold, edges - 1)[row],
+    }
+
+
+def long_cells(rows: Sequence[Row]) -> list[str]:
+    """When the starts of a rule are forgotten, means over them, and where each ends."""
+    end, rounds = rows[0]["forgotten_tokens"], [row["forgotten_rounds"] for row in rows]
+    when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
+    names = ("threshold", "deviation", "acceptance", "undrafted")
+    threshold, deviation, taken, undrafted = (np.mean([row[f"late_{name}"] for row in rows]) for name in names)
+    ends = [f"{row['course_threshold'][-1]:.3f}" for row in rows]
+    return [*when, f"{threshold:.3f} ±{deviation:.3f}", share(taken), share(undrafted), *ends]
+
+
+def course_figure(rows: Mapping[str, Sequence[Row]]) -> Figure:
+    """Lambda over the tokens: a panel a rule and trace, a line a start, dotted where starts are forgotten."""
+    figure, grid = panels(list(rows), 2.6, width=3.2, least=5.3, sharey=True)
+    for axes, mine in zip(grid[0], rows.values(), strict=True):
+        for at, row in enumerate(mine):
+            shade = at / max(len(mine) - 1, 1)
+            colour = (0.15 + 0.7 * shade, 0.35, 0.75 - 0.6 * shade)
+            axes.plot(row["course_tokens"], row["course_threshold"], color=colour, label=f"from {row['start']:g}")
+        if mine[0]["forgotten_tokens"] is not None:
+            axes.axvline(mine[0]["forgotten_tokens"], color=INK, lw=0.8, ls=":")
+        axes.set(xlabel="tokens", ylim=(0, 1.02))
+    grid[0, 0].set_ylabel("lambda")
+    legend_below(figure, grid[0, 0], 5)
+    return figure
 
 
 main = subcommands(

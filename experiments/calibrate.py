@@ -32,7 +32,7 @@ from experiments.lib.options import Output, Served
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
 from experiments.lib.terminal import publish
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 from experiments.record import Record, record
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel

@@ -230,6 +230,7 @@ def _measure(
         **_equality(job, pair, result, _plain(config, job, known)),
         # None is a hyperparameter's own way to say that its rule decides.
         "policy_hyperparameters": {name: value for name, value in hyperparameters.items() if value is not None},
+        "monitor_hyperparameters": request.options.get("monitor_hyperparameters", {}),
         "tokens": result.tokens,
         "text": result.text,
     }

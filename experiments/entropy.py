@@ -42,11 +42,10 @@ from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
 from experiments.lib.trace_tables import share
-from experiments.lib.traced import trace_files
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.replay.replay import Replay
-from specdec_jax.replay.trace import FEATURES, Trace, load_trace
+from specdec_jax.replay.trace import FEATURES, Trace
 
 BOUND = "bound"
 PUBLISHED, FITTED, CHOSEN = "adaedl, 0.2", "adaedl, fitted", "adaedl, lambda chosen"
@@ -117,22 +116,19 @@ NOTES = (
 
 def sources_of(options: Entropy) -> list[Source]:
     """The traces, each pair of models a group."""
-    options.check()
-    costs = options.machine()
+    made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
+    sources = runs.read_sources(options, made_up, group=lambda trace: " for ".join(models_of(trace)))
     if options.smoke:
-        made_up = {"one pair": made_up_trace(1.0), "another": made_up_trace(1.0, boost=0.7)}
-        return [runs.source_of(name, 1.0, trace, costs) for name, trace in made_up.items()]
-    found: dict[tuple[str, str, float], Trace] = {}
-    for file in trace_files(options.traces):
-        trace = load_trace(file)
-        drafter, target = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
-        key = drafter, target, round(float(trace.temperature.max()), 6)
-        if key in found:
-            raise ValueError(f"{file}: there is another trace of {drafter} for {target} at temperature {key[2]:g}")
-        found[key] = trace
-    called = short_names({name for *names, _ in found for name in names})
-    pairs = {key: f"{called[key[0]]} for {called[key[1]]}" for key in sorted(found)}
-    return [runs.source_of(pair, key[2], found[key], costs) for key, pair in pairs.items()]
+        return sources
+    names = [models_of(source.trace) for source in sources]
+    called = short_names({name for pair in names for name in pair})
+    return [s._replace(group=f"{called[d]} for {called[t]}") for s, (d, t) in zip(sources, names, strict=True)]
+
+
+def models_of(trace: Trace) -> tuple[str, str]:
+    """Drafter and target that a trace names."""
+    drafter, target = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
+    return drafter, target
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -7,9 +7,8 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
            python -m experiments.policies TRACES... --ratios 0.05 0.1 [--measured RUN_FOLDER]
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
-Expected:  docs/results.md has the tables; 1,000 settings of adaedl over 10,000 positions in under 10 s (--time). The
-           built-in pair, greedy, at c = 0.1 with measured widths: adaedl 1.38, the best static length 1.57, survival
-           1.68, oracle 2.05
+Expected:  docs/results.md has the tables. The built-in pair, greedy, at c = 0.1 with measured widths: adaedl 1.38, the
+           best static length 1.57, survival 1.68, oracle 2.05
 Output:    runs/policies-<time>/ with manifest.json, results.jsonl (a line a trace, task and rule), table.md and
            pictures; a stopped run goes on where it was with the same --out
 
@@ -26,25 +25,24 @@ with what a replay of the same rules predicts. --groups: NAME:TRACES:COSTS each,
 drafters on the same prompts, and a cost_model.json or a number c, with which the target's passes are those of --costs.
 """
 
+import itertools
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, PARENTHESES, at_temperature, emphasised, interval, markdown
 from experiments.lib.commands import command
-from experiments.lib.measured import measured_points, points_picture, points_table
-from experiments.lib.plots import INK, RULE_COLOURS, legend_below, panels, rule_colours
-from experiments.lib.rule_choice import variants_of
-from experiments.lib.rules import COMPARED, RULES, STATIC, headings, rule
+from experiments.lib.measured import measured_points, points_table
+from experiments.lib.plots import INK, RULE_COLOURS, rule_colours
+from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
 from experiments.lib.trace_runs import (
     ALL,
     ORACLE,
@@ -54,20 +52,20 @@ from experiments.lib.trace_runs import (
     Run,
     Source,
     TraceOptions,
+    Variant,
     variant,
     write,
 )
-from experiments.lib.trace_tables import share
-from experiments.lib.traced import MOST_REPEATED, load_traces
+from experiments.lib.trace_tables import number, share
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import Trace
-from specdec_jax.stopping import adaedl
+from specdec_jax.strategy import nearest
+from specdec_jax.text.strategies import choose, name_in, names
 
 HEAD = ("rule", "publ.", "chosen", "{over}", "head-room", "rank", "acc.", "tokens", "drafted", "discarded", "wasted")
-MANY = 1000
+MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out of a table of their own
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,6 @@ class Policies(TraceOptions):
     """With --ratios: run folders of experiments.compare to check the prediction against."""
     groups: tuple[str, ...] = ()
     """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
-    time: bool = False
-    """Only print how long 1,000 thresholds of adaedl take over the first trace."""
 
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
@@ -112,28 +108,90 @@ def study(options: Policies, console: Console) -> None:
         by_machine(options, console)
         return
     over = variants_of(options.over or (STATIC,), ())
-    every = tuple(entry.name for entry in RULES)
-    variants_of(options.rules or every, options.settings)  # bad names are told before anything is read
-    if options.time:
-        console.print(timed(runs.read_sources(options)[0]))
-        return
+    every = [entry.name for entry in RULES]
+    variants_of(options.rules or every, options.settings)  # bad names are refused before anything is read
     run = runs.open_traces("policies", options, console)
-    played = variants_of(options.rules or _rules_of(run), options.settings)
-    variants = over | variants_of((STATIC,), ()) | played
+    if not options.rules and any(source.trace.candidate is None for source in run.sources):
+        console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
+        every = [entry.name for entry in RULES if entry.policy.rounds is None]
+    variants = over | variants_of((STATIC,), ()) | variants_of(options.rules or every, options.settings)
     rows = runs.sweep(run, variants | REFERENCES)
-    shown = [_shown(run, source, runs.of_source(rows, source)) for source in run.sources]
-    figures = {"policies": dots(run, shown), "drafting": drafting(run, shown)}
-    if any(entry.tasks for entry in shown):
-        figures["tasks"] = heat(run, shown, next(iter(over)))
-    write(run, "Stopping rules", report(run, shown, list(over)), NOTES, **figures)
+    shown = [shown_of(run, source, runs.of_source(rows, source)) for source in run.sources]
+    points = {
+        title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
+        for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
+    }
+    label = "speed-up over plain decoding, setting chosen on other prompts"
+    figure = tables.dots_figure(points, label, RULE_COLOURS)
+    write(run, "Stopping rules", report(run, shown, list(over)), NOTES, policies=figure)
 
 
-def _rules_of(run: Run) -> tuple[str, ...]:
-    """All that the traces can play."""
-    if all(source.trace.candidate is not None for source in run.sources):
-        return tuple(entry.name for entry in RULES)
-    run.console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
-    return tuple(entry.name for entry in RULES if entry.policy.rounds is None)
+def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
+    """Rules by name with their grids to choose from; with --set, a variant for every label and setting.
+
+    Raises:
+        ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
+    """
+    pairs = [parse_values(entry) for entry in settings]
+    parsed, taken, variants = dict(pairs), set(), {}
+    if len(parsed) < len(pairs):
+        raise ValueError(f"--set names a hyperparameter twice: {', '.join(name for name, _ in pairs)}")
+    for name in dict.fromkeys(words):
+        entry = rule_in(name)
+        if entry.name in variants:
+            raise ValueError(f"{name!r} is called {entry.name!r}, as another rule is: give it another name")
+        grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
+        taken |= grid.keys()
+        for key, values in grid.items():
+            entry.policy.init(len(values), **{key: np.array(values)})  # refuses what is out of range
+        for values in itertools.product(*grid.values()) if grid else ():
+            chosen = dict(zip(grid, values, strict=True))
+            label = " ".join([entry.name, *(f"{key}={number(value)}" for key, value in chosen.items())])
+            variants[label] = variant(entry, [dict(entry.policy.given) | chosen])
+        if not grid:
+            variants[entry.name] = variant(entry)
+    for key in parsed.keys() - taken:
+        raise ValueError(f"--set {key}: none of {', '.join(words)} has a hyperparameter of that name")
+    return variants
+
+
+def rule_in(words: str) -> Rule:
+    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py."""
+    listed = {entry.name for entry in RULES}
+    if words in listed:
+        return rule(words)
+    name = name_in(words)
+    if not name.endswith(".py") and name not in names("policy"):
+        files = {file for file in names("policy") if file.replace("_", "-") not in listed}
+        raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
+    policy = choose("policy", words)
+    return Rule(repr(policy) if policy.name in names("policy") else repr(policy).replace(name, Path(name).stem), policy)
+
+
+def parse_values(text: str) -> tuple[str, list[Any]]:
+    """'threshold=0.1:0.9:9' as a name and its values; whole numbers stay whole."""
+    name, _, right = (part.strip() for part in text.partition("="))
+    try:
+        if ":" in right:
+            low, high, count = right.split(":")
+            values = np.linspace(float(low), float(high), int(count)).round(10).tolist()
+        else:
+            values = [_value(part) for part in right.split(",")]
+    except ValueError:
+        values = []
+    if not name or not right or not values:
+        raise ValueError(f"--set reads NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, got {text!r}")
+    return name.replace("-", "_"), values
+
+
+def _value(text: str) -> Any:
+    """A whole number, a number, or text that a factory may take."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip()
 
 
 class Shown(NamedTuple):
@@ -143,49 +201,50 @@ class Shown(NamedTuple):
     tasks: dict[str, dict[str, Row]]  # by task; {} where there is one only
 
 
-def timed(source: Source) -> str:
-    """How long many settings of adaedl take, with and without compilation."""
-    hyperparameters, seconds = {"threshold": np.linspace(0.0, 0.99, MANY)}, []
-    for _ in range(2):
-        watch = time.perf_counter()
-        replay(source.trace, adaedl(), hyperparameters)
-        seconds.append(time.perf_counter() - watch)
-    return (
-        f"{MANY:,} settings of adaedl over {source.trace.num_positions:,} positions: {seconds[0]:.2f} s with "
-        f"compilation, {seconds[1]:.2f} s without."
-    )
+def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
+    """The rows of a trace, each task at its setting with --tuning task, all at one with --tuning all.
 
-
-def _shown(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
-    """Without the true acceptance where decoding is greedy: it is the oracle there."""
-    names = [row["what"] for row in rows if row["task"] == ALL]
-    names = [name for name in names if not (name == TRUE_ACCEPTANCE and source.temperature == 0)]
+    Without the true acceptance where decoding is greedy: it is the oracle there.
+    """
     together = {row["what"]: row for row in rows if row["task"] == ALL}
-    each = run.options.tuning == "task"
-    tasks = {
-        task: {
-            name: runs.find(rows, what=name, task=task) if each else runs.part(together[name], texts) for name in names
-        }
-        for task, texts in source.tasks.items()
-        if task != ALL
-    }
-    return Shown(
-        _ordered({name: runs.each_its_own(source, rows, name) if each else together[name] for name in names}), tasks
-    )
+    if source.temperature == 0:
+        together.pop(TRUE_ACCEPTANCE, None)
+    texts = {task: indices for task, indices in source.tasks.items() if task != ALL}
+    if run.options.tuning == "all" or not texts:
+        whole = together
+        tasks = {task: {name: part(row, at) for name, row in together.items()} for task, at in texts.items()}
+    else:
+        tasks = {task: {name: runs.find(rows, what=name, task=task) for name in together} for task in texts}
+        order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
+        whole = {name: part(joined(tasks[task][name] for task in texts), order) for name in together}
+    return Shown(ordered(whole), tasks)
 
 
-def _ordered(found: Mapping[str, Row]) -> dict[str, Row]:
-    return dict(sorted(found.items(), key=lambda item: (item[0] in REFERENCES, runs.total(item[1], "seconds"))))
+def joined(rows: Iterable[Row]) -> Row:
+    """Rows of several tasks as one of all their texts."""
+    rows = list(rows)
+    return {name: [value for row in rows for value in row[name]] for name in runs.COLUMNS}
 
 
-def _clean(shown: Shown) -> Shown:
-    """Without the texts that repeat themselves."""
-    tasks = {
-        task: {name: kept for name, row in rows.items() if (kept := runs.without_repeats(row)) is not None}
-        for task, rows in shown.tasks.items()
-    }
-    kept = {name: runs.without_repeats(row) or row for name, row in shown.whole.items()}
-    return Shown(_ordered(kept), {task: rows for task, rows in tasks.items() if rows})
+def part(row: Row, texts: np.ndarray) -> Row:
+    """Some of a row's texts, by index or mask."""
+    return {name: np.asarray(row[name])[texts].tolist() for name in runs.COLUMNS}
+
+
+def ordered(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The fastest rule first, reference lines last."""
+    return dict(sorted(rows.items(), key=lambda item: (item[0] in REFERENCES, runs.total(item[1], "seconds"))))
+
+
+def without_repeats(shown: Shown) -> Shown:
+    """Without the texts that repeat themselves, and without tasks that have no other."""
+
+    def clean(rows: Mapping[str, Row]) -> dict[str, Row]:
+        keep = np.array(next(iter(rows.values()))["repeated"]) <= MOST_REPEATED
+        return {name: part(row, keep) for name, row in rows.items()} if keep.any() else {}
+
+    tasks = {task: kept for task, rows in shown.tasks.items() if (kept := clean(rows))}
+    return Shown(ordered(clean(shown.whole)), tasks)
 
 
 def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> list[str]:
@@ -198,7 +257,7 @@ def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> list[str]:
         clean = source.repeated <= MOST_REPEATED
         if clean.any() and not clean.all():
             about = f"The {clean.sum()} texts with at most {MOST_REPEATED:.0%} repeated tokens:"
-            blocks += [about, rules_table(_clean(entry), over)]
+            blocks += [about, rules_table(without_repeats(entry), over)]
         if entry.tasks:
             blocks += [f"By task, over {', then over '.join(headings(over))}:"]
             blocks += [tables.tasks_table(entry.tasks, name, (TRUE_ACCEPTANCE,)) for name in over]
@@ -217,20 +276,20 @@ NOTES = (
 
 def rules_table(shown: Shown, over: Sequence[str]) -> str:
     """A line a rule."""
-    found, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
-    fast = {name: runs.speedup(row).estimate for name, row in found.items()}
+    rows, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
+    fast = {name: runs.speedup(row).estimate for name, row in rows.items()}
     least, most = fast[STATIC], fast[ORACLE]
     lines = []
-    for name, row in found.items():
+    for name, row in rows.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
-        gains = [
-            NONE if name == other else interval(runs.gain(row, found[other]), ".3f", PARENTHESES) for other in over
-        ]
+        gains = [NONE if name == other else interval(runs.gain(row, rows[other]), ".3f", PARENTHESES) for other in over]
         room = share((fast[name] - least) / (most - least)) if most > least else NONE
         drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{places[name]:.1f}" if name in places else NONE
         speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, room, rank]
-        lines.append([name, *speeds, *drafts, share(runs.discarded(row)), share(runs.wasted(row))])
+        passes = runs.total(row, "passes")
+        unused = [share(1 - runs.total(row, key) / passes if passes else 0.0) for key in ("drafted", "accepted")]
+        lines.append([name, *speeds, *drafts, *unused])
     return markdown(heads(over), lines)
 
 
@@ -247,73 +306,7 @@ def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
         totals = {name: runs.total(row, "seconds") for name, row in rows.items() if name not in REFERENCES}
         for place, name in enumerate(sorted(totals, key=totals.__getitem__), start=1):
             places.setdefault(name, []).append(place)
-    return {name: float(np.mean(found)) for name, found in places.items()}
-
-
-def dots(run: Run, shown: Sequence[Shown]) -> Figure:
-    """Speed-ups with their intervals, a panel a trace."""
-    points = {
-        title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
-        for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
-    }
-    return tables.dots_figure(points, "speed-up over plain decoding, setting chosen on other prompts", RULE_COLOURS)
-
-
-def drafting(run: Run, shown: Sequence[Shown]) -> Figure:
-    """What is bought at what cost: tokens against drafter passes, by target pass; a rule's settings are a line."""
-    figure, grid = panels([title for _, title in tables.sections(run)], 4.0, sharey=True)
-    rules: dict[str, list[str]] = {}
-    for name in shown[0].whole:
-        rules.setdefault(name.partition(" ")[0] if name not in REFERENCES else name, []).append(name)
-    named = [rule for rule, names in rules.items() if len(rules) < 10 or len(names) > 1 or rule in RULE_COLOURS]
-    colours = rule_colours(named)
-    for axes, entry in zip(grid[0], shown, strict=True):
-        for called, names in rules.items():
-            rows = [entry.whole[name] for name in names if name in entry.whole]
-            points = sorted((runs.per_round(row, "passes"), runs.per_round(row, "emitted")) for row in rows)
-            style = (
-                {"color": colours[called], "label": called} if called in named else {"color": "#dddddd", "zorder": 1}
-            )
-            if called in REFERENCES:
-                style = {"color": INK, "label": called, "ms": 10, "marker": "*" if called == ORACLE else "x"}
-            axes.plot(*zip(*points, strict=True), **{"marker": "o", "lw": 1, "ms": 6, **style})
-        axes.set(xlabel="drafter passes a target pass", xlim=(0, None))
-    grid[0][0].set_ylabel("tokens a target pass")
-    legend_below(figure, grid[0][-1], 4)
-    if len(named) + len(REFERENCES) < len(rules):
-        figure.suptitle("grey: all other rules", fontsize=9)
-    return figure
-
-
-def heat(run: Run, shown: Sequence[Shown], over: str) -> Figure:
-    """A heat map a trace with several tasks: tasks down, rules across, the gain over one of them printed."""
-    cells = {title: e.tasks for e, (_, title) in zip(shown, tables.sections(run), strict=True) if e.tasks}
-    names = [name for name in next(iter(next(iter(cells.values())).values())) if name not in (over, *REFERENCES)]
-    gains = {
-        title: [[runs.gain(rows[name], rows[over]) for name in names] for rows in tasks.values()]
-        for title, tasks in cells.items()
-    }
-    span = np.clip(
-        max(abs(gain.estimate - 1) for lines in gains.values() for line in lines for gain in line), 0.02, 0.5
-    )
-    height = 1.3 + sum(0.8 + 0.3 * len(tasks) for tasks in cells.values())
-    figure = Figure(figsize=(max(6.0, 2.2 + 0.42 * len(names)), height), dpi=150, layout="constrained")
-    grid = figure.subplots(len(cells), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (title, tasks) in zip(grid, cells.items(), strict=True):
-        values = np.array([[gain.estimate for gain in line] for line in gains[title]])
-        image = axes.imshow(values, cmap="RdBu", vmin=1 - span, vmax=1 + span, aspect="auto")
-        for (down, across), value in np.ndenumerate(values):
-            weight = "bold" if tables.excludes_one(gains[title][down][across]) else "normal"
-            colour = "white" if abs(value - 1) > 0.6 * span else INK
-            style = {"ha": "center", "va": "center", "fontsize": 7}
-            axes.text(across, down, f"{value:.2f}", color=colour, weight=weight, **style)
-        axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
-        axes.set_yticks(range(len(tasks)), [task.replace("_", " ") for task in tasks], fontsize=8)
-        axes.set_title(title, fontsize=11)
-        axes.spines[:].set_visible(False)
-    figure.colorbar(image, ax=list(grid), shrink=0.9)
-    figure.suptitle(f"Speed-up over {headings([over])[0]} (bold: the 95 % interval excludes 1)", fontsize=11)
-    return figure
+    return {name: float(np.mean(each)) for name, each in places.items()}
 
 
 LONG = "static-7"  # tokens a pass of one fixed length compare drafters whatever they cost
@@ -329,70 +322,65 @@ NOTE_MACHINES = (
 
 def by_machine(options: Policies, console: Console) -> None:
     """Speed-ups by rule of machines of several c, or of several drafters: a table a temperature and kind of machine."""
-    sources, points = (grouped(options) if options.groups else on_machines(options)), []
-    for path in options.measured:
-        traces = {source.temperature: source.trace for source in sources}
-        points += measured_points(path, traces, options.machine())
+    sources = grouped(options) if options.groups else on_machines(options)
+    traces = {source.temperature: source.trace for source in sources}
+    points = [point for path in options.measured for point in measured_points(path, traces, options.machine())]
     run = runs.open_traces("policies", options, console, sources=sources)
     played = variants_of(tuple(dict.fromkeys((STATIC, *(options.rules or COMPARED)))), options.settings)
     rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | {ORACLE: REFERENCES[ORACLE]})
-    blocks, lines, names = [tables.about_traces(run)], {}, [*played, ORACLE]
-    for (temperature, kind), mine in machines_of(sources).items():
-        title = f"{at_temperature(temperature)}{kind and f', {KINDS[kind]}'}"
-        blocks += [f"## {title[0].upper()}{title[1:]}", machines_table(mine, rows, list(played))]
-        here = {
-            (row["group"], row["what"]): row for row in rows if (row["temperature"], row["task"]) == (temperature, ALL)
-        }
-        lines[title] = {
-            name: ([s.costs.ratio for s in mine], [runs.speedup(here[s.group, name])[0] for s in mine])
-            for name in names
-        }
+    sections: dict[str, list[Source]] = {}
+    for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
+        kind = KINDS.get(source.group.partition(", c = ")[0])
+        title = at_temperature(source.temperature) + (f", {kind}" if kind else "")
+        sections.setdefault(title[0].upper() + title[1:], []).append(source)
+    blocks, lines = [tables.about_traces(run)], {}
+    for title, mine in sections.items():
+        here = [{row["what"]: row for row in runs.of_source(rows, source, ALL)} for source in mine]
+        blocks += [f"## {title}", machines_table(mine, here, list(played))]
+        ratios = [source.costs.ratio for source in mine]
+        lines[title] = {name: (ratios, [runs.speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
     colours = rule_colours(list(played)) | {ORACLE: INK}
-    styles = {name: {"color": colours[name], "marker": ".", "ls": "--" if name == ORACLE else "-"} for name in names}
+    styles = {
+        name: {"color": colours[name], "marker": ".", "ls": "--" if name == ORACLE else "-"}
+        for name in (*played, ORACLE)
+    }
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    count = len({source.temperature for source in sources})
-    figures = {"speedups": tables.lines_figure(lines, axes, styles, columns=count, ticks=TICKS, log=True)}
+    figure = tables.lines_figure(lines, axes, styles, columns=len(traces), ticks=TICKS, log=True)
     if points:
         blocks += ["## Measured and predicted", points_table(points, options.machine())]
-        figures["measured"] = points_picture(points)
-    write(run, "Speed-ups by machine" if options.ratios else "Drafters", blocks, NOTE_MACHINES, **figures)
-
-
-def machines_of(sources: Sequence[Source]) -> dict[tuple[float, str], list[Source]]:
-    """By temperature and kind of machine ("" where drafters are compared), ascending c."""
-    found: dict[tuple[float, str], list[Source]] = {}
-    for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
-        kind = source.group.partition(", c = ")[0]
-        found.setdefault((source.temperature, kind if kind in KINDS else ""), []).append(source)
-    return found
+    write(run, "Speed-ups by machine" if options.ratios else "Drafters", blocks, NOTE_MACHINES, speedups=figure)
 
 
 def on_machines(options: Policies) -> list[Source]:
     """The traces of one drafter on a machine of every kind and c."""
-    traces, costs = runs.read_sources(options), options.machine()
-    drafters = dict.fromkeys(source.group for source in traces)
-    if len(drafters) > 1:
-        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
-    found = []
-    for source in traces:
+    costs, sources = options.machine(), []
+    for source in of_one_drafter(runs.read_sources(options)):
         for kind in KINDS:
             for ratio in options.ratios:
                 step = costs._replace(drafter_step=ratio * costs.plain_pass)
                 machine = flat(ratio, options.longest) if kind == "flat" else step
                 group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
-                found.append(source._replace(group=group, costs=machine, tasks=tasks))
-    return found
+                sources.append(source._replace(group=group, costs=machine, tasks=tasks))
+    return sources
+
+
+def of_one_drafter(sources: list[Source]) -> list[Source]:
+    """The sources. Raises ValueError for those of several drafters."""
+    drafters = dict.fromkeys(source.group for source in sources)
+    if len(drafters) > 1:
+        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
+    return sources
 
 
 def grouped(options: Policies) -> list[Source]:
     """The traces of every NAME:TRACES:COSTS."""
     options.check()
-    found: dict[str, list[Source]] = {}
+    groups: dict[str, list[Source]] = {}
     shared = options.machine()
     for text in options.groups:
         name, _, rest = text.partition(":")
         traces, _, costs = rest.rpartition(":")
-        if not (name and traces and costs) or name in found or name in KINDS:
+        if not (name and traces and costs) or name in groups or name in KINDS:
             raise ValueError(f"a group is NAME:TRACES:COSTS, and names differ, got {text!r}")
         try:
             ratio = float(costs)
@@ -403,9 +391,10 @@ def grouped(options: Policies) -> list[Source]:
                 raise ValueError(f"c must lie above 0 and below 10, got {costs} in {text!r}")
             model = shared._replace(drafter_step=ratio * shared.plain_pass)
         model.pass_times(options.longest)
-        read = load_traces([traces], options.longest)
-        found[name] = [runs.source_of(name, temperature, trace, model) for temperature, trace in read.items()]
-    return [source for sources in found.values() for source in sources]
+        by_drafter = runs.load_traces([traces], options.longest)
+        sources = [runs.source_of(of, t, trace, model) for of, each in by_drafter.items() for t, trace in each.items()]
+        groups[name] = [source._replace(group=name) for source in of_one_drafter(sources)]
+    return [source for sources in groups.values() for source in sources]
 
 
 def overlap(trace: Trace) -> Interval:
@@ -415,11 +404,10 @@ def overlap(trace: Trace) -> Interval:
     return ratio_of_totals(np.where(within, values, 0.0).sum(axis=1), trace.length)
 
 
-def machines_table(sources: Sequence[Source], rows: Sequence[Row], names: Sequence[str]) -> str:
+def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]], names: Sequence[str]) -> str:
     """Machines or drafters down, rules across; the oracle takes no part in the contest."""
     lines = []
-    for source in sources:
-        here = {row["what"]: row for row in runs.of_source(rows, source, ALL)}
+    for source, here in zip(sources, rows, strict=True):
         taken, fast = overlap(source.trace), {what: runs.speedup(row).estimate for what, row in here.items()}
         texts = [f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names]
         emitted = f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"

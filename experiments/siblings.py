@@ -1,7 +1,7 @@
-"""How often is the drafter's second, third or fourth candidate right, and what would combs and trees bring?
+"""How often is the drafter's second, third or fourth candidate right, and what do combs and trees bring?
 
 Question:  Where the first draft is rejected, what is the chance h that the next candidate is the target's token, by
-           depth, entropy, task and temperature; and how much faster would rounds be with siblings beside the chain?
+           depth, entropy, task and temperature; and how much faster are rounds that verify siblings too?
 Command:   python -m experiments.siblings TRACES... [--costs cost_model.json]
            traces by: python -m experiments.record --drafter smollm2-drafter-reading@8192 --out runs/PAIR
 Time:      a minute a trace on 2 cores; --smoke needs no trace
@@ -9,7 +9,7 @@ Expected:  docs/combs.md
 Output:    runs/siblings-<time>/ with manifest.json and table.md
 
 Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
-texts. What combs and trees bring is predicted (experiments/lib/predicted_combs.py says how); combs are replayed too.
+texts. Combs and trees are predicted (experiments/lib/predicted_combs.py); combs are also replayed.
 """
 
 import sys
@@ -25,9 +25,7 @@ from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.predicted_combs import AS_BUILT, UNBOUNDED, halves, predicted
 from experiments.lib.rules import rule
-from experiments.lib.terminal import publish
-from experiments.lib.trace_runs import ALL, Source, TraceOptions
-from experiments.lib.traced import costs_or_default, faster, replay_rule
+from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, faster, replay_rule, write
 from specdec_jax.contrib.trees.rejections import Rejections, chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
@@ -51,19 +49,20 @@ class Siblings(TraceOptions):
 def study(options: Siblings, console: Console) -> None:
     """Counts, predicts and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
     run = runs.open_traces("siblings", options, console)
-    blocks = ["# Siblings", tables.about(run), NOTES]
+    blocks = [tables.about(run)]
     for source, title in tables.sections(run):
         with console.status(title):
-            blocks += [f"## {title}", chances_table(source), gains_table(source, options.max_draft_length)]
-            blocks.append(replayed_table(source, options.max_draft_length))
-    publish(run.folder, "\n\n".join([*blocks, ""]), console)
+            longest = min(options.max_draft_length, source.trace.max_draft_length)
+            blocks += [f"## {title}", chances_table(source), predicted_table(source, longest)]
+            blocks.append(replayed_table(source, longest))
+    write(run, "Siblings", blocks, NOTES)
 
 
 NOTES = (
     "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
     "Then predicted speed-ups of chains over plain decoding, and of combs and trees over chains; bold where an "
-    "interval excludes 0. Drafted beside: tokens a round beside its chain; taken: rounds that leave the chain. Last "
-    "the rules themselves, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it."
+    "interval excludes 0. Outside: tokens a round drafted outside its chain; taken: rounds that leave the chain. Last "
+    "the rules, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it."
 )
 
 
@@ -103,7 +102,7 @@ def chances_line(name: str, found: Rejections, texts: int) -> list[str]:
 
 
 def machines(costs: CostModel) -> dict[str, CostModel]:
-    """Whose time is counted: the options' own costs, flat verification at the same c, a TPU as its compiler has it."""
+    """The costs of the options, flat verification at the same c, and a TPU by its compiler's estimate."""
     tpu = costs_or_default(TPU)
     return {
         costs.device or "the costs given": costs,
@@ -112,33 +111,28 @@ def machines(costs: CostModel) -> dict[str, CostModel]:
     }
 
 
-def gains_table(source: Source, longest: int) -> str:
+def predicted_table(source: Source, longest: int) -> str:
     """Chains, combs and trees on every machine."""
-    lines = []
-    most = min(longest, source.trace.max_draft_length)
-    order = np.concatenate(halves(source.trace.num_texts))
+    lines, every, trace = [], CANDIDATES - 1, source.trace
+    plain_passes = trace.length[np.concatenate(halves(trace.num_texts))]
     for name, costs in machines(source.costs).items():
-        plain = source.trace.length[order] * costs.plain_pass
-        chain = predicted(source.trace, costs, most, siblings=0)
-        cells = [interval(faster(chain.seconds, plain))]
-        most_siblings = CANDIDATES - 1
-        for siblings, tree in ((1, None), (most_siblings, None), (most_siblings, UNBOUNDED), (most_siblings, AS_BUILT)):
-            found = predicted(source.trace, costs, most, siblings, tree)
-            cells.append(tables.percent_more(faster(found.seconds, chain.seconds)))
-            beside = f"{found.tried.sum() / found.rounds.sum():.1f}", f"{found.taken.sum() / found.rounds.sum():.0%}"
-        lines.append([name, *cells, *beside])
-    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "two expanded", "drafted beside", "taken"]
+        chain = predicted(trace, costs, longest, siblings=0)
+        cells = [interval(faster(chain.seconds, plain_passes * costs.plain_pass))]
+        for siblings, tree in ((1, None), (every, None), (every, UNBOUNDED), (every, AS_BUILT)):
+            result = predicted(trace, costs, longest, siblings, tree)
+            cells.append(tables.percent_more(faster(result.seconds, chain.seconds)))
+        outside, taken = (values.sum() / result.rounds.sum() for values in (result.tried, result.taken))
+        lines.append([name, *cells, f"{outside:.1f}", f"{taken:.0%}"])
+    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "two expanded", "outside", "taken"]
     return markdown(heads, lines)
 
 
 def replayed_table(source: Source, longest: int) -> str:
     """The rule with siblings over the same rule without, on every machine."""
     lines, trace = [], source.trace
-    most = min(longest, trace.max_draft_length)
     for name, costs in machines(source.costs).items():
-        chain, comb = (
-            replay_rule(trace, rule(of), costs, most).seconds(costs)[0] for of in ("survival", "survival-siblings")
-        )
+        rules = rule("survival"), rule("survival-siblings")
+        chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
         over_plain = interval(faster(chain, trace.length * costs.plain_pass))
         lines.append([name, over_plain, tables.percent_more(faster(comb, chain))])
     return markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lib.rules import LENGTHS, RULES, Rule
-from experiments.lib.traced import replay_rule
+from experiments.lib.trace_runs import replay_rule
 from specdec_jax import stopping
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.lib.cells import markdown
 from experiments.lib.plots import plain_axes
 from experiments.lib.rules import Rule, rule
-from experiments.lib.traced import faster, replay_rule, texts_by_task
+from experiments.lib.trace_runs import faster, replay_rule, texts_by_task
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior

@@ -35,7 +35,7 @@ from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.terminal import publish
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for

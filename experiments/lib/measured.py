@@ -1,9 +1,8 @@
-"""Speed-ups that experiments.compare measured, beside what a trace and a cost model predict for the same rules.
+"""Speed-ups that experiments.compare measured, and what a trace and a cost model predict for the same rules.
 
-A rule is replayed with the hyperparameters that decoded, which a run folder's rows tell; folders of an earlier version
-have them in the manifest, those of the config's calibration under those that its method names. Methods that no trace
-tells of are left out: those with another drafter than the traces', and those whose verification keeps other tokens than
-token rejection does.
+A rule is replayed with the hyperparameters that decoded, which the rows of a run folder hold. Methods that a trace
+cannot play are left out: those with another drafter than the traces', and those whose verification accepts other
+tokens than token rejection does.
 """
 
 import json
@@ -12,28 +11,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from configs.base import rebuild
-from experiments.lib.cells import at_temperature, markdown
-from experiments.lib.plots import plain_axes, rule_colours
-from experiments.lib.run_folder import MANIFEST, read_rows
-from experiments.lib.summary import MethodSummary, summarise
+from experiments.lib.cells import markdown
+from experiments.lib.run_folder import read_manifest, read_rows
+from experiments.lib.summary import summarise
 from experiments.lib.trace_tables import plus_minus
 from specdec_jax.costs.cost_model import CostModel, between
 from specdec_jax.decoding import default_widths
-from specdec_jax.loading.builtin import DRAFTERS, drafter_file
-from specdec_jax.loading.draft_vocabulary import split_source
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.replay.phase_path import phase_path
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import Trace, select
-from specdec_jax.text.calibration import BUILT_IN, FILE, Calibration, hyperparameters_for, read_calibration
-from specdec_jax.text.pair import PHASES
 from specdec_jax.types import StoppingPolicy
 
 NEAR = 0.15  # temperatures further apart are not compared
-ALIKE = {"rejection": float("inf"), "greedy": 0.0, "block": 0.0}  # keep what rejection keeps, up to this temperature
+ALIKE = {
+    "rejection": float("inf"),
+    "greedy": 0.0,
+    "block": 0.0,
+}  # accept what rejection does, up to this temperature
 
 
 class Point(NamedTuple):
@@ -41,77 +38,62 @@ class Point(NamedTuple):
 
     method: str
     temperature: float
-    trace_temperature: float  # the trace's whose texts were replayed
-    same_prompts: bool  # those texts answer the run's own prompts
+    trace_temperature: float  # of the trace that was replayed
+    same_prompts: bool  # whether its texts answer the run's prompts
     speedup: Interval  # measured, total over total
     acceptance: float | None
     predicted: Interval
     predicted_acceptance: float
 
-
-class Rule(NamedTuple):
-    """A stopping rule as a method decoded with it."""
-
-    policy: StoppingPolicy
-    hyperparameters: dict[str, Any]  # of its `init`
-    phases: dict[str, Any]  # of the monitor's
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.speedup.estimate / self.predicted.estimate
 
 
 def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: CostModel) -> list[Point]:
     """Every method of a run folder that drafts as the traces do, at every temperature that a trace is near to.
 
     Raises:
-        ValueError: no run folder of experiments.compare, a rule that cannot be built again, a calibration that cannot
-            be read again, or no such method.
-        FileNotFoundError: the run's calibration is gone.
+        ValueError: no run folder of experiments.compare, or of a version whose rows do not hold the hyperparameters,
+            a rule that cannot be built again, or no such method.
     """
     try:
-        config = json.loads((Path(path) / MANIFEST).read_text(encoding="utf-8"))["config"]
+        config, rows = read_manifest(path)["config"], read_rows(path)
         methods = {method["name"]: method for method in config["methods"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{str(path)!r} is no run folder of experiments.compare") from None
-    rows, calibration, told_costs = read_rows(path), _calibration(config), _told_costs(Path(path))
+    file = Path(path) / "costs.json"
+    run_costs = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     prompts = dict.fromkeys(str(row["prompt_id"]) for row in rows)
     points = []
     for entry in summarise(rows):
-        near = min(traces, key=lambda temperature: abs(temperature - entry.temperature))
-        method = methods[entry.method]
-        if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature):
+        near, method = min(traces, key=lambda t: abs(t - entry.temperature)), methods[entry.method]
+        if abs(near - entry.temperature) > NEAR or not _drafts_alike(method, config, entry.temperature, traces[near]):
             continue
-        if traces[near].about.get("drafter") not in (None, config.get("drafter")):
-            continue
-        told = next((row for row in rows if _is_of(row, entry)), {}).get("policy_hyperparameters")
-        rule = _rule(method, calibration, entry.temperature, told)
+        row = next(row for row in rows if (row["method"], row["temperature"]) == (entry.method, entry.temperature))
+        if not {"policy_hyperparameters", "monitor_hyperparameters"} <= row.keys():
+            raise ValueError(f"{str(path)!r} is of an earlier version: its rows do not hold the hyperparameters")
         trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
         longest = int(method["max_draft_length"] or config["max_draft_length"])
-        widths = told_costs.get(entry.method, {}).get("widths") or config["verification_widths"]
+        widths = run_costs.get(entry.method, {}).get("widths") or config["verification_widths"]
         here = between(costs, widths or default_widths(longest))
-        predicted, acceptance = _predict(trace, rule, longest, here)
+        predicted = _predict(trace, _policy(method), row, longest, here)
         fields = (entry.method, entry.temperature, near, same, entry.speedup_total, entry.draft_acceptance_rate)
-        points.append(Point(*fields, predicted, acceptance))
+        points.append(Point(*fields, *predicted))
     if not points:
-        raise ValueError(f"{str(path)!r} has no method that traces at {sorted(traces)} tell of")
+        raise ValueError(f"{str(path)!r} has no method that traces at {sorted(traces)} can play")
     return points
 
 
-def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperature: float) -> bool:
-    """Whether its rounds are a trace's: the config's own drafter, and verification that keeps what rejection keeps."""
-    if method["policy"] is None or method["drafter"] not in (None, config.get("drafter")):
+def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperature: float, trace: Trace) -> bool:
+    """Whether its rounds are a trace's: the same drafter, and verification that accepts what rejection accepts."""
+    drafter = config.get("drafter")
+    if method["policy"] is None or method["drafter"] not in (None, drafter):
+        return False
+    if trace.about.get("drafter") not in (None, drafter):
         return False
     return temperature <= ALIKE.get(method["verifier"]["strategy"].rpartition(":")[2], -1.0)
-
-
-def _calibration(config: Mapping[str, Any]) -> Calibration | None:
-    """What the run was calibrated with. It was checked against the pair's weights then, so its name is enough now."""
-    source = config.get("calibration")
-    if source != BUILT_IN:
-        return None if source is None else read_calibration(source)
-    name, _ = split_source(config["drafter"])
-    if name not in DRAFTERS:
-        raise ValueError(
-            f"the built-in calibration of {config['drafter']!r} is found by no name: {list(DRAFTERS)} have one"
-        )
-    return read_calibration(drafter_file(name).parent / FILE)
 
 
 def _of_prompts(trace: Trace, prompts: Sequence[str]) -> tuple[Trace, bool]:
@@ -131,38 +113,6 @@ def shortened(trace: Trace, most: int) -> Trace:
     return trace._replace(limit=limit, length=length, accepted=trace.accepted & within)
 
 
-def _told_costs(path: Path) -> dict[str, Any]:
-    """What a run's methods were told of costs, and the widths chosen by them; of earlier runs nothing."""
-    file = path / "costs.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _predict(trace: Trace, rule: Rule, longest: int, costs: CostModel) -> tuple[Interval, float]:
-    """Speed-up and acceptance of a replay with the method's own longest draft and the widths its decoder has."""
-    path = phase_path(trace, **rule.phases) if rule.policy.needs_phases else None
-    # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
-    one = {name: np.asarray(value)[None] for name, value in rule.hyperparameters.items()}
-    widest = costs.widths[-1] if rule.policy.rounds is not None else None
-    found = replay(trace, rule.policy, one, max_draft_length=longest, phases=path, widest=widest)
-    speedup = ratio_of_totals(trace.length * costs.plain_pass, found.seconds(costs)[0])
-    return speedup, float(found.acceptance_rate[0])
-
-
-def _is_of(row: Mapping[str, Any], entry: MethodSummary) -> bool:
-    return (row["method"], row["temperature"]) == (entry.method, entry.temperature)
-
-
-def _rule(
-    method: Mapping[str, Any], calibration: Calibration | None, temperature: float, told: Mapping[str, Any] | None
-) -> Rule:
-    """The rule with the hyperparameters its rows tell, or else the calibrated ones under those the method names."""
-    policy, learnt, phases = _policy(method), {}, {}
-    if calibration is not None:
-        learnt = hyperparameters_for(calibration, "policy", policy, temperature)
-        phases = hyperparameters_for(calibration, "monitor", PHASES, temperature)
-    return Rule(policy, learnt if told is None else dict(told), phases)
-
-
 def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
     """The rule as the manifest describes it."""
     try:
@@ -171,9 +121,21 @@ def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
         raise ValueError(f"the rule of {method['name']!r} cannot be built again: {error}") from None
 
 
+def _predict(
+    trace: Trace, policy: StoppingPolicy, row: Mapping[str, Any], longest: int, costs: CostModel
+) -> tuple[Interval, float]:
+    """Speed-up and acceptance of a replay with a row's hyperparameters, the method's limit and the decoder's widths."""
+    # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
+    one = {name: np.asarray(value)[None] for name, value in row["policy_hyperparameters"].items()}
+    path = phase_path(trace, **row["monitor_hyperparameters"]) if policy.needs_phases else None
+    widest = costs.widths[-1] if policy.rounds is not None else None
+    result = replay(trace, policy, one, max_draft_length=longest, phases=path, widest=widest)
+    speedup = ratio_of_totals(trace.length * costs.plain_pass, result.seconds(costs)[0])
+    return speedup, float(result.acceptance_rate[0])
+
+
 def points_table(points: Sequence[Point], costs: CostModel) -> str:
-    """Measured beside predicted, and how far apart they are."""
-    head = ["method", "temp.", "measured", "predicted", "ratio", "accepted", "predicted"]
+    """Measured next to predicted, and how far apart they are."""
     lines = []
     for point in points:
         temperature = f"{point.temperature:g}"
@@ -182,48 +144,14 @@ def points_table(points: Sequence[Point], costs: CostModel) -> str:
         taken = "–" if point.acceptance is None else f"{point.acceptance:.0%}"
         both = [plus_minus(point.speedup), plus_minus(point.predicted)]
         accepted = [taken, f"{point.predicted_acceptance:.0%}"]
-        lines.append([point.method, temperature, *both, f"{_ratio(point):.2f}", *accepted])
-    ratios = [_ratio(point) for point in points]
-    same = (
-        "the same prompts" if all(point.same_prompts for point in points) else "other prompts where some were missing"
-    )
+        lines.append([point.method, temperature, *both, f"{point.ratio:.2f}", *accepted])
+    ratios = [point.ratio for point in points]
+    same = "the same prompts" if all(point.same_prompts for point in points) else "other prompts where some are missing"
     note = (
         f"Costs: {costs.device or 'unknown device'}, c = {costs.ratio:.3f}; {same}; ± is half of the 95 % interval "
-        "over prompts; in brackets the temperature of the trace where there is none of the run's own; methods whose "
-        "drafter or verification is not the traces' are left out. Measured over predicted: median "
+        "over prompts; in brackets the temperature of the trace where none has the run's; methods whose drafter or "
+        "verification is not the traces' are left out. Measured over predicted: median "
         f"{np.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."
     )
+    head = ["method", "temp.", "measured", "predicted", "ratio", "accepted", "predicted"]
     return markdown(head, lines) + "\n\n" + note
-
-
-def _ratio(point: Point) -> float:
-    return point.speedup.estimate / point.predicted.estimate
-
-
-def points_picture(points: Sequence[Point]) -> Figure:
-    """Measured against predicted, with the intervals of both; on the diagonal they agree."""
-    figure = Figure(figsize=(6.4, 5.0), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    names = list(dict.fromkeys(point.method for point in points))
-    temperatures = list(dict.fromkeys(point.temperature for point in points))
-    colours = rule_colours(names)
-    bounds = [bound for point in points for value in (point.speedup, point.predicted) for bound in value]
-    ends = [np.nanmin(bounds) - 0.05, np.nanmax(bounds) + 0.05]
-    axes.plot(ends, ends, color="#222222", lw=0.8, ls=":")
-    for point in points:
-        x, y = point.predicted, point.speedup
-        spans = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
-        marker = "os^Dv"[temperatures.index(point.temperature) % 5]
-        label = f"{point.method}, {at_temperature(point.temperature)}"
-        style: dict[str, Any] = {"color": colours[point.method], "ms": 7, "lw": 0.8, "label": label}
-        axes.errorbar(x[0], y[0], **spans, fmt=marker, **style)
-    axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")
-    plain_axes(axes, "Speed-up over plain decoding, 95 % intervals over prompts")
-    axes.legend(*_without_bars(axes), fontsize=8, frameon=False)
-    return figure
-
-
-def _without_bars(axes: Any) -> tuple[list[Any], list[str]]:
-    """A legend's handles without their error bars."""
-    handles, labels = axes.get_legend_handles_labels()
-    return [handle[0] for handle in handles], labels

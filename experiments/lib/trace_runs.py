@@ -3,12 +3,13 @@
 A row is one group (a drafter, or a machine), temperature, task and thing compared ("what"). It keeps every text's
 counts and seconds, so that intervals and paired comparisons are made of rows alone and a finished folder is only
 reported again. Rules are replayed over all texts of a trace; a task is a part of that replay, with a setting chosen on
-its own other half.
+the other half of its texts.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,24 +23,16 @@ from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import publish
-from experiments.lib.traced import (
-    MOST_REPEATED,
-    chosen_on_other_half,
-    costs_or_default,
-    faster,
-    flat_costs,
-    load_by_drafter,
-    repeated_shares,
-    replay_rule,
-    texts_by_task,
-)
 from specdec_jax.costs.choices import weighs_costs
-from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.replay import Replay, oracle
-from specdec_jax.replay.trace import Trace
+from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
+from specdec_jax.replay.replay import Replay, oracle, replay
+from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.replay.true_acceptance import survival_true_acceptance
 
+COSTS = Path(__file__).resolve().parents[2] / "configs" / "costs" / "cpu.json"
 ALL = "all"
 KEYS = ("group", "temperature", "task", "what")
 COUNTS = ("rounds", "drafted", "accepted", "passes")
@@ -53,7 +46,7 @@ class TraceFiles(Output, Smoke):
     """Options of a command that reads traces."""
 
     traces: Positional[tuple[str, ...]] = ()
-    """Traces, or folders of them, that experiments.record wrote; those of several drafters are told apart."""
+    """Traces, or folders of them, that experiments.record wrote; several drafters are compared side by side."""
     seed: int = 0
     """Of the halves of the prompts."""
 
@@ -68,7 +61,7 @@ class TraceFiles(Output, Smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
 
     def machine(self) -> CostModel:
-        """Whose time is counted, if it is."""
+        """The costs by which time is counted."""
         return costs_or_default(None)
 
 
@@ -83,7 +76,7 @@ class TraceOptions(TraceFiles):
     slope: float = 0.0
     """With --ratio: what one more verified token costs, in target passes."""
     max_draft_length: int = 16
-    """Most drafts a round."""
+    """Longest draft."""
 
     @property
     def longest(self) -> int:
@@ -96,20 +89,34 @@ class TraceOptions(TraceFiles):
         self.check_numbers()
 
     def check_numbers(self) -> None:
-        """The same of those that do not say where traces come from."""
+        """The part of `check` that is not about the traces."""
         if self.max_draft_length < 1:
             raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.ratio is None and self.slope or self.slope < 0:
             raise ValueError(f"slope must be 0 or more and goes with --ratio, got {self.slope} and {self.ratio}")
 
     def machine(self) -> CostModel:
-        """The costs asked for. Raises ValueError where they end before the longest draft."""
+        """The costs of the options. Raises ValueError where they end before the longest draft."""
         if self.ratio is not None and self.costs is not None:
             raise ValueError("give --costs or --ratio, not both")
         longest = self.max_draft_length
         costs = costs_or_default(self.costs) if self.ratio is None else flat_costs(self.ratio, self.slope, longest)
         costs.pass_times(longest)
         return costs
+
+
+def costs_or_default(path: str | Path | None) -> CostModel:
+    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate).
+
+    Without one, what was measured on two x86 cores (docs/performance.md).
+    """
+    named = COSTS if path is None else COSTS.parent / f"{path}.json"
+    return load_cost_model(named if named.is_file() else path)
+
+
+def flat_costs(ratio: float, slope: float, longest: int) -> CostModel:
+    """A machine by two numbers: c, and what one more verified token costs in target passes."""
+    return cost_model(ratio, {width: 1.0 + slope * (width - 1) for width in range(1, longest + 2)})
 
 
 class Source(NamedTuple):
@@ -149,16 +156,35 @@ REFERENCES = {
 def variant(
     rule: Rule, settings: Sequence[Mapping[str, Any]] | None = None, max_draft_length: int | None = None
 ) -> Variant:
-    """A rule at these settings (its grid's unless given), drafting as far as the run does unless told otherwise."""
-    tried, known = rule.settings() if settings is None else settings, {}
+    """A rule at these settings (its grid's unless given), drafting up to the run's limit unless another is given."""
+    tried, replays = rule.settings() if settings is None else settings, {}
 
     def replayed(source: Source, longest: int) -> Replay:
         key = (id(source.trace), source.group) if weighs_costs(rule.policy) else id(source.trace)
-        if key not in known:  # other machines are arithmetic for a rule that is not told the costs
-            known[key] = replay_rule(source.trace, rule, source.costs, max_draft_length or longest, tried)
-        return known[key]
+        if key not in replays:  # a rule that does not weigh costs drafts alike on all machines
+            replays[key] = replay_rule(source.trace, rule, source.costs, max_draft_length or longest, tried)
+        return replays[key]
 
     return Variant(replayed, tried)
+
+
+def replay_rule(
+    trace: Trace,
+    rule: Rule,
+    costs: CostModel,
+    longest: int,
+    settings: Sequence[Mapping[str, Any]] | None = None,
+    phases: Mapping[str, Any] | None = None,
+) -> Replay:
+    """A rule's settings (its published one unless given) over a trace, with the machine's costs.
+
+    A rule that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy.
+    """
+    chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
+    path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
+    widest = costs.widths[-1] if policy.rounds is not None else None
+    hyperparameters = rule.hyperparameters(chosen, costs, longest)
+    return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest)
 
 
 def open_traces(
@@ -178,10 +204,10 @@ def open_traces(
     Raises:
         FileNotFoundError, ValueError: bad input, before anything is written.
     """
-    found = list(read_sources(options, made_up) if sources is None else sources)
+    sources = list(read_sources(options, made_up) if sources is None else sources)
     config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    config |= {"machines": {source.group: source.costs._asdict() for source in found}}
-    return Run(options, RunFolder.create(name, config, options.out), found, console)
+    config |= {"machines": {source.group: source.costs._asdict() for source in sources}}
+    return Run(options, RunFolder.create(name, config, options.out), sources, console)
 
 
 def write(run: Run, title: str, blocks: Sequence[str], note: str = "", **pictures: Figure) -> None:
@@ -191,83 +217,128 @@ def write(run: Run, title: str, blocks: Sequence[str], note: str = "", **picture
     publish(run.folder, "\n\n".join(parts), run.console, **pictures)
 
 
-def read_sources(options: TraceFiles, made_up: Traces | None = None) -> list[Source]:
-    """The traces by drafter and temperature. Raises as `load_by_drafter`, and for bad options."""
+def drafter_of(trace: Trace) -> str:
+    """The drafter that a trace names."""
+    return str(trace.about.get("drafter", "drafter"))
+
+
+def read_sources(
+    options: TraceFiles, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
+) -> list[Source]:
+    """The traces by group and temperature. Raises as `load_traces`, and for bad options."""
     options.check()
     costs = options.machine()
     if options.smoke:
         groups = made_up or {"made up": made_up_traces()}
     else:
-        groups = load_by_drafter(options.traces, options.longest)
-    return [source_of(drafter, t, trace, costs) for drafter, traces in groups.items() for t, trace in traces.items()]
+        groups = load_traces(options.traces, options.longest, group)
+    return [source_of(name, t, trace, costs) for name, traces in groups.items() for t, trace in traces.items()]
+
+
+def load_traces(
+    paths: Sequence[str | Path], least: int = 1, group: Callable[[Trace], str] = drafter_of
+) -> dict[str, dict[float, Trace]]:
+    """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it.
+
+    Raises:
+        FileNotFoundError: a file or folder that is not there or holds none.
+        ValueError: two traces of one temperature, one of several temperatures, or tails shorter than `least`.
+    """
+    groups: dict[str, dict[float, Trace]] = {}
+    for path in map(Path, paths):
+        files = sorted(path.glob("trace-*.npz")) if path.is_dir() else [path]
+        if not files:
+            raise FileNotFoundError(f"no trace-*.npz in {str(path)!r}; python -m experiments.record writes them")
+        for file in files:
+            trace = load_trace(file)
+            traces = groups.setdefault(group(trace), {})
+            # 0.7, not float32's 0.69999999
+            temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()
+            if len(temperatures) > 1 or temperatures[0] in traces:
+                raise ValueError(
+                    f"{file}: one trace of {group(trace)} a temperature, got {temperatures} besides {sorted(traces)}"
+                )
+            if trace.max_draft_length < least:
+                raise ValueError(
+                    f"{file} holds drafts of up to {trace.max_draft_length} tokens, {least} are asked for: give "
+                    f"--max-draft-length {trace.max_draft_length}, or record longer ones (python -m experiments.record "
+                    f"--max-draft-length {least})"
+                )
+            traces[temperatures[0]] = trace
+    return {name: dict(sorted(traces.items())) for name, traces in groups.items()}
+
+
+def texts_by_task(trace: Trace) -> dict[str, np.ndarray]:
+    """Indices of each task's texts, tasks in order of appearance."""
+    tasks = np.array(trace.about.get("tasks") or [ALL] * trace.num_texts)
+    return {task: np.flatnonzero(tasks == task) for task in dict.fromkeys(tasks.tolist())}
 
 
 def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) -> Source:
     """A trace with its tasks, all texts first and then by task where there are several."""
-    found = texts_by_task(trace)
-    tasks = {ALL: np.arange(trace.num_texts)} | (found if len(found) > 1 else {})
-    return Source(group, temperature, trace, costs, tasks, np.round(repeated_shares(trace), 4))
+    by_task = texts_by_task(trace)
+    tasks = {ALL: np.arange(trace.num_texts)} | (by_task if len(by_task) > 1 else {})
+    repeated = [repeated_share(trace.tokens[text, : trace.length[text]]) for text in range(trace.num_texts)]
+    return Source(group, temperature, trace, costs, tasks, np.round(repeated, 4))
 
 
 def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
     """The rows of all variants; what the folder has is not replayed again."""
-    return fill(run, tuple(variants), lambda source, what: rows_of(run, source, variants[what]))
+
+    def rows(source: Source, what: str) -> dict[str, Row]:
+        compared = variants[what]
+        result = compared.replay(source, run.options.longest)
+        return {
+            task: row_of(source, texts, result, compared.settings, run.options.seed)
+            for task, texts in source.tasks.items()
+        }
+
+    return fill(run, tuple(variants), rows)
 
 
 def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mapping[str, Row]]) -> list[Row]:
-    """The rows of every source, what and task; `measure` gives a row a task, and is asked only where one is missing."""
-    known = {key_of(row): row for row in run.folder.rows()}
+    """The rows of every source, what and task; `measure` gives a row a task, called only where one is missing."""
+    rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
         for what in whats:
             keys = {task: (source.group, source.temperature, task, what) for task in source.tasks}
             order += keys.values()
-            if all(key in known for key in keys.values()):
+            if all(key in rows for key in keys.values()):
                 continue
             with run.console.status(f"{what}, {at_temperature(source.temperature)}"):
-                found = measure(source, what)
+                measured = measure(source, what)
             for task, key in keys.items():
-                if key not in known:
-                    known[key] = dict(zip(KEYS, key, strict=True)) | dict(found[task])
-                    run.folder.append(known[key])
-    return [known[key] for key in order]
+                if key not in rows:
+                    rows[key] = dict(zip(KEYS, key, strict=True)) | dict(measured[task])
+                    run.folder.append(rows[key])
+    return [rows[key] for key in order]
 
 
-def key_of(row: Row) -> tuple[Any, ...]:
-    """What tells a row from the others."""
-    return tuple(row[key] for key in KEYS)
-
-
-def rows_of(run: Run, source: Source, compared: Variant) -> dict[str, Row]:
-    """A variant's row of every task."""
-    found, settings = compared.replay(source, run.options.longest), compared.settings
-    return {
-        task: _row(source, texts, _of_texts(found, texts), settings, run.options.seed)
-        for task, texts in source.tasks.items()
-    }
-
-
-def _of_texts(found: Replay, texts: np.ndarray) -> Replay:
-    """The part of a replay that belongs to some texts."""
-    parts: dict[str, Any] = {"record": None}
-    parts |= {name: value[:, texts] for name, value in found._asdict().items() if value is not None}
-    return Replay(**parts)
-
-
-def _row(
-    source: Source, texts: np.ndarray, found: Replay, settings: Sequence[Mapping[str, Any]], seed: int
+def row_of(
+    source: Source, texts: np.ndarray, result: Replay, settings: Sequence[Mapping[str, Any]], seed: int
 ) -> dict[str, Any]:
-    emitted = source.trace.length[texts].astype(int)
-    judged = chosen_on_other_half(found, source.costs, settings, seed)
+    """A row of some texts: each at the setting that was fastest, total over total, on the half of them without it."""
+    counts = {name: getattr(result, name)[:, texts] for name in COUNTS}
+    columns: dict[str, np.ndarray] = {"seconds": result.seconds(source.costs)[:, texts], **counts}
+    first = np.random.default_rng(seed).permutation(len(texts)) < len(texts) // 2
+    chosen, at = [], np.zeros(len(texts), int)
+    for half in (first, ~first):
+        best = int(np.argmin(columns["seconds"][:, half].sum(axis=1))) if half.any() else 0
+        chosen.append(settings[best])
+        at[~half] = best
+    picked = {name: values[at, np.arange(len(texts))] for name, values in columns.items()}
+    emitted, totals = source.trace.length[texts].astype(int), columns["seconds"].sum(axis=1)
+    plain = emitted * source.costs.plain_pass
     return {
         "emitted": emitted.tolist(),
-        **{name: np.asarray(getattr(judged, name)).astype(int).tolist() for name in COUNTS},
-        "seconds": judged.seconds.tolist(),
-        "first_seconds": found.seconds(source.costs)[0].tolist(),  # at the first setting, the published one
-        "plain_seconds": (emitted * source.costs.plain_pass).tolist(),
+        **{name: picked[name].astype(int).tolist() for name in COUNTS},
+        "seconds": picked["seconds"].tolist(),
+        "first_seconds": columns["seconds"][0].tolist(),  # at the first setting, the published one
+        "plain_seconds": plain.tolist(),
         "repeated": source.repeated[texts].tolist(),
-        "settings": list(judged.settings[: len(settings)]),
-        "curve": found.total_speedup(source.costs).tolist(),  # of every setting
+        "settings": chosen[: len(settings)],
+        "curve": (plain.sum() / totals).tolist(),  # speed-up of every setting
     }
 
 
@@ -282,28 +353,9 @@ def find(rows: Iterable[Row], **wanted: Any) -> Row:
     return row
 
 
-def pooled(rows: Iterable[Row]) -> Row:
-    """Rows of several tasks as one of all their texts, each task at its own setting."""
-    rows = list(rows)
-    return {name: [value for row in rows for value in row[name]] for name in COLUMNS}
-
-
-def each_its_own(source: Source, rows: Sequence[Row], what: str) -> Row:
-    """All texts of a source, every task at the setting chosen within it; `rows` are the source's."""
-    tasks = [task for task in source.tasks if task != ALL] or [ALL]
-    texts = np.concatenate([source.tasks[task] for task in tasks])
-    return part(pooled(find(rows, what=what, task=task) for task in tasks), np.argsort(texts))  # as the trace has them
-
-
-def part(row: Row, chosen: np.ndarray) -> Row:
-    """Some of a row's texts, by index or mask."""
-    return {name: np.asarray(row[name])[chosen].tolist() for name in COLUMNS}
-
-
-def without_repeats(row: Row) -> Row | None:
-    """The texts with little repeated in them; None if there are none."""
-    clean = np.array(row["repeated"]) <= MOST_REPEATED
-    return part(row, clean) if clean.any() else None
+def faster(seconds: np.ndarray, than: np.ndarray) -> Interval:
+    """How many times faster, total over total, with a paired bootstrap interval over the texts."""
+    return ratio_of_totals(than, seconds)
 
 
 def speedup(row: Row) -> Interval:
@@ -329,13 +381,3 @@ def per_round(row: Row, name: str) -> float:
 def acceptance(row: Row) -> float:
     """Accepted over drafted tokens."""
     return total(row, "accepted") / max(total(row, "drafted"), 1)
-
-
-def wasted(row: Row) -> float:
-    """The share of the drafter passes that gave no accepted token."""
-    return 1 - total(row, "accepted") / total(row, "passes") if total(row, "passes") else 0.0
-
-
-def discarded(row: Row) -> float:
-    """The share of the drafter passes whose distribution gave no token."""
-    return 1 - total(row, "drafted") / total(row, "passes") if total(row, "passes") else 0.0

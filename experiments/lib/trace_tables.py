@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from experiments.lib import trace_runs as runs
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.plots import INK, panels, plain_axes
-from experiments.lib.trace_runs import ALL, Row, Run, Source
+from experiments.lib.trace_runs import Row, Run, Source
 from specdec_jax.metrics.intervals import Interval
 
 
@@ -97,16 +97,6 @@ def compared(
         lines.append([name, *picked, interval(runs.speedup(row)), *gains, *figures, *(of(row) for of in more.values())])
     heads = ["rule", *([] if chosen is None else ["chosen"]), "speed-up", *(f"over {name}" for name in over)]
     return markdown([*heads, "accepted", "tokens a pass", *more], lines)
-
-
-def by_task(source: Source, rows: Sequence[Row], whats: Mapping[str, str], over: str) -> list[str]:
-    """A table of `whats` (name -> what) down and tasks across: gains over one of them; none where there is one task.
-
-    The line of `over` itself has its speed-up over plain decoding.
-    """
-    tasks = {task: texts for task, texts in source.tasks.items() if task != ALL}
-    found = {task: {n: runs.find(rows, what=what, task=task) for n, what in whats.items()} for task in tasks}
-    return [f"By task, over {over}:", tasks_table(found, over)] if found else []
 
 
 def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str, without: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from tiny_pair import ONE_LAYER, write_pair
 from tiny_weights import weights, write_folder
 
 from experiments.lib.rules import rule
-from experiments.lib.traced import replay_rule
+from experiments.lib.trace_runs import replay_rule
 from specdec_jax.app import cli, doctor
 from specdec_jax.app.settings import Settings
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model

@@ -11,7 +11,7 @@ from experiments.lib import chip_reports, environments
 from experiments.lib.chip_jobs import Job, environment
 from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS, TARGETS
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 
 MESH_PROGRAM = """
   %all-reduce.3 = f32[4,2,24]{2,1,0} all-reduce(%x), channel_id=1

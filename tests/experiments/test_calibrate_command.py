@@ -10,7 +10,7 @@ from experiments.calibrate import main
 from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of
 from experiments.lib.calibrate_report import prior_gain
 from experiments.lib.smoke import made_up_trace, made_up_traces
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate, youden
 from specdec_jax.replay.replay import replay

@@ -6,7 +6,6 @@ import pytest
 from tiny_t5 import SMALL
 
 from experiments import (
-    adaedl,
     calibrate,
     distill,
     peers,
@@ -70,8 +69,6 @@ def test_experiments_that_load_models_by_themselves(experiment, config_alone, tm
 def test_those_with_options_of_their_own(config_alone, tmp_path, capsys):
     out = ["--out", str(tmp_path / "step_cost")]
     says_so(step_cost.main(["--target", config_alone, *out]), capsys.readouterr(), "step_cost", config_alone)
-    code = adaedl.main(["long", "--live", "--decoder.target", config_alone, "--out", str(tmp_path / "long_run")])
-    says_so(code, capsys.readouterr(), "long", config_alone)
 
 
 def test_distillation(config_alone, tmp_path, capsys):

@@ -9,9 +9,9 @@ import stopping_oracles as twins
 from stopping_cases import Seen
 
 from experiments import adaedl, entropy, policies
-from experiments.lib import traced
+from experiments.lib import trace_runs
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.replay.trace import FEATURES, save_trace
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 COMMANDS = {
     "policies": (
         policies,
-        ("drafting.png", "policies.png", "tasks.png"),
+        ("policies.png",),
         ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
     ),
     "lambda": (adaedl, ("lambdas.png",), ()),
@@ -71,7 +71,7 @@ def test_a_run_writes_rows_a_table_and_pictures(finished, name):
 def test_a_finished_run_is_only_reported_again(finished, name, monkeypatch):
     out, options = finished(name), COMMANDS[name][2]
     before = (out / "results.jsonl").read_bytes(), (out / "table.md").read_text()
-    monkeypatch.setattr(traced, "replay", lambda *args, **more: pytest.fail("something was replayed"))
+    monkeypatch.setattr(trace_runs, "replay", lambda *args, **more: pytest.fail("something was replayed"))
     monkeypatch.setattr(entropy, "measured", lambda *args: pytest.fail("something was measured"))
     assert run(name, "--smoke", *options, "--out", str(out)) == 0
     assert ((out / "results.jsonl").read_bytes(), (out / "table.md").read_text()) == before
@@ -307,14 +307,6 @@ def test_files_costs_and_a_rule_of_ones_own(tmp_path, capsys):
     assert "another config" in capsys.readouterr().err
 
 
-def test_time_says_how_fast_replays_are(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(policies, "MANY", 10)
-    monkeypatch.chdir(tmp_path)
-    assert policies.main(["--smoke", "--time"]) == 0
-    assert re.search(r"10 settings of adaedl over \d+ positions: [\d.]+ s", " ".join(capsys.readouterr().out.split()))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "name, arguments, words",
     [
@@ -398,5 +390,5 @@ def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
         save_trace(tmp_path / name / "trace-1.npz", made_up_trace(1.0))
     folders = [str(tmp_path / name) for name in ("one", "two")]
     assert entropy.main([*folders, "--out", str(tmp_path / "out")]) == 2
-    assert "there is another trace of drafter for made up at temperature 1" in capsys.readouterr().err
+    assert "one trace of drafter for made up a temperature" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

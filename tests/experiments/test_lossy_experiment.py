@@ -8,7 +8,7 @@ import pytest
 from experiments.lib import lossy_study as lossy
 from experiments.lib.lossy_report import equal_share, label, lines
 from experiments.lib.run_folder import read_rows
-from experiments.lib.traced import costs_or_default
+from experiments.lib.trace_runs import costs_or_default
 
 pytestmark = pytest.mark.slow
 

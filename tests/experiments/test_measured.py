@@ -10,7 +10,6 @@ from experiments.lib.measured import measured_points
 from experiments.lib.run_folder import read_rows
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.loading import load_model
-from specdec_jax.loading.builtin import drafter_file
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.text.calibration import fingerprint
 
@@ -85,15 +84,10 @@ def described(name, **hyperparameters):
     return {"strategy": factory, "options": {}, "hyperparameters": hyperparameters}
 
 
-def changed(run, folder, methods=None, told=False, **entries):
-    """A copy of a run folder whose config, or whose methods by name, say otherwise.
-
-    Its rows tell no hyperparameters, as in an earlier version, or those they were decoded with.
-    """
+def changed(run, folder, methods=None, without=(), **entries):
+    """A copy of a run folder whose config, or whose methods by name, say otherwise; its rows lack some keys."""
     folder.mkdir()
-    rows = [
-        row if told else {key: row[key] for key in row if key != "policy_hyperparameters"} for row in read_rows(run)
-    ]
+    rows = [{key: row[key] for key in row if key not in without} for row in read_rows(run)]
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["config"] |= entries
@@ -127,66 +121,36 @@ def test_greedy_predictions_are_the_live_rounds(ran):
         assert point.predicted.estimate == pytest.approx(speedup) and point.same_prompts, name
 
 
-def test_rows_tell_the_hyperparameters_that_decoded(ran, tmp_path):
-    """Whatever became of the calibration; and a drafter that no trace is of is left out."""
+def test_rows_hold_the_hyperparameters_that_decoded(ran, tmp_path):
+    """Without the calibration file; a drafter of no trace is left out, rows of an earlier version are refused."""
     run, traces = ran
-    right, told = found(run, traces), found(changed(run, tmp_path / "run", told=True, calibration=None), traces)
-    for name in ("static", "static-3", "survival"):  # phase-length reads the monitor's hyperparameters too
-        assert right[name].predicted == told[name].predicted, name
+    assert found(run, traces) == found(changed(run, tmp_path / "run", calibration=None), traces)
     other = traces[0.0]._replace(about=traces[0.0].about | {"drafter": "another"})
     with pytest.raises(ValueError, match="has no method that traces"):
         measured_points(run, {0.0: other}, COSTS)
-
-
-def test_without_its_calibration_a_prediction_is_of_another_rule(ran, tmp_path):
-    run, traces = ran
-    right, wrong = found(run, traces), found(changed(run, tmp_path / "run", calibration=None), traces)
-    for name in METHODS:
-        same = right[name].predicted.estimate == wrong[name].predicted.estimate
-        assert same == (name == "static-3"), name  # which names its only number itself
-
-
-def test_sampled_runs_have_the_sampled_hyperparameters(ran, tmp_path):
-    """By the run's temperature, not by that of the nearest trace."""
-    run, traces = ran
-    warm = changed(run, tmp_path / "run")
-    lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
-    (warm / "results.jsonl").write_text(lines)
-    cold, points = found(run, traces), found(warm, traces)
-    other = {"static": {"policy": described("stopping.static", draft_length=4)}}
-    fixed = changed(run, tmp_path / "fixed", other, calibration=None)
-    assert points["static"].predicted == found(fixed, traces)["static"].predicted != cold["static"].predicted
-
-
-def test_the_built_in_calibration_is_the_drafters(ran, tmp_path):
-    run, traces = ran
-    names = {"calibration": "built-in", "target": "smollm2", "drafter": "smollm2-drafter"}
-    of_it = {0.0: traces[0.0]._replace(about={**traces[0.0].about, "drafter": "smollm2-drafter"})}
-    built_in = found(changed(run, tmp_path / "one", **names), of_it)
-    path = str(drafter_file("smollm2-drafter").parent / "calibration.json")
-    by_path = found(changed(run, tmp_path / "two", **{**names, "calibration": path}), of_it)
-    assert built_in == by_path and built_in["static"].predicted != found(run, traces)["static"].predicted
-    with pytest.raises(ValueError, match="built-in calibration of 'mine'"):
-        measured_points(changed(run, tmp_path / "three", **{**names, "drafter": "mine"}), traces, COSTS)
-    with pytest.raises(FileNotFoundError, match="no calibration at gone.json"):
-        measured_points(changed(run, tmp_path / "four", calibration="gone.json"), traces, COSTS)
+    older = changed(run, tmp_path / "older", without=("monitor_hyperparameters",))
+    with pytest.raises(ValueError, match="is of an earlier version"):
+        measured_points(older, traces, COSTS)
 
 
 @pytest.mark.parametrize(
-    ("told", "entries"),
+    "entries",
     [
-        (False, {"drafter": "prompt_lookup"}),
-        (False, {"drafter": ["smollm2-drafter", "prompt_lookup"]}),
-        (False, {"verifier": described("verification.lenience")}),
-        (False, {"verifier": {"strategy": "my_verifier:mine", "options": {}, "hyperparameters": {}}}),
-        (True, {"verifier": described("verification.block")}),
-        (True, {"drafter": None}),
+        {"drafter": "prompt_lookup"},
+        {"drafter": ["smollm2-drafter", "prompt_lookup"]},
+        {"verifier": described("verification.lenience")},
+        {"verifier": {"strategy": "my_verifier:mine", "options": {}, "hyperparameters": {}}},
     ],
 )
-def test_what_no_trace_tells_of_is_left_out(ran, tmp_path, told, entries):
+def test_what_no_trace_can_play_is_left_out(ran, tmp_path, entries):
     run, traces = ran
-    methods = list(found(changed(run, tmp_path / "run", {"static": entries}), traces))
-    assert methods == METHODS[0 if told else 1 :]
+    assert list(found(changed(run, tmp_path / "run", {"static": entries}), traces)) == METHODS[1:]
+
+
+@pytest.mark.parametrize("entries", [{"verifier": described("verification.block")}, {"drafter": None}])
+def test_greedy_block_verification_and_the_drafter_of_the_config_are_kept(ran, tmp_path, entries):
+    run, traces = ran
+    assert list(found(changed(run, tmp_path / "run", {"static": entries}), traces)) == METHODS
 
 
 def test_block_verification_of_sampled_texts_is_left_out(ran, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.traced import flat_costs
+from experiments.lib.trace_runs import flat_costs
 from specdec_jax.metrics.prior import LEAST, MOST, fit_prior, positions
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES

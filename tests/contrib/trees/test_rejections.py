@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_candidates import by_enumeration
 
-from experiments.lib.predicted_combs import UNBOUNDED, Fitted, Known, Tree, fitted, play, predicted
+from experiments.lib.predicted_combs import UNBOUNDED, Fitted, Starts, Tree, fitted, play, predicted, starts
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.contrib.trees.rejections import candidates, chances, entropies, rejections, runs
 from specdec_jax.costs.cost_model import cost_model
@@ -123,10 +123,10 @@ def test_entropies_follow_the_text_and_then_the_tail(greedy):
 
 
 def counted(run, right, tokens, siblings, tree=None, widths=(1, 2, 4, 8), links=3):
-    """Rounds and tokens beside the chain on a machine where everything pays: drafts are nearly always accepted."""
+    """Rounds, and those that leave the chain, on a machine where everything pays: drafts are nearly always accepted."""
     length = tokens + 1
     run, right = (np.array([[*values, *[0] * (length - len(values))]]) for values in (run, right))
-    seen = Known(run, right, np.zeros((1, length, links), int), np.array([tokens]))
+    seen = Starts(run, right, np.zeros((1, length, links), int), np.array([tokens]))
     chance = Fitted(np.full(9, 0.9), np.full((9, 3), 0.5), 0.9)
     free = cost_model(0.0, dict.fromkeys(widths, 1.0))
     found = play(seen, free, chance, links, siblings, tree)
@@ -140,7 +140,7 @@ def test_a_sibling_saves_the_round_it_is_right_in():
     assert counted(run, right, 8, siblings=1) == (2, 1)  # 4 and 4
     assert counted(run, [2, 2, 2], 8, siblings=1) == (3, 0)  # the third candidate is, and is not drafted
     assert counted(run, [2, 2, 2], 8, siblings=2, widths=(1, 2, 4, 16)) == (2, 1)
-    assert counted(run, right, 8, siblings=1, widths=(1, 2, 4)) == (3, 0)  # no place beside three drafts
+    assert counted(run, right, 8, siblings=1, widths=(1, 2, 4)) == (3, 0)  # no place after three drafts
 
 
 def test_a_tree_goes_on_after_its_sibling():
@@ -167,12 +167,10 @@ def test_children_are_leaves_of_which_several_are_drafted():
 
 def test_chances_are_fitted_to_what_rounds_reach():
     trace = made_up_trace(1.0, texts=400)
-    mine = fitted(Known(runs(trace), candidates(trace), np.zeros((*runs(trace).shape, 16), int), trace.length))
-    np.testing.assert_allclose(mine.right[0], [0.3, 0.15 / 0.7, 0.05 / 0.55], atol=0.03)
+    seen = starts(trace)
+    one_bin = fitted(seen._replace(bins=np.zeros_like(seen.bins)))
+    np.testing.assert_allclose(one_bin.right[0], [0.3, 0.15 / 0.7, 0.05 / 0.55], atol=0.03)
     within = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-    assert abs(mine.mean - trace.accepted[within].mean()) < 0.2
-    with_siblings = predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, 3)
-    assert (
-        with_siblings.taken.sum() > 0
-        and with_siblings.rounds.sum() < predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, 0).rounds.sum()
-    )
+    assert abs(one_bin.mean - trace.accepted[within].mean()) < 0.2
+    comb, chain = (predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, siblings) for siblings in (3, 0))
+    assert comb.taken.sum() > 0 and comb.rounds.sum() < chain.rounds.sum()
