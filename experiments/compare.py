@@ -27,11 +27,12 @@ from configs.base import CompareConfig, Method
 from experiments.lib import lossy_study
 from experiments.lib.commands import config_command, with_studies
 from experiments.lib.jobs import Job, jobs_of, longest_text
-from experiments.lib.plots import save_speedups
+from experiments.lib.plots import speedup_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.summary import doubts_of_rows, summarise
-from experiments.lib.table import against_table, markdown_table, rich_table
+from experiments.lib.table import against_table, methods_tables
+from experiments.lib.terminal import publish
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import enable, kept
@@ -259,20 +260,14 @@ def _report(
     equality, dtype = equality_summary(rows), read_manifest(folder.path)["about_dtype"]
     doubts = [*dict.fromkeys(_doubts_of_costs(folder, pairs)), *doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
-    doubtful = [f"Doubtful, measured on a busy machine: {'; '.join(doubts)}."] if doubts else []
+    doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
     about = f"{dtype[:1].upper()}{dtype[1:]}."
-    parts = [markdown_table(summaries, config.name), *(line + "\n" for line in (*doubtful, about, equality))]
+    blocks = [f"# {config.name}", *methods_tables(summaries)]
     if config.against in {summary.method for summary in summaries}:
-        parts.insert(1, against_table(summarise(rows, config.against), config.against) + "\n")
-    folder.write_text("table.md", "\n".join(parts))
-    with folder.replacing("speedup.png") as path:
-        save_speedups(rows, path, title=f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}")
-    console.print(rich_table(summaries, config.name))
-    for line in doubtful:
-        console.print(line, style="bold yellow")
-    console.print(about)
-    console.print(equality)
-    console.print(f"Written to {folder.path}/: manifest.json, results.jsonl, table.md, speedup.png")
+        blocks.append(against_table(summarise(rows, config.against), config.against))
+    title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
+    text = "\n\n".join([*blocks, *doubtful, about, equality, ""])
+    publish(folder, text, console, speedup=speedup_figure(rows, title))
 
 
 def _doubts_of_costs(folder: RunFolder, pairs: Mapping[str, Pair]) -> list[str]:

@@ -1,7 +1,6 @@
 """The look of all pictures, and that of a comparison: speed-up over plain decoding, a panel a temperature."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -75,11 +74,6 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
     figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel("speed-up over plain decoding: bar, mean; line and [ ], 95 % interval; dots, prompts", fontsize=9)
     return figure
-
-
-def save_speedups(rows: Iterable[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Writes `speedup_figure` to a file, whose ending says the format."""
-    speedup_figure(rows, title).savefig(path)
 
 
 def _panel(

@@ -1,108 +1,58 @@
-"""The final table of an experiment, on the terminal and as Markdown, from the same cells."""
+"""The tables of experiments.compare, as Markdown."""
 
 from collections.abc import Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
-
-from experiments.lib.cells import NONE, at_temperature, interval, markdown, terminal_table
+from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.summary import CLEAN_SHARE, MethodSummary
 
-COLUMNS: tuple[str, ...] = (
+COLUMNS: tuple[str, ...] = (  # a narrow terminal shows the first ones in its first table
     "method",
-    "temp",
-    "tokens/s, mean of prompts",
     "tokens/s, total",
+    "speed-up, total",
     "speed-up, mean [95 %]",
     "median (quartiles)",
-    "speed-up, total",
+    "equal",
+    "tokens/s, mean of prompts",
     "without repeats",
     "repeated",
     "acceptance rate",
     "draft length",
     "acceptance length",
     "discarded passes",
-    "equal",
 )
-
-
-NAMES = COLUMNS[:2]  # of a row, in every table
-FIRST = ("tokens/s, total", "speed-up, total", "speed-up, mean [95 %]", "median (quartiles)", "equal")  # on a terminal
 
 
 def cells(summary: MethodSummary) -> tuple[str, ...]:
     """One row of the table, as text; in the order of COLUMNS."""
     return (
-        summary.method,
-        f"{summary.temperature:g}",
-        f"{summary.tokens_per_second_mean:.1f}",
+        summary.method.replace("|", "\\|"),
         f"{summary.tokens_per_second_total:.1f}",
+        f"{summary.speedup_total.estimate:.2f}",
         interval(summary.speedup.mean),
         f"{summary.speedup.median:.2f} ({summary.speedup.lower_quartile:.2f}–{summary.speedup.upper_quartile:.2f})",
-        f"{summary.speedup_total.estimate:.2f}",
+        NONE if summary.equal is None else f"{summary.equal[0]}/{summary.equal[1]}",
+        f"{summary.tokens_per_second_mean:.1f}",
         _clean(summary),
         f"{summary.repeated_share:.0%}",
         _number(summary.draft_acceptance_rate),
         _number(summary.mean_draft_length),
         _number(summary.mean_acceptance_length),
         NONE if summary.discarded_fraction is None else f"{summary.discarded_fraction:.0%}",
-        NONE if summary.equal is None else f"{summary.equal[0]}/{summary.equal[1]}",
     )
 
 
-class Tables:
-    """For a terminal: the columns in as many tables as its width asks for, since cells of one would be cut."""
-
-    def __init__(self, summaries: Sequence[MethodSummary], title: str | None):
-        self.summaries, self.title = summaries, title
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rest = [*FIRST, *(column for column in COLUMNS if column not in (*NAMES, *FIRST))]
-        title = self.title
-        while rest:
-            fitting = [
-                count
-                for count in range(1, len(rest) + 1)
-                if Measurement.get(console, options.update(width=1000), self._table(rest[:count])).maximum
-                <= options.max_width
-            ]
-            count = max(fitting, default=1)
-            yield self._table(rest[:count], title)
-            yield ""
-            rest, title = rest[count:], None
-        yield Text(notes(self.summaries), style="dim")
-
-    def _table(self, columns: Sequence[str], title: str | None = None) -> Table:
-        return _terminal_table(self.summaries, (*NAMES, *columns), title)
-
-
-def rich_table(summaries: Sequence[MethodSummary], title: str | None = None) -> Tables:
-    """For a terminal; the fastest (by total) in bold."""
-    return Tables(summaries, title)
-
-
-def _terminal_table(summaries: Sequence[MethodSummary], columns: Sequence[str], title: str | None) -> Table:
-    # rich cuts words sooner than lines
-    heads = [column.replace(",", "").replace(" %", "\u00a0%").replace(" ", "\n") for column in columns]
-    table = terminal_table(title, heads)
-    table.collapse_padding, table.pad_edge, table.columns[0].no_wrap = True, False, True
-    for number, summary in enumerate(summaries):
-        last = number + 1 == len(summaries) or summaries[number + 1].temperature != summary.temperature
-        text: dict[str, str] = dict(zip(COLUMNS, cells(summary), strict=True))
-        style = "bold green" if _is_fastest(summary, summaries) else None
-        table.add_row(*(text[column] for column in columns), end_section=last, style=style)
-    return table
-
-
-def markdown_table(summaries: Sequence[MethodSummary], title: str | None = None) -> str:
-    """For table.md: the same cells, the fastest of each temperature in bold, and the notes below."""
-    rows = []
-    for summary in summaries:
-        first, *others = (cell.replace("|", "\\|") for cell in cells(summary))
-        rows.append([f"**{first}**" if _is_fastest(summary, summaries) else first, *others])
-    return "\n".join([*([f"# {title}", ""] if title else []), markdown(COLUMNS, rows), "", notes(summaries), ""])
+def methods_tables(summaries: Sequence[MethodSummary]) -> list[str]:
+    """Blocks of Markdown: a table a temperature, its fastest method (by total) in bold, and notes."""
+    blocks = []
+    for temperature in dict.fromkeys(summary.temperature for summary in summaries):
+        here = [summary for summary in summaries if summary.temperature == temperature]
+        fastest = max(summary.speedup_total.estimate for summary in here)
+        rows = [list(cells(summary)) for summary in here]
+        for row, summary in zip(rows, here, strict=True):
+            if len(here) > 1 and summary.speedup_total.estimate == fastest:
+                row[0] = f"**{row[0]}**"
+        blocks += [f"## {at_temperature(temperature).capitalize()}", markdown(COLUMNS, rows)]
+    return [*blocks, notes(summaries)]
 
 
 def against_table(summaries: Sequence[MethodSummary], rival: str) -> str:
@@ -137,8 +87,3 @@ def _clean(summary: MethodSummary) -> str:
 
 def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
-
-
-def _is_fastest(summary: MethodSummary, summaries: Sequence[MethodSummary]) -> bool:
-    rivals = [s.speedup_total.estimate for s in summaries if s.temperature == summary.temperature]
-    return len(rivals) > 1 and summary.speedup_total.estimate == max(rivals)

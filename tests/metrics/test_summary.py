@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.lib.plots import save_speedups, speedup_figure
+from experiments.lib.plots import speedup_figure
 from experiments.lib.summary import doubts_of_rows, prompt_speedups, summarise
-from experiments.lib.table import COLUMNS, markdown_table, rich_table
+from experiments.lib.table import COLUMNS, methods_tables
+from experiments.lib.terminal import Whole
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 
 
@@ -89,7 +90,7 @@ def test_missing_results_are_named():
 def test_the_terminal_table_cuts_nothing(width):
     screen = io.StringIO()
     rows = [{**entry, "method": {"plain": "plain", "fast": "static-7"}[entry["method"]]} for entry in ROWS]
-    Console(file=screen, width=width).print(rich_table(summarise(rows), "title"))
+    Console(file=screen, width=width).print(Whole("\n\n".join(methods_tables(summarise(rows)))))
     text = screen.getvalue()
     assert "…" not in text and max(map(len, text.splitlines())) <= width
     for cell in ("static-7", "3.00", "3.20", "0.38", "2.50", "10%", "1/2"):
@@ -105,22 +106,22 @@ def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
     assert doubts_of_rows([*agree, took("plain", 1.5, 1.0), took("fast", 1.0, 6.0)]) == clause
 
 
-def test_the_markdown_table_has_every_column_and_the_notes():
-    lines = markdown_table(summarise(ROWS), "title").splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    assert len(table) == 4 and all(line.count("|") == len(COLUMNS) + 1 for line in table)
-    assert "**fast**" in table[3] and "**" not in table[2] and lines[0] == "# title"
-    assert lines[-1].startswith("2 prompts.")
+def test_a_table_a_temperature_has_every_column_and_the_fastest_method_bold():
+    warm = [entry | {"temperature": 0.8} for entry in ROWS]
+    heads = methods_tables(summarise([*ROWS, *warm]))
+    assert heads[::2] == ["## Greedy", "## Temperature 0.8", heads[-1]] and heads[-1].startswith("2 prompts.")
+    for table in heads[1::2]:
+        lines = table.splitlines()
+        assert len(lines) == 4 and all(line.count("|") == len(COLUMNS) + 1 for line in lines)
+        assert "**fast**" in lines[3] and "**" not in lines[2]
 
 
-def test_the_picture_has_a_panel_a_temperature_and_the_numbers(tmp_path):
+def test_the_picture_has_a_panel_a_temperature_and_the_numbers():
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
     greedy, sampled = speedup_figure(rows).axes
     assert [text.get_text() for text in greedy.texts] == ["1.00", "3.00 [2.00–4.00]"]
     assert [text.get_text() for text in sampled.texts] == ["1.00", "4.00"]
     assert [patch.get_width() for patch in sampled.patches] == pytest.approx([1.0, 4.0])
-    save_speedups(rows, tmp_path / "speedup.png", "title")
-    assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_interval_of_a_mean_has_the_width_theory_says():
