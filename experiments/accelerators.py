@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib.cells import markdown
-from experiments.lib.chip_jobs import COMMAND, Job, environment
+from experiments.lib.chip_compile import COMMAND, Job, environment
 from experiments.lib.chips import CHIPS, TARGETS, Chip
 from experiments.lib.commands import exit_codes, terminal, told
 from experiments.lib.environments import NoEnvironment, python_of

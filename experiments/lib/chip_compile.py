@@ -1,4 +1,4 @@
-"""Compiles one program for one chip, in an environment of that chip's compiler, and writes what it found as JSON.
+"""Compiles one program for one chip, in an environment of that chip's compiler, and writes its facts as JSON.
 
 `python -m experiments.accelerators` runs this in a process of its own: a compiler that dies ends no study.
 """
@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,53 @@ import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.lib import chip_reports
-from experiments.lib.chip_jobs import Job, environment
 from experiments.lib.chip_programs import PAIRS, bytes_of, placed, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS
 from specdec_jax.decoding.one_graph import OPTIONS
 from specdec_jax.sharding import MODEL, make_mesh, mesh_sizes
 
+COMMAND = "experiments.lib.chip_compile"
 SIZES = ("argument", "alias", "output", "temp")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to compile, and the folder for the program's text, the compiler's dump and facts.json."""
+
+    chip: str
+    pair: str
+    program: str
+    out: str
+    batch: int = 1
+    slots: int = 512
+    max_draft_length: int = 7
+    one_graph: bool = True
+    """On a GPU: compile as the decoder does there, with loops in command buffers."""
+    mesh: str = "data=1,model=1"
+    """Numbers of chips, as `--mesh` elsewhere."""
+    int8: bool = False
+    """The matrices of both models in eight bits."""
+
+    def arguments(self) -> list[str]:
+        """For COMMAND's command line."""
+        words = []
+        for name, value in asdict(self).items():
+            option = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                words += [f"--{option}", str(value)]
+        return words
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What the process needs before jax starts."""
+    # The lock is for programs that run on a TPU; the one of a killed process would stop every compilation after it.
+    variables = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    if CHIPS[job.chip].platform == "cuda":
+        flags = ["--xla_gpu_autotune_level=0", f"--xla_dump_to={job.out}/dump", "--xla_dump_hlo_module_re=.*"]
+        variables["XLA_FLAGS"] = " ".join(flags)
+    return variables
 
 
 def compile_for(job: Job) -> dict[str, Any]:
@@ -37,7 +78,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair, mesh)
     function, arguments = program(job.program, shapes)
     arguments = jax.tree.map(lambda leaf: _everywhere(leaf, mesh), arguments)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": str(mesh.devices.flat[0].device_kind),
         "jax": jax.__version__,
         "weights_read": weights_read(pair, mesh.shape[MODEL]),
@@ -48,13 +89,13 @@ def compile_for(job: Job) -> dict[str, Any]:
         with jax.set_mesh(mesh) if mesh.size > 1 else nullcontext():  # here alone: nothing can run on such a mesh
             compiled = function.trace(*arguments).lower(lowering_platforms=(chip.platform,)).compile()
     except Exception as error:
-        return found | {"error": re.sub(r"\s+", " ", str(error))[:600]}
-    found |= {"seconds": time.perf_counter() - watch, "error": None}
+        return facts | {"error": re.sub(r"\s+", " ", str(error))[:600]}
+    facts |= {"seconds": time.perf_counter() - watch, "error": None}
     memory, text = compiled.memory_analysis(), compiled.as_text()
     (Path(job.out) / "program.hlo").write_text(text, encoding="utf-8")
-    found |= {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES}
-    found["bytes_accessed"] = (compiled.cost_analysis() or {}).get("bytes accessed")
-    return found | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
+    facts |= {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES}
+    facts["bytes_accessed"] = (compiled.cost_analysis() or {}).get("bytes accessed")
+    return facts | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
 def _everywhere(leaf: Any, mesh: Mesh) -> Any:

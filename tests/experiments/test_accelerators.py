@@ -8,7 +8,7 @@ import pytest
 
 from experiments import accelerators
 from experiments.lib import chip_reports, environments
-from experiments.lib.chip_jobs import Job, environment
+from experiments.lib.chip_compile import Job, environment
 from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS, TARGETS
 from experiments.lib.trace_runs import costs_or_default
