@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.terminal import shown
 from specdec_jax.loading import download
 from specdec_jax.text.beam_search import Hypothesis, beam_search
 
@@ -79,7 +80,7 @@ def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: 
         print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
         return
     best = beams[0].text
-    print(visible(best) if Console().is_terminal else best, flush=True)
+    print(shown(best) if Console().is_terminal else best, flush=True)
     if statistics:
         Console(stderr=True, highlight=False).print(table(beams))
 
@@ -91,14 +92,9 @@ def table(beams: Sequence[Hypothesis]) -> Table:
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("end", no_wrap=True)
     grid.add_column("text")  # the one that gives way where lines are short
-    texts = [" ".join(visible(beam.text).split()) for beam in beams]
+    texts = [" ".join(shown(beam.text).split()) for beam in beams]
     same = os.path.commonprefix(texts).rpartition(" ")[0] if len(beams) > 1 else ""
     for number, (beam, text) in enumerate(zip(beams, texts, strict=True), start=1):
         cells = [str(number), f"{beam.score:.4f}", f"{beam.log_prob:.3f}", str(len(beam.tokens)), beam.finish_reason]
         grid.add_row(*cells, Text("…" * bool(same) + text[len(same) :], no_wrap=True, overflow="ellipsis"))
     return grid
-
-
-def visible(text: str) -> str:
-    """The text with escape codes that the model wrote shown, not obeyed."""
-    return text.replace("\x1b", "␛")

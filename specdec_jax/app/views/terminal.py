@@ -32,9 +32,14 @@ def shows_colours(console: Console) -> bool:
     return console.is_terminal and not console.no_color and console.color_system is not None
 
 
+def shown(text: str) -> str:
+    """The text with escape codes that the model wrote shown, not obeyed."""
+    return text.replace("\x1b", "␛")
+
+
 def visible(piece: Piece) -> str:
-    """Its text; a rejected draft breaks no line, and an escape code the model wrote is shown, not obeyed."""
-    text = piece.text.replace("\x1b", "␛")
+    """Its text, as `shown`; a rejected draft breaks no line."""
+    text = shown(piece.text)
     return text.replace("\n", "↵") if piece.kind == "rejected" else text
 
 
