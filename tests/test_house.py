@@ -227,7 +227,7 @@ CENTRAL = [  # what a reader of a round of AdaEDL with a model drafter opens
     "verification/rejection.py",
 ]
 BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling only falls
-    "the package without contrib and distillation": (27_250, 22_000),
+    "the package without contrib and distillation": (27_200, 22_000),
     "contrib": (2_650, 2_500),
     "distillation": (2_400, 2_500),
     "experiments": (9_910, 7_000),

@@ -275,11 +275,11 @@ def _comparable(state: Any) -> Any:
 
 
 def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
-    """Of byte-level BPE. Raises ValueError for whatever of it changes ids or text and has no place in GGUF."""
+    """The entries of byte-level BPE. Raises ValueError for what changes ids or text and has no place in GGUF."""
     model, decoder = state["model"], state["decoder"] or {}
     if model["type"] != "BPE":
-        known = "byte-level BPE and SentencePiece's BPE"
-        raise ValueError(f"the tokenizer is {model['type']}; {known} are what can be written to a GGUF file")
+        kinds = "byte-level BPE and SentencePiece's BPE"
+        raise ValueError(f"the tokenizer is {model['type']}; {kinds} are what can be written to a GGUF file")
     lost = {f"model.{name}": model[name] for name in UNSTATED if model.get(name)}
     if decoder.get("type") != "ByteLevel":
         lost["decoder"] = state["decoder"]

@@ -48,8 +48,8 @@ def _in_wheel() -> Path | None:
         files = importlib.metadata.distribution(TARGET_WHEEL).files or ()
     except importlib.metadata.PackageNotFoundError:
         return None
-    found = [file for file in files if file.name == TARGET_FILE]
-    return Path(str(found[0].locate())) if found else None
+    file = next((file for file in files if file.name == TARGET_FILE), None)
+    return Path(str(file.locate())) if file else None
 
 
 BUILTIN: dict[str, Callable[[], Path]] = {

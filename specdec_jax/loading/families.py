@@ -19,23 +19,23 @@ def family(model_type: Any) -> ModuleType:
         module = importlib.import_module(f"{models.__name__}.{name}")
         if _is_family(module):
             return module
-    known = _families()
+    names = _families()
     raise ValueError(
-        f"unknown model_type {model_type!r}{nearest(name, known)}; there are {listed(known)}. docs/extending.md shows "
+        f"unknown model_type {model_type!r}{nearest(name, names)}; there are {listed(names)}. docs/extending.md shows "
         "how to add one, in one file"
     )
 
 
 def config_class(module: ModuleType) -> Any:
     """The one class a family defines with a `from_hf`."""
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "from_hf")
     ]
-    if len(found) != 1:
-        raise ValueError(f"{module.__name__} must define one config class with from_hf, it has {len(found)}")
-    return found[0]
+    if len(classes) != 1:
+        raise ValueError(f"{module.__name__} must define one config class with from_hf, it has {len(classes)}")
+    return classes[0]
 
 
 def family_of(config: Any) -> ModuleType:

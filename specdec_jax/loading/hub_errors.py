@@ -64,5 +64,5 @@ def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    said = getattr(error, "server_message", None) or str(error)
-    return " ".join(said.split())[:SHOWN] or type(error).__name__
+    text = getattr(error, "server_message", None) or str(error)
+    return " ".join(text.split())[:SHOWN] or type(error).__name__

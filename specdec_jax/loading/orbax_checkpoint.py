@@ -56,9 +56,8 @@ def alone() -> Any:
     """Orbax's options for what this process does without the others of its launch."""
     import orbax.checkpoint as ocp
 
-    own = jax.process_index()
-    several = jax.process_count() > 1
-    return ocp.options.MultiprocessingOptions(own, {own} if several else None, "alone" if several else None)
+    index, several = jax.process_index(), jax.process_count() > 1
+    return ocp.options.MultiprocessingOptions(index, {index} if several else None, "alone" if several else None)
 
 
 def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) -> Restored:

@@ -1,4 +1,4 @@
-"""What weights are kept in, by name: a floating dtype, or int8."""
+"""The types of weights by name: floating dtypes and int8."""
 
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ PRECISIONS = (*DTYPES, INT8)
 
 
 class Precision(NamedTuple):
-    """Of a model."""
+    """The types of a model's numbers."""
 
-    dtype: Any  # of the cache, of the inputs of matrix products, and of weights but for matrices that are int8
+    dtype: Any  # the cache, inputs of matrix products, and weights (int8: but for matrices)
     int8: bool = False  # matrices are (models.int8)
 
 

@@ -62,8 +62,8 @@ class HFConfig:
     def __post_init__(self):
         self.check_positive(*HFConfig.required, "num_key_value_heads", "head_dim", "max_position_embeddings")
         if self.hidden_act not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"{self.key('hidden_act')} must be one of {known}, got {self.hidden_act!r}")
+            names = ", ".join(ACTIVATIONS)
+            raise ValueError(f"{self.key('hidden_act')} must be one of {names}, got {self.hidden_act!r}")
         for token in self.eos_token_ids:
             if not (is_number(token, numbers.Integral) and 0 <= token < self.vocab_size):
                 raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
@@ -77,7 +77,7 @@ class HFConfig:
 
     @property
     def embedding_width(self) -> int:
-        """Of embeddings and of what the head multiplies."""
+        """Width of embeddings and of the head's inputs."""
         return self.hidden_size
 
     @property
@@ -87,7 +87,7 @@ class HFConfig:
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
+        """FULL or SLIDING by layer, which a family may append to."""
         return (FULL,) * self.num_hidden_layers
 
     @classmethod
@@ -105,7 +105,7 @@ class HFConfig:
         kind = config.get("model_type", cls.model_type)
         if kind != cls.model_type:
             raise ValueError(f"models/{cls.model_type}.py serves model_type {cls.model_type!r}, got {kind!r}")
-        keys = {one.name: cls.key(one.name) for one in fields(cls)}
+        keys = {each.name: cls.key(each.name) for each in fields(cls)}
         given = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
         for name, value in given.items():
             hint = _hints(cls)[name]
@@ -130,9 +130,9 @@ class HFConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
-        own = {self.key(one.name): getattr(self, one.name) for one in fields(self) if one.name != "eos_token_ids"}
+        names = [each.name for each in fields(self) if each.name != "eos_token_ids"]
         ends = self.eos_token_ids
-        return own | {
+        return {self.key(name): getattr(self, name) for name in names} | {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None,
@@ -153,7 +153,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a value of config.json is of a field's type; a list is a tuple."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_fits(value, option) for option in inner)
     if origin is tuple:
         return isinstance(value, (list, tuple)) and all(_fits(entry, inner[0]) for entry in value)
     if origin in (int, float):
@@ -164,7 +164,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def _words(hint: Any) -> str:
     """A type in words; None, which a config may leave out, is not said."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return " or ".join(WORDS[get_origin(one) or one] for one in options if one is not NoneType)
+    return " or ".join(WORDS[get_origin(option) or option] for option in options if option is not NoneType)
 
 
 class UngroupedHeads:
@@ -208,7 +208,7 @@ class RopeConfig(HFConfig):
 
     @property
     def rotated(self) -> int:
-        """Of a head's width, what has rotary positions."""
+        """The numbers of a head that have rotary positions."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @classmethod

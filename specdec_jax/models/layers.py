@@ -18,7 +18,7 @@ from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
-MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # of a gated projection; columns
+MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # `fused_gates`: blocks, and columns
 FEW = 16  # rows of a product with an int8 kernel that a CPU takes by sums
 ACTIVATIONS = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -72,8 +72,8 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm (arXiv 1910.07467) in float32."""
 
     eps: float
-    dtype: Any  # of the stored scale
-    offset: float = 0.0  # of the scale: Gemma stores what it adds to one
+    dtype: Any  # the stored scale's
+    offset: float = 0.0  # added to the stored scale: Gemma stores its difference from one
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -89,7 +89,7 @@ class LayerNorm(nn.Module):
     """Layer norm (arXiv 1607.06450) in float32, with scale and shift."""
 
     eps: float
-    dtype: Any  # of the stored numbers
+    dtype: Any  # the stored numbers'
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -157,7 +157,7 @@ class MLP(nn.Module):
 
 
 def norm_table(name: str, path: tuple[str, ...], width: int) -> dict[str, Parameter]:
-    """Of `LayerNorm`: Hugging Face's names of its weights behind `name`, and where they live at `path`."""
+    """`LayerNorm`'s weights: Hugging Face's names behind `name`, and where they live at `path`."""
     return {
         f"{name}.{ours}": Parameter((*path, leaf), (width,)) for ours, leaf in (("weight", "scale"), ("bias", "bias"))
     }
@@ -166,7 +166,7 @@ def norm_table(name: str, path: tuple[str, ...], width: int) -> dict[str, Parame
 def mlp_table(
     names: tuple[str, str], path: tuple[str, ...], hidden: int, width: int, bias: bool = True, turned: bool = False
 ) -> dict[str, Parameter]:
-    """Of `MLP`, as `norm_table`; `names` are those of the projections up and down."""
+    """`MLP`'s weights, as `norm_table`; `names` are those of the projections up and down."""
     up, down = names
     table = in_table(up, (*path, "up"), (hidden, width), hidden, bias, turned=turned)
     return table | out_table(down, (*path, "down"), (width, hidden), hidden, bias, turned)
@@ -175,7 +175,7 @@ def mlp_table(
 def gated_mlp_table(
     names: tuple[tuple[str, ...], str], path: tuple[str, ...], hidden: int, width: int, bias: bool = False
 ) -> dict[str, Parameter]:
-    """Of `GatedMLP`, as `norm_table`; `names` are those of gate and up, or of both in one tensor, and of down."""
+    """`GatedMLP`'s weights, as `norm_table`; `names`: gate and up, or both in one tensor, then down."""
     gates, (inputs, down) = fused_gates(hidden), names
     parts = ((0,), (1,)) if len(inputs) == 2 else ((0, 1),)
     table: dict[str, Parameter] = {}
@@ -193,7 +193,7 @@ def in_table(
     fused: Fused | None = None,
     turned: bool = False,
 ) -> dict[str, Parameter]:
-    """Of a `Projection` [out, in] whose rows devices share in so many equal parts, as `norm_table`."""
+    """Weights of a `Projection` [out, in] whose rows devices share in `units` equal parts, as `norm_table`."""
     kernel = Parameter((*path, "kernel"), shape[::-1] if turned else shape, fused, 0, units, turned)
     table = {f"{name}.weight": kernel}
     return table | ({f"{name}.bias": Parameter((*path, "bias"), shape[:1], fused, 0, units)} if bias else {})
@@ -202,7 +202,7 @@ def in_table(
 def out_table(
     name: str, path: tuple[str, ...], shape: tuple[int, int], units: int, bias: bool, turned: bool = False
 ) -> dict[str, Parameter]:
-    """Of a `Projection` back to the residual stream: devices share its inputs, and each adds the whole bias once
-    summed."""
+    """Weights of a `Projection` to the residual stream: devices share its inputs, and each adds the whole bias to the
+    sum."""
     kernel = Parameter((*path, "kernel"), shape[::-1] if turned else shape, None, 1, units, turned)
     return {f"{name}.weight": kernel} | ({f"{name}.bias": Parameter((*path, "bias"), shape[:1])} if bias else {})

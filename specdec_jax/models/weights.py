@@ -32,7 +32,7 @@ class Parameter(NamedTuple):
     """Where one checkpoint tensor lives in the parameter tree."""
 
     path: tuple[str, ...]
-    shape: tuple[int, ...]  # of the checkpoint's tensor
+    shape: tuple[int, ...]  # the checkpoint's
     fused: Fused | None = None  # the leaf's rows lie in another order, or are several tensors'
     split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`); None: each device has all
     units: int | None = None  # in how many equal parts they may share it; None: as many as it is long
@@ -42,7 +42,7 @@ class Parameter(NamedTuple):
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
-        """Of the leaf."""
+        """The shape of the leaf in the parameter tree."""
         shape = self.shape[::-1] if self.turned else self.shape
         shape = shape if self.fused is None else (math.prod(self.fused.rows), *shape[1:])
         return shape if self.stacked is None else (self.stacked[1], *shape)
@@ -59,8 +59,8 @@ class Parameter(NamedTuple):
         split = split if split == len(self.leaf_shape) - 2 else None
         return self._replace(shape=(rows,), split=split, turned=False)
 
-    def own(self, leaf: np.ndarray) -> np.ndarray:
-        """Of a stack, the part that this tensor has numbers in, as a view."""
+    def unstacked(self, leaf: np.ndarray) -> np.ndarray:
+        """The matrix of a stack that has this tensor's numbers, as a view; without a stack the leaf."""
         return leaf if self.stacked is None else leaf[self.stacked[0]]
 
 
@@ -114,12 +114,13 @@ def params_from_named(
             wrong[kind].append(note)
         if kind or name in ignored:
             continue
-        one = table[name]
-        parts[one.path].append((name, one, functools.partial(_read, one, tensor)))
-        waiting[one.path] -= 1
-        if not waiting[one.path]:
-            own = parts.pop(one.path)
-            leaves[one.path] = _int8(own, place) if int8 and one.is_matrix else _leaf(own, dtype, place)
+        parameter = table[name]
+        path = parameter.path
+        parts[path].append((name, parameter, functools.partial(_read, parameter, tensor)))
+        waiting[path] -= 1
+        if not waiting[path]:
+            whole = parts.pop(path)
+            leaves[path] = _int8(whole, place) if int8 and parameter.is_matrix else _leaf(whole, dtype, place)
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
         faults = [_listed(kind, names) for kind, names in wrong.items() if names]
@@ -128,21 +129,23 @@ def params_from_named(
 
 
 def num_weights(table: Table) -> int:
-    """Of all leaves."""
-    return sum(math.prod(shape) for shape in {one.path: one.leaf_shape for one in table.values()}.values())
+    """The number of weights in all leaves."""
+    return sum(map(math.prod, {parameter.path: parameter.leaf_shape for parameter in table.values()}.values()))
 
 
 def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool = False) -> int:
-    """What `params_from_named` makes of a checkpoint takes on one device."""
+    """Bytes that the parameters which `params_from_named` makes take on one device."""
 
-    def here(one: Parameter, kind: Any) -> int:
-        shape = one.leaf_shape if place is None else place(one).shard_shape(one.leaf_shape)
+    def array_bytes(parameter: Parameter, kind: Any) -> int:
+        shape = parameter.leaf_shape if place is None else place(parameter).shard_shape(parameter.leaf_shape)
         return jnp.dtype(kind).itemsize * math.prod(shape)
 
-    def leaf(one: Parameter) -> int:
-        return here(one, jnp.int8) + here(one.scale, jnp.float32) if int8 and one.is_matrix else here(one, dtype)
+    def leaf_bytes(parameter: Parameter) -> int:
+        if int8 and parameter.is_matrix:
+            return array_bytes(parameter, jnp.int8) + array_bytes(parameter.scale, jnp.float32)
+        return array_bytes(parameter, dtype)
 
-    return sum(map(leaf, {one.path: one for one in table.values()}.values()))
+    return sum(map(leaf_bytes, {parameter.path: parameter for parameter in table.values()}.values()))
 
 
 def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8: bool = False) -> Any:
@@ -172,7 +175,7 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
         if np.shape(leaf) != parameter.leaf_shape:
             wrong = f"has shape {np.shape(leaf)} instead of {parameter.leaf_shape}"
             raise ValueError(f"parameter {'/'.join(parameter.path)}, {name}, {wrong}")
-        array = parameter.own(np.asarray(leaf))
+        array = parameter.unstacked(np.asarray(leaf))
         parts = [view.reshape(-1, *array.shape[1:]) for view, _ in _sections(parameter, array, slice(None))]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         named[name] = whole.T if parameter.turned else whole
@@ -192,9 +195,9 @@ def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[t
     begin = 0
     for at in parameter.fused.at:
         view = leaf.reshape(-1, *unit, *leaf.shape[1:])[:, at]
-        own = math.prod(view.shape[1:]) // math.prod(leaf.shape[1:])  # rows of a unit
-        yield view, slice(begin + first * own, begin + last * own)
-        begin += units * own
+        in_unit = math.prod(view.shape[1:]) // math.prod(leaf.shape[1:])  # rows of the tensor in each unit
+        yield view, slice(begin + first * in_unit, begin + last * in_unit)
+        begin += units * in_unit
 
 
 def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
@@ -220,8 +223,8 @@ def _int8(parts: list[Part], place: Place | None) -> Int8:
     scales: list[Part] = []
     for name, parameter, read in parts:
         made = functools.cache(functools.partial(_rounded, name, read))
-        values.append((name, parameter, lambda own, columns, made=made: made(own.start, own.stop)[0][:, columns]))
-        scales.append((name, parameter.scale, lambda own, _, made=made: made(own.start, own.stop)[1]))
+        values.append((name, parameter, lambda rows, columns, made=made: made(rows.start, rows.stop)[0][:, columns]))
+        scales.append((name, parameter.scale, lambda rows, _, made=made: made(rows.start, rows.stop)[1]))
     return Int8(_leaf(values, np.int8, place), _leaf(scales, np.float32, place))
 
 
@@ -243,8 +246,8 @@ def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
     axes = (0, 1) if first.stacked is None else (1, 2)
     rows, columns = (shared if first.split == axis else slice(None) for axis in axes)
     for name, parameter, read in parts:
-        for view, own in _sections(parameter, parameter.own(block), rows):
-            numbers = np.asarray(read(own, columns)).astype(dtype, order="C")
+        for view, tensor_rows in _sections(parameter, parameter.unstacked(block), rows):
+            numbers = np.asarray(read(tensor_rows, columns)).astype(dtype, order="C")
             _check_finite(name, numbers)
             view[...] = numbers.reshape(view.shape)
     return block

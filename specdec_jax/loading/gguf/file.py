@@ -85,7 +85,7 @@ def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _value(file: GGUF, entry: Number) -> Any:
-    """What a config has for it."""
+    """A hyper-parameter as a config has it."""
     stored, _, kind, default = entry
     if kind is list:
         return np.atleast_1d(file.metadata.get(f"{architecture_name(file)}.{stored}", default)).astype(int).tolist()
