@@ -16,20 +16,11 @@ def slow_mask(tokens, n):
     return mask
 
 
-def test_no_loop():
-    assert not repeated_mask(list(range(64))).any()
-    assert repeated_share(list(range(64))) == 0.0
-
-
 def test_a_loop_counts_from_its_second_copy():
     loop = [1, 2, 3, 4, 5]
     mask = repeated_mask([90, 91, 92, *loop * 4])
     assert mask.tolist() == [False] * 8 + [True] * 15
     assert repeated_share([90, 91, 92, *loop * 4]) == pytest.approx(15 / 23)
-
-
-def test_one_token_over_and_over():
-    assert repeated_mask([7] * 20).tolist() == [False] + [True] * 19
 
 
 def test_a_copy_that_is_not_adjacent_counts_once():
@@ -38,26 +29,15 @@ def test_a_copy_that_is_not_adjacent_counts_once():
     assert mask.tolist() == [False] * 13 + [True] * 10 + [False]
 
 
-def test_a_near_loop_is_none():
-    counting = [token for number in range(8) for token in (1, 2, 3, 4, 5, 6, 100 + number)]
-    assert not repeated_mask(counting).any()
-    assert repeated_mask(counting, n=6).any()  # what it lacks is only length
-
-
 def test_seven_tokens_in_common_are_a_phrase_and_eight_a_repeat():
     assert not repeated_mask([*range(7), 50, *range(7), 51]).any()
     assert repeated_mask([*range(8), 50, *range(8), 51]).sum() == 8
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9])
-def test_short_texts(length):
-    assert repeated_mask([3] * length).tolist() == slow_mask([3] * length, 8)
-    assert 0.0 <= repeated_share([3] * length) <= 1.0
-
-
 def test_equals_the_definition_on_random_texts():
     rng = np.random.default_rng(5)
     seen = 0
+    assert repeated_share([]) == 0.0
     for _ in range(200):
         tokens = rng.integers(0, rng.integers(1, 4), size=rng.integers(0, 50)).tolist()
         n = int(rng.integers(1, 9))

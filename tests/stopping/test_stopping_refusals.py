@@ -4,13 +4,45 @@ import pytest
 
 from specdec_jax import stopping
 from specdec_jax.contrib.trees import comb, survival_tree
-from specdec_jax.stopping import adaptive_gamma, bandit, goodput, hf_confidence, max_confidence, policy_bandit
+from specdec_jax.stopping import (
+    adaedl,
+    adaptive_gamma,
+    at_least,
+    bandit,
+    goodput,
+    hf_confidence,
+    max_confidence,
+    policy_bandit,
+    static,
+    survival,
+    update_every,
+)
 from specdec_jax.text.strategies import choose
 
 
 @pytest.mark.parametrize(
     "policy, hyperparameters, words",
     [
+        (adaedl(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
+        (adaedl(), {"threshold": -0.1}, "threshold.*-0.1"),
+        (adaedl(), {"entropy_factor": 0.0}, r"entropy_factor.*\(0.*0.0"),
+        (adaedl(), {"entropy_factor": 1e-60}, "entropy_factor.*1e-60"),
+        (adaedl(), {"target_acceptance": 1.5}, "target_acceptance.*1.5"),
+        (adaedl(), {"acceptance_decay": -1}, "acceptance_decay.*-1"),
+        (adaedl(), {"threshold_decay": 2}, "threshold_decay.*2"),
+        (adaedl(), {"step": float("nan")}, "step.*nan"),
+        (static(), {"draft_length": -1}, "draft_length.*-1"),
+        (static(), {"draft_length": [1, 2, 3]}, "draft_length.*2.*3"),
+        (static(), {"draft_length": 1.5}, "draft_length.*whole.*1.5"),
+        (static(), {"draft_length": 2**40}, "draft_length.*1099511627776"),
+        (survival(), {"drafter_cost": 0.0}, "drafter_cost.*0.0"),
+        (survival(), {"greedy": [1.0, 2.0]}, r"greedy.*8 numbers.*\(2,\)"),
+        (survival(), {"sampled": [float("inf")] * 8}, "sampled.*inf"),
+        (survival(), {"verification_times": 1.0}, "verification_times.*1.0"),
+        (survival(), {"verification_times": [1.0, -1.0]}, "verification_times.*-1.0"),
+        (survival(), {"decay": 1.5}, "decay.*1.5"),
+        (update_every(), {"rounds": 0}, "rounds.*0"),
+        (update_every(), {"rounds": 1.5}, "rounds.*1.5"),
         (max_confidence(), {"threshold": 1.0}, r"threshold.*\[0, 0.99\].*1.0"),
         (stopping.draft_and_verify(), {"match_decay": 1.5}, "match_decay.*1.5"),
         (stopping.svip(), {"entropy_factor": 0.0}, "entropy_factor.*0.0"),
@@ -48,6 +80,11 @@ def test_hyperparameters_out_of_range_are_named(policy, hyperparameters, words):
         (lambda: comb(most=0), "most of 1 or more, got 0"),
         (lambda: comb(expanded=-1), "expanded of 0 or more, and siblings to expand, got -1 of 3"),
         (lambda: survival_tree(expanded=-2), "survival_tree needs expanded of 0 or more.* got -2 of 3"),
+        (lambda: survival_tree(siblings=0), "siblings of 1 to 3, got 0"),
+        (lambda: survival_tree(siblings=4), "siblings of 1 to 3, got 4"),
+        (lambda: survival(positions=0), "positions.*0"),
+        (lambda: at_least(-1), "-1"),
+        (lambda: update_every(update_every()), "update_every.*rounds"),
         (lambda: policy_bandit(stopping.svip()), "StoppingPolicy"),
         (lambda: policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
     ],
