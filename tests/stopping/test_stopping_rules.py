@@ -74,7 +74,7 @@ def test_positions_evaluated():
 # Decisions and updates by hand
 
 
-@pytest.mark.parametrize("name", ["max_confidence", "adaptive_gamma"])
+@pytest.mark.parametrize("name", ["adaedl", "max_confidence", "adaptive_gamma"])
 def test_keeping_the_checked_token_draws_always_and_stops_after_the_failure(name):
     published, keep = find_factory("policy", name)(), find_factory("policy", name)(keep_checked_token=True)
     (distribution, token), now = mixed_distributions(), context(ROWS, TEMPERATURES)

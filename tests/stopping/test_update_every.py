@@ -73,11 +73,3 @@ def test_its_hyperparameters_are_the_policys_and_one_more():
     compiled({"threshold": 0.1, "rounds": 3})
     compiled({"threshold": 0.2, "rounds": 5})
     assert num_programs(compiled) == 1
-
-
-@pytest.mark.parametrize("rounds", [0, 1.5, -3])
-def test_what_it_refuses(rounds):
-    with pytest.raises(ValueError, match=f"rounds.*{rounds}"):
-        update_every().init(2, rounds=rounds)
-    with pytest.raises(ValueError, match="update_every.*rounds"):
-        update_every(update_every())
