@@ -207,11 +207,6 @@ def test_a_last_chunk_does_not_run_over_the_end():
     np.testing.assert_array_equal(*(np.where(valid, state.record.proposed, 0) for state in (tight, roomy)))
 
 
-def test_seeds_of_a_batch_count_up_from_one_number():
-    sampled = {"warp": make_warp(3, 1.0)}
-    assert decoded(decoder_of(), seed=4, **sampled) == decoded(decoder_of(), seed=[4, 5, 6], **sampled)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     "change",
@@ -348,24 +343,24 @@ def test_greedy_verification_refuses_a_temperature():
 
 
 @pytest.mark.parametrize(
-    "widths, words", [((2,), "2.*3.*4"), ((4, 2), r"\(4, 2\)"), ((0, 4), "0"), ((2, 2, 4), r"\(2, 2, 4\)")]
+    "drafts, options, words",
+    [
+        (3, {"verification_widths": (2,)}, "2.*3.*4"),
+        (3, {"verification_widths": (4, 2)}, r"\(4, 2\)"),
+        (3, {"verification_widths": (0, 4)}, "0"),
+        (3, {"verification_widths": (2, 2, 4)}, r"\(2, 2, 4\)"),
+        (3, {"prefill_chunk": 1}, "prefill_chunk.*1"),
+        (3, {"drafter": table_model(5)}, "5.*61"),
+        (3, {"catch_up": 1}, "catch_up.*1"),
+        (0, {}, "max_draft_length.*0"),
+    ],
 )
-def test_widths_that_cannot_hold_the_draft_are_refused(widths, words):
+def test_parts_that_do_not_fit_are_refused(drafts, options, words):
     tiny, _ = pair()
+    options = {"drafter": tiny, "catch_up": 16} | options
     with pytest.raises(ValueError, match=words):
-        build_decoder(tiny, model(tiny, 3), static(), rejection(), verification_widths=widths)
-
-
-def test_parts_that_do_not_fit_are_refused():
-    tiny, _ = pair()
-    with pytest.raises(ValueError, match="max_draft_length.*0"):
-        model(tiny, 0)
-    with pytest.raises(ValueError, match="catch_up.*1"):
-        model(tiny, 3, catch_up=1)
-    with pytest.raises(ValueError, match="prefill_chunk.*1"):
-        build_decoder(tiny, model(tiny, 3), static(), rejection(), prefill_chunk=1)
-    with pytest.raises(ValueError, match="5.*61"):
-        build_decoder(tiny, model(table_model(5), 3), static(), rejection())
+        drafter = model(options.pop("drafter"), drafts, catch_up=options.pop("catch_up"))
+        build_decoder(tiny, drafter, static(), rejection(), **options)
 
 
 def test_stop_tokens_are_padded_to_one_shape():

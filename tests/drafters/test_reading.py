@@ -33,14 +33,11 @@ def decoder_of(target, drafter, **options):
     return build_decoder(target, reading(drafter, MOST, **options), static(draft_length=MOST), verification.rejection())
 
 
-def played(pair, temperature, prompts=PROMPTS, new=24, **options):
+def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=None, **options):
     target, params, drafter, own = pair
-    decoder = decoder_of(target, drafter, **options)
-    warp = make_warp(len(prompts), temperature)
-    state = decoder.prefill(
-        ModelParams(params, own), prompts, max_new_tokens=new, warp=warp, record_rounds=new, stop_ids=[], seed=3
-    )
-    return decoder, decoder.run(ModelParams(params, own), state)
+    decoder, both = decoder_of(target, drafter, **options), ModelParams(params, own)
+    options = {"warp": make_warp(len(prompts), temperature), "record_rounds": new, "stop_ids": [], "seed": 3}
+    return decoder, decoder.run(both, decoder.prefill(both, prompts, max_new_tokens=new, slots=slots, **options))
 
 
 def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None, slots=64):
@@ -75,7 +72,7 @@ def test_every_pass_reads_what_the_target_left_before_the_round(temperature):
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_reads_shifted_by_one_position_would_be_seen(shift):
     pair = reading_pair()
-    _, state = played(pair, 1.0)
+    _, state = played(pair)
     with pytest.raises(AssertionError):
         check_passes(pair, state, shift=shift)
 
@@ -133,11 +130,9 @@ def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     target, params, drafter, own = pair
     few = np.arange(3, 50, 2)
     reduced, reduced_params = with_reduced_head(drafter), reduce_params(drafter, own, few)
-    decoder, both = decoder_of(target, reduced), ModelParams(params, reduced_params)
-    options = {"max_new_tokens": 24, "warp": make_warp(3, 1.0), "record_rounds": 24, "stop_ids": [], "seed": 3}
-    state = decoder.run(both, decoder.prefill(both, PROMPTS, **options))
+    decoder, state = played((target, params, reduced, reduced_params))
     check_passes(pair, state, tokens=few)
-    scored = decoder.score(both, np.asarray(state.tokens)[:, :13])
+    scored = decoder.score(ModelParams(params, reduced_params), np.asarray(state.tokens)[:, :13])
     text = np.asarray(state.tokens)[0, :13].tolist()
     may = [token in few or token in text[:at] for at, token in enumerate(text)][1:]
     assert np.isfinite(scored.log_q[0]).tolist() == may and not all(may)
@@ -156,20 +151,19 @@ def test_score_reads_the_target_at_every_position():
 @pytest.mark.parametrize("catch_up", [2, 5, 64])
 def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
     pair = reading_pair()
-    _, state = played(pair, 1.0, catch_up=catch_up)
+    _, state = played(pair, catch_up=catch_up)
     check_passes(pair, state)
 
 
 def test_long_prompts_are_fed_in_wide_passes():
     """With 192 slots most of the first and third go in 64 tokens a pass, the rest four."""
     target, params, drafter, own = reading_pair()
-    longer = [model._replace(spec=model.spec._replace(context=512)) for model in (target, drafter)]
+    longer, reader = (model._replace(spec=model.spec._replace(context=512)) for model in (target, drafter))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 60, size).tolist() for size in (150, 1, 70, 49)]
-    decoder, both = decoder_of(*longer), ModelParams(params, own)
-    options = {"max_new_tokens": 12, "warp": make_warp(4, 1.0), "record_rounds": 12, "stop_ids": [], "slots": 192}
-    state = decoder.run(both, decoder.prefill(both, prompts, **options))
-    assert check_passes((longer[0], params, longer[1], own), state, slots=192) > 4
+    pair = longer, params, reader, own
+    _, state = played(pair, prompts=prompts, new=12, slots=192)
+    assert check_passes(pair, state, slots=192) > 4
 
 
 def test_a_target_that_gives_no_hidden_states_is_refused():

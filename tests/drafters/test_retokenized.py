@@ -227,28 +227,22 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
         assert turns > 3 and accepted[who == 0].sum() > 0 < accepted[who == 1].sum()
 
 
-def toys(most=2):
-    target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
-    drafter = letters(["b", "bc", "a", "c", "cab"], [("b", "c"), ("ca", "b")][:1])
-    return decoder_of(llama_of(target, 1), llama_of(drafter, 5), static(draft_length=most), most)
-
-
-def test_the_whole_decoder_draws_from_the_target():
-    """Sampled too: what is drafted was chosen, and verified as such."""
-    decoder, params = toys()
-    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
-    assert report.lossless and report.drafted[1] > 500
-
-
-def test_several_drafters_draw_from_the_target():
-    """Drafts that were chosen and drafts that were drawn, by turns in the rows of a batch."""
+def toys(several=False):
+    """A decoder of letters, whose text is tokenised again; with `several`, by turns with a model of its own tokens."""
     target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
     other = llama_of(letters(["b", "bc", "a", "c", "cab"], [("b", "c")]), 5)
-    said, rival = llama_of(target, 1), llama_of(target, 3)
-    joined = with_targets_tokens(said, other, "text")
-    several = multi_drafter([retokenized(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
-    decoder = build(said.model, several, static(draft_length=2), 2)
-    params = ModelParams(said.params, (joined.params, rival.params))
+    loaded, rival, policy = llama_of(target, 1), llama_of(target, 3), static(draft_length=2)
+    if not several:
+        return decoder_of(loaded, other, policy, 2)
+    joined = with_targets_tokens(loaded, other, "text")
+    drafter = multi_drafter([retokenized(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
+    return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_whole_decoder_draws_from_the_target(several):
+    """Drafts that were chosen are verified as such, also beside drafts that were drawn."""
+    decoder, params = toys(several)
     report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
     assert report.lossless and report.drafted[1] > 500
 

@@ -6,39 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import stopping_cases
+from stopping_cases import outcome
 
 from specdec_jax.contrib.trees import survival_tree
-from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.stopping import survival
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
-from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult
+from specdec_jax.types import Distribution
 
 K = 6
-DISTRIBUTION = jax.jit(distribution)  # its branches would be compiled anew by every call
 
 
 def context(rows, temperature=0.0, budget=K, cost=None):
-    zeros = jnp.zeros(rows, jnp.int32)
-    warp = make_warp(rows, temperature)
     cost = None if cost is None else jnp.asarray(cost, jnp.float32)
-    return RoundContext(zeros + 4, zeros, zeros + budget, zeros == 0, zeros.astype(jnp.uint32), warp, (), cost)
+    return stopping_cases.context(rows, temperature, budget)._replace(relative_drafter_cost=cost)
 
 
-def distributions(rows, seed=0, temperature=0.0, vocab=30):
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(rows, vocab)) * rng.uniform(0, 6, (rows, 1))
-    return DISTRIBUTION(jnp.asarray(logits, jnp.float32), make_warp(rows, temperature))
+def distributions(rows, seed=0, temperature=0.0):
+    return stopping_cases.distribution_of_entropies(rows, seed, temperature)[0]
 
 
 def compiled(policy):
     functions = {name: jax.jit(getattr(policy, name)) for name in ("begin", "check", "proceed", "update")}
     return policy.replace(**functions)
-
-
-def outcome(drafted, accepted):
-    rows = len(drafted)
-    draft = Draft(jnp.zeros((rows, K), jnp.int32), None, jnp.zeros((rows, K), bool), jnp.asarray(drafted, jnp.int32))
-    return draft, VerificationResult(jnp.zeros((rows, K + 1), jnp.int32), jnp.asarray(accepted, jnp.int32) + 1)
 
 
 def weights(bias, entropy, confidence, next_bias, next_slope):
@@ -207,19 +197,6 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     assert drafted_by(policy, state, constant_distribution(1)).tolist() == [expected]
 
 
-def test_less_is_drafted_the_more_uncertainty_and_the_dearer_a_pass():
-    policy = survival()
-    entropies = np.array([0.05, 0.5, 1.5, 3.0, 6.0])
-    prior = weights(2.0, -1.5, 0.0, 1.0, 0.3)
-    seen = constant_distribution(5)._replace(entropy=jnp.asarray(entropies, jnp.float32))
-    lengths = drafted_by(policy, policy.init(5, greedy=prior), seen)
-    assert (np.diff(lengths) <= 0).all() and lengths[0] > lengths[-1]
-    costs = drafted_by(
-        policy, policy.init(5, drafter_cost=[0.01, 0.1, 0.3, 0.6, 2.0]), constant_distribution(5, 1.0, 0.8)
-    )
-    assert (np.diff(costs) <= 0).all() and costs[0] > costs[-2] and costs[-1] == 0
-
-
 def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
     """Half of all tokens accepted at c = 0.55: whatever its rate fell to, a pass costs 0.55 tokens at least."""
     policy = survival()
@@ -245,15 +222,6 @@ def test_temperature_changes_what_an_entropy_means_but_never_makes_it_speak_for_
         assert (np.diff(told) <= 1e-7).all()
     spread = [told[0] - told[-1] for told in chances]
     assert (np.diff(spread) <= 1e-7).all() and spread[0] > 0.3 and spread[-1] == pytest.approx(0)
-
-
-def test_looking_ahead_crosses_a_step_that_one_token_would_not_pay_for():
-    times = [1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
-    certain = weights(2.5, 0.0, 0.0, 2.5, 0.0)
-    hyperparameters = {"drafter_cost": 0.02, "verification_times": times, "greedy": certain, "initial_rate": 2.0}
-    far, near = survival(), survival(look_ahead=False)
-    assert drafted_by(far, far.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] > 2
-    assert drafted_by(near, near.init(1, **hyperparameters), constant_distribution(1), budget=8)[0] == 2
 
 
 def test_a_row_that_gave_up_drafting_tries_again():
@@ -330,18 +298,6 @@ def test_together_one_row_decides_as_it_does_alone():
         assert decisions[0] == decisions[1]
 
 
-def test_together_a_hopeless_row_drafts_with_the_rest_and_stops_with_it():
-    """Its passes cost nothing while the others pay for them; alone it would not draft."""
-    policy, alone = survival(together=True), survival()
-    offset = jnp.asarray([3.0, 3.0, 3.0, -4.0])
-    lengths = []
-    for rule in (policy, alone):
-        state = rule.init(4, drafter_cost=0.3)._replace(offset=offset)
-        lengths.append(drafted_by(rule, state, constant_distribution(4, 1.0, 0.6), budget=K))
-    assert len(set(lengths[0].tolist())) == 1 and lengths[0][0] > 0
-    assert lengths[1][3] == 0 < lengths[1][0]
-
-
 def beside(step, room, chances=(0.8, 0.7, 0.6), free=4):
     """Siblings of three drafts where `free` places cost nothing and those after them a step."""
     times = [1.0] * free + [1.0 + step] * 8
@@ -413,30 +369,3 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
         assert [goes_on(chance) for chance in grid] == [expected(chance) for chance in grid]
         pays[siblings] = sum(map(expected, grid))
     assert pays[0] == 0 < pays[3] < len(grid)
-
-
-@pytest.mark.parametrize(
-    "hyperparameters, words",
-    [
-        ({"drafter_cost": 0.0}, "drafter_cost.*0.0"),
-        ({"greedy": [1.0, 2.0]}, r"greedy.*8 numbers.*\(2,\)"),
-        ({"sampled": [float("inf")] * 8}, "sampled.*inf"),
-        ({"verification_times": 1.0}, "verification_times.*1.0"),
-        ({"verification_times": [1.0, -1.0]}, "verification_times.*-1.0"),
-        ({"decay": 1.5}, "decay.*1.5"),
-    ],
-)
-def test_hyperparameters_out_of_range_are_named(hyperparameters, words):
-    with pytest.raises(ValueError, match=words):
-        survival().init(2, **hyperparameters)
-
-
-@pytest.mark.parametrize("count", [-1, 0, 4])
-def test_siblings_out_of_range_are_refused(count):
-    with pytest.raises(ValueError, match=f"siblings of 1 to 3, got {count}"):
-        survival_tree(siblings=count)
-
-
-def test_positions_below_one_are_refused():
-    with pytest.raises(ValueError, match="positions.*0"):
-        survival(positions=0)
