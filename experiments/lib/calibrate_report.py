@@ -1,4 +1,4 @@
-"""What a calibration says: how its hyperparameters carry over to other tasks, its tables and its picture."""
+"""How calibrated hyperparameters carry over to other tasks, and a calibration's tables and picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,40 +22,38 @@ CARRIED = ("static", "adaedl", "max-confidence", "cumulative-confidence")
 
 
 def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, Any]]:
-    """A row a task: what was learnt on it alone, judged on all the others beside what they would have chosen."""
-    replays = {}
-    for name in CARRIED:
-        entry: Rule = rule(name)
-        settings = entry.settings()
-        replays[name] = settings, replay_rule(trace, entry, costs, longest, settings).seconds(costs)
-    entropy, running = trace.path[..., FEATURES.index("entropy")], running_entropy(trace)
+    """A row a task: what was learnt on it alone, judged on all other tasks against their best setting."""
+    settings = {name: rule(name).settings() for name in CARRIED}
+    seconds = {
+        name: replay_rule(trace, rule(name), costs, longest, tried).seconds(costs) for name, tried in settings.items()
+    }
+    entropies = {"entropy": trace.path[..., FEATURES.index("entropy")], "running_entropy": running_entropy(trace)}
     rows = []
-    tasks = texts_by_task(trace)
-    for task, own in tasks.items():
-        rest = np.setdiff1d(np.arange(trace.num_texts), own)
-        if rest.size == 0 or any(_of_one_kind(trace, texts) for texts in (own, rest)):
+    for task, texts in texts_by_task(trace).items():
+        rest = np.setdiff1d(np.arange(trace.num_texts), texts)
+        if rest.size == 0 or any(_of_one_kind(trace, half) for half in (texts, rest)):
             continue  # nothing to learn, or nothing to judge on
-        row: dict[str, Any] = {"task": task, "texts": len(own)}
-        for name, values in (("entropy", entropy), ("running_entropy", running)):
-            row[name] = _separation(trace, values, own, rest)
-        for name, (settings, seconds) in replays.items():
-            here, there = seconds[:, own].sum(axis=1), seconds[:, rest].sum(axis=1)
+        row: dict[str, Any] = {"task": task, "texts": len(texts)}
+        row |= {name: _separation(trace, values, texts, rest) for name, values in entropies.items()}
+        for name, by_setting in seconds.items():
+            here, there = by_setting[:, texts].sum(axis=1), by_setting[:, rest].sum(axis=1)
             chosen = int(np.argmin(here))
-            row[name] = {"setting": settings[chosen], "of_best": float(there.min() / there[chosen])}
+            row[name] = {"setting": settings[name][chosen], "of_best": float(there.min() / there[chosen])}
         rows.append(row)
     return rows
 
 
 def prior_gain(kind: str, trace: Trace, costs: CostModel, longest: int) -> Interval | None:
-    """How many times faster `survival` is with a prior learnt on the other half of the texts than with its own.
+    """How many times faster `survival` is with a prior learnt on the other half of the texts than with its default.
 
     None where a half accepts nothing, or everything: there is nothing to learn.
     """
     half = np.random.default_rng(0).permutation(trace.num_texts) % 2
-    if any(_of_one_kind(trace, np.flatnonzero(half == which)) for which in (0, 1)):
+    halves = [np.flatnonzero(half == which) for which in (0, 1)]
+    if any(_of_one_kind(trace, texts) for texts in halves):
         return None
-    learnt = [fit_prior(select(trace, np.flatnonzero(half == which))) for which in (0, 1)]
-    policies = [survival(), *(survival(**{kind: list(prior)}) for prior in learnt)]
+    priors = [fit_prior(select(trace, texts)) for texts in halves]
+    policies = [survival(), *(survival(**{kind: list(prior)}) for prior in priors)]
     built_in, of_first, of_second = (
         replay_rule(trace, Rule("survival", policy), costs, longest).seconds(costs)[0] for policy in policies
     )
@@ -63,14 +61,15 @@ def prior_gain(kind: str, trace: Trace, costs: CostModel, longest: int) -> Inter
 
 
 def _of_one_kind(trace: Trace, texts: np.ndarray) -> bool:
+    """Whether these texts accept all drafts, or none."""
     accepted = trace.accepted[texts].sum()
     return bool(accepted == 0 or accepted == trace.length[texts].sum())
 
 
-def _separation(trace: Trace, values: np.ndarray, own: np.ndarray, rest: np.ndarray) -> dict[str, float]:
-    """The threshold learnt on a task's texts: how well it separates there, elsewhere, and what could be had there."""
+def _separation(trace: Trace, values: np.ndarray, task: np.ndarray, rest: np.ndarray) -> dict[str, float]:
+    """The threshold learnt on a task's texts: how well it separates there and in the rest, and the best of the rest."""
     both = []
-    for texts in (own, rest):
+    for texts in (task, rest):
         there = np.isfinite(values[texts]) & (np.arange(values.shape[1])[None, :] < trace.length[texts][:, None])
         both.append((values[texts][there], trace.accepted[texts][there]))
     learnt = separate(*both[0])
@@ -90,7 +89,9 @@ def report(content: Mapping[str, Any]) -> str:
     parts.append(_percentiles(content["figures"]))
     for kind, figures in content["figures"].items():
         hyperparameters, variants = content["hyperparameters"][kind], content["variants"][kind]
-        parts += [f"## {kind.capitalize()}", _sentences(figures), _phases(hyperparameters["monitor"]["phases"])]
+        phases = hyperparameters["monitor"]["phases"]
+        bounds = f"above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}"
+        parts += [f"## {kind.capitalize()}", _sentences(figures), f"Phases: reasoning {bounds}."]
         parts += [_settings(hyperparameters, variants)]
         parts += [_carried(figures["carry_over"])] if figures["carry_over"] else []
     return "\n\n".join(parts) + "\n"
@@ -99,26 +100,21 @@ def report(content: Mapping[str, Any]) -> str:
 def _percentiles(figures: Mapping[str, Any]) -> str:
     names = list(figures["greedy"]["drafter_entropy"])
     lines = [
-        [f"{kind}: {name.replace('_', ' ')}", *(f"{found[name][percent]:.2f}" for percent in names)]
-        for kind, found in figures.items()
+        [f"{kind}: {name.replace('_', ' ')}", *(f"{by_name[name][percent]:.2f}" for percent in names)]
+        for kind, by_name in figures.items()
         for name in ("drafter_entropy", "target_entropy", "running_entropy")
     ]
     note = "Running entropies are of the target's raw distributions, the others of the distributions as sampled."
     return markdown(["nats, by percentile", *names], lines) + "\n\n" + note
 
 
-def _phases(phases: Mapping[str, float]) -> str:
-    bounds = f"above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}"
-    return f"Phases: reasoning {bounds}."
-
-
 def _sentences(figures: Mapping[str, Any]) -> str:
     cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
     lines = (
         f"{figures['acceptance']:.0%} of tokens would be accepted.",
-        f"Rejected ones are told best by a drafter entropy above {cut['threshold']:.2f} nats",
+        f"A drafter entropy above {cut['threshold']:.2f} nats indicates rejected ones best",
         f"(Youden's J {cut['youden']:.2f}, area {cut['area']:.2f});",
-        f"the running entropy alone knows less (J {slow['youden']:.2f}, area {slow['area']:.2f}).",
+        f"the running entropy alone separates less (J {slow['youden']:.2f}, area {slow['area']:.2f}).",
         f"AdaEDL's factor nearest to what was accepted: {figures['entropy_factor']:.2f}.",
         f"Lenience down to {bound['bound']:g} keeps the mean total variation a token under {bound['max_deviation']:g}.",
     )
@@ -129,15 +125,15 @@ def _sentences(figures: Mapping[str, Any]) -> str:
 
 
 def _settings(hyperparameters: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> str:
-    found = [(f"{kind} {name}", own) for kind, entries in hyperparameters.items() for name, own in entries.items()]
+    by_name = {f"{kind} {name}": values for kind, each in hyperparameters.items() for name, values in each.items()}
     for variant in variants:
-        built = ", ".join(f"{key}={value}" for key, value in variant["static_options"].items())
-        found.append((f"{variant['kind']} {variant['name']}({built})", variant["hyperparameters"]))
+        options = ", ".join(f"{key}={value}" for key, value in variant["static_options"].items())
+        by_name[f"{variant['kind']} {variant['name']}({options})"] = variant["hyperparameters"]
     lines = [
-        [name, ", ".join(f"{key} {_short(value)}" for key, value in own.items()) or "its own defaults"]
-        for name, own in found
+        [name, ", ".join(f"{key} {_short(value)}" for key, value in values.items()) or "the defaults"]
+        for name, values in by_name.items()
     ]
-    return markdown(["of", "hyperparameters"], lines).replace("---:", "---")
+    return markdown(["strategy", "hyperparameters"], lines).replace("---:", "---")
 
 
 def _short(value: Any) -> str:
@@ -145,24 +141,23 @@ def _short(value: Any) -> str:
 
 
 def _carried(rows: Sequence[Mapping[str, Any]]) -> str:
-    scores = ["threshold", "J there", "J elsewhere", "best J elsewhere"]
-    by_entropy = [[row["task"], *_scores(row["entropy"])] for row in rows]
-    by_phase = [[row["task"], *_scores(row["running_entropy"])] for row in rows]
     speeds = [[row["task"], *(f"{row[name]['of_best']:.3f}" for name in CARRIED)] for row in rows]
     return "\n\n".join(
         [
             "Learnt on one task and judged on the others, thresholds by Youden's J. The drafter's entropy:",
-            markdown(["learnt on", *scores], by_entropy),
-            "The running entropy, by which phases are told:",
-            markdown(["learnt on", *scores], by_phase),
-            "Rules' speed at the setting learnt there, as a share of the best one setting's elsewhere:",
+            _thresholds(rows, "entropy"),
+            "The running entropy, by which phases are separated:",
+            _thresholds(rows, "running_entropy"),
+            "Rules' speed at the setting learnt there, as a share of the best single setting's elsewhere:",
             markdown(["learnt on", *CARRIED], speeds),
         ]
     )
 
 
-def _scores(found: Mapping[str, float]) -> list[str]:
-    return [f"{found[name]:.2f}" for name in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
+def _thresholds(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    names = ("threshold", "youden", "youden_elsewhere", "best_elsewhere")
+    lines = [[row["task"], *(f"{row[name][score]:.2f}" for score in names)] for row in rows]
+    return markdown(["learnt on", "threshold", "J there", "J elsewhere", "best J elsewhere"], lines)
 
 
 def picture(content: Mapping[str, Any]) -> Figure:
@@ -170,11 +165,11 @@ def picture(content: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(9.4, 3.8), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colours = {"greedy": "#0072B2", "sampled": "#D55E00"}
-    for kind, found in content["figures"].items():
+    for kind, figures in content["figures"].items():
         for axes, name in ((left, "acceptance_by_entropy"), (right, "acceptance_by_running_entropy")):
-            curve = found[name]
+            curve = figures[name]
             axes.plot(curve["value"], curve["acceptance"], "o-", ms=3.5, lw=1.4, color=colours[kind], label=kind)
-        left.axvline(found["rejection"]["threshold"], color=colours[kind], lw=1, ls="--")
+        left.axvline(figures["rejection"]["threshold"], color=colours[kind], lw=1, ls="--")
         phases = content["hyperparameters"][kind]["monitor"]["phases"]
         right.axvspan(phases["leave"], phases["enter"], color=colours[kind], alpha=0.15, lw=0)
     plain_axes(left, "by the drafter's entropy")
