@@ -29,8 +29,8 @@ from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel, needs_translation, outline, refuse_encoders
 from specdec_jax.loading.across import said_of, way_for
-from specdec_jax.loading.coverage import probability_shared
 from specdec_jax.loading.families import family_of
+from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.precision import INT8

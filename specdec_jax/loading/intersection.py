@@ -4,13 +4,18 @@ Tokens are compared by the bytes that they stand for: byte-level ones (GPT-2's l
 SentencePiece (U+2581 for a space, <0x0A> for a byte) alike; special tokens by their text and by their role.
 """
 
+import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.token_keys import SPACE, Key, ids_by_key, ids_in, is_byte_level, keys_of
 from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.models.intersection import SharedParams
+from specdec_jax.types import Array, LanguageModel, Params
 
 MOST_PIECES = 8  # a token that is spelled longer is read as its last pieces
 
@@ -28,6 +33,24 @@ def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
     keys = keys_of(target)
     tokens = target.encode(text)
     return sum(keys.get(token) in known for token in tokens) / max(len(tokens), 1)
+
+
+def probability_shared(target: Any, drafter: Any) -> float | None:
+    """The target's probability, at temperature 1, of the tokens that both have: a mean over a sample text's positions.
+
+    One pass of the target, a `LoadedModel`. None: `drafter`, parameters, is of the target's own vocabulary.
+    """
+    if not isinstance(drafter, SharedParams):
+        return None
+    tokens = jnp.asarray([target.tokenizer.encode(SAMPLE_TEXT, add_special=True)], jnp.int32)
+    return float(_mean_probability(target.model, target.params, tokens, drafter.tokens))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_probability(model: LanguageModel, params: Params, tokens: Array, shared: Array) -> Array:
+    """The probability of the `shared` tokens [N] after each of tokens [1, T], its mean []."""
+    logits, _ = model.apply(params, tokens, model.init_cache(params, 1, tokens.shape[1]))
+    return jnp.mean(jnp.sum(jax.nn.softmax(logits, axis=-1)[:, :, shared], axis=-1))
 
 
 def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
