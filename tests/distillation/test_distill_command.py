@@ -177,10 +177,8 @@ def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
         ([], "name a config first"),
         (["{config}", "--stage", "judgement"], "unknown stage 'judgement'"),
         (["{config}", "--toknes", "9"], "--toknes"),
-        (["{config}", "--schedule.stps", "9"], "--schedule.stps"),
         (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
         (["{config}", "--stage", "train"], "holds no shards"),
-        (["{config}", "--shape.family", "gpt2"], "set shape.kv-heads to 2"),
         (["{config}", "--stage", "judge"], "no checkpoint"),
     ],
 )
