@@ -26,12 +26,12 @@ from experiments.lib.cells import markdown
 from experiments.lib.commands import command
 from experiments.lib.options import check_least
 from experiments.lib.prompts import load_prompts
+from specdec_jax.contrib.retokenized.byte_pairs import Tables, retokenize
+from specdec_jax.contrib.retokenized.merges import tables
 from specdec_jax.loading import Tokenizer, outline
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
-from specdec_jax.loading.merges import tables
 from specdec_jax.loading.token_keys import ids_by_key, keys_of
-from specdec_jax.models.retokenized import Tables, retokenize
 
 Way = Callable[[Sequence[list[int]]], list[list[int]]]  # drafts -> the target's tokens
 

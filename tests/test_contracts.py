@@ -10,15 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reciters import letters
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
-from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.across import with_targets_tokens
 from specdec_jax.models import llama, llama_reading
 from specdec_jax.stopping import static
 from specdec_jax.text.pair import NEED_MODELS
@@ -219,10 +216,6 @@ def test_a_drafter_decodes_as_plain_decoding_does(name):
     small = llama_reading.language_model(reads, jnp.float32) if name == "reading" else tiny
     target, other = (llama.init_params(config, jax.random.key(seed), jnp.float32) for seed in (0, 1))
     own = llama_reading.with_reading(reads, other, jnp.float32) if name == "reading" else other
-    if name == "retokenized":
-        letter = letters([chr(ord("0") + token) for token in range(config.vocab_size)])
-        pair = [LoadedModel(tiny, params, letter, "tiny", config) for params in (target, other)]
-        small, own = with_targets_tokens(*pair, "text")[:2]
     given = {"language_model": [small], "drafters": [[model_drafter(tiny, 2), model_drafter(tiny, 2)]]}
     drafter = factory(*given.get(asks, []))
     assert isinstance(drafter, Drafter)

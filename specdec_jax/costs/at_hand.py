@@ -57,7 +57,8 @@ def measured(
 
     Args:
         drafter: None for one without a model: its step costs nothing.
-        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured.
+        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured, unless the model
+            has its own, `draft_with`.
         batch: rows that share the passes.
     """
     # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
@@ -133,7 +134,8 @@ def _measure(
     share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
-        one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+        draft_with = drafter.draft_with or drafter_of
+        one = draft_with(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
         options: dict[str, Any] = {
             "batch": batch,
             "slots": SLOTS,

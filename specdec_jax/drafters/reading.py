@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
 from specdec_jax.drafters._checks import check_length
 from specdec_jax.drafters.model import FED, WIDE, at_end, first_pass, model, next_of, still_valid, with_token
-from specdec_jax.drafters.retokenized import retokenized
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -138,9 +137,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
-    """The drafter that drafts with this model, whether it reads its target, or has its text tokenised again, or not."""
-    if language_model.retokenizing is not None:
-        return retokenized(language_model, max_draft_length)
+    """The drafter that drafts with this model, whether it reads its target or not."""
     return (model if language_model.reading is None else reading)(language_model, max_draft_length)
 
 

@@ -1,10 +1,11 @@
 """How a drafter drafts for a target with another vocabulary: which of two ways, chosen here and told.
 
 - `tokens`: the tokens that both have, as in models/intersection.py;
-- `text`: all of its own, whose text is tokenised again, as in models/retokenized.py. Taken where the tokens that both
+- `text`: all of its own, whose text is tokenised again, by contrib/retokenized. Taken where the tokens that both
   have are fewer than `ENOUGH` of the target's, or where the drafter's source ends in `@text`.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
 from specdec_jax.loading.intersection import SAMPLE_TEXT, share_of, translation
-from specdec_jax.loading.merges import is_bpe, tables
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
 from specdec_jax.models.intersection import shared_params, with_shared_tokens
-from specdec_jax.models.retokenized import with_retokenizing
 
+RETOKENIZED = "specdec_jax.contrib.retokenized"
+"""What drafts by text; imported where it is needed."""
 ENOUGH = 0.8
 """Share of a sample text's tokens from which the tokens that both have are enough (docs/drafters.md)."""
 
@@ -52,12 +53,12 @@ def needs_translation(target: Any, drafter: Any) -> bool:
     encoders = any(one.model.spec.source is not None for one in (target, drafter))
     if encoders or drafter.model.reduced is not None or drafter.model.reading is not None:
         check_same_vocabulary(target, drafter)
-    if asked_for(drafter) == TEXT and not is_bpe(target.tokenizer):
-        kind = type(target.tokenizer.backend.model).__name__
-        raise ValueError(
-            f"drafter {drafter.name!r} for target {target.name!r}: text is tokenised again by byte-pair encoding, and "
-            f"the target's tokenizer is {kind}; @tokens drafts the tokens that both have"
-        )
+    if asked_for(drafter) == TEXT:
+        try:
+            importlib.import_module(RETOKENIZED).check_target(target.tokenizer)
+        except ValueError as error:
+            pair = f"drafter {drafter.name!r} for target {target.name!r}"
+            raise ValueError(f"{pair}: {error}; @tokens drafts the tokens that both have") from None
     return True
 
 
@@ -66,7 +67,7 @@ def way_for(target: Any, drafter: Any) -> str:
     if asked := asked_for(drafter):
         return asked
     few = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT) < ENOUGH
-    return TEXT if few and is_bpe(target.tokenizer) else TOKENS
+    return TEXT if few and importlib.import_module(RETOKENIZED).is_bpe(target.tokenizer) else TOKENS
 
 
 def asked_for(drafter: Any) -> str:
@@ -93,10 +94,11 @@ def with_targets_tokens(target: Any, drafter: Any, way: str) -> Any:
     own, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
     own = np.where(own < own_rows, own, -1)
     try:
-        model = (with_retokenizing if way == TEXT else with_shared_tokens)(drafter.model, rows)
+        model = with_shared_tokens(drafter.model, rows)
         params = shared_params(drafter.model, drafter.params, own, pieces, count)
+        shared = drafter._replace(model=model, params=params, tokenizer=target.tokenizer)
         if way == TEXT:
-            params = params._replace(tables=tables(target.tokenizer, drafter.tokenizer, own_rows))
+            return importlib.import_module(RETOKENIZED).with_text(target, drafter, shared)
     except ValueError as error:
         raise ValueError(f"drafter {drafter.name!r} for target {target.name!r}: {error}") from None
-    return drafter._replace(model=model, params=params, tokenizer=target.tokenizer)
+    return shared

@@ -34,7 +34,7 @@ class SharedParams(NamedTuple):
     place: Array  # [V] int32, where a token of the target stands among them; N: nowhere
     pieces: Array  # [V, P] int32, the drafter's ids that spell a token of the target
     count: Array  # [V] int32, how many of them count, 1 to P
-    tables: Any = None  # where the drafter's text is tokenised again (models/retokenized.py), how
+    tables: Any = None  # where the drafter's text is tokenised again (contrib/retokenized), how
 
     @property
     def unread_bytes(self) -> int:

@@ -43,7 +43,6 @@ PHASES = phases()
 NEED_MODELS = (
     "model",
     "reading",
-    "retokenized",
     "no_drafter",
     "multi_drafter",
 )  # files of drafters/ that no name asks for: models, none, or a sequence
@@ -369,7 +368,8 @@ def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: Stop
 def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int) -> tuple[Drafter, Params]:
     """A drafter and its parameters."""
     if isinstance(drafter, LoadedModel):
-        return _model_drafter(drafter.model, big.model.spec.vocab_size, most), drafter.params
+        built = _model_drafter(drafter.model, drafter.draft_with or drafter_of, big.model.spec.vocab_size, most)
+        return built, drafter.params
     if isinstance(drafter, Drafter):
         return drafter, params
     return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
@@ -399,8 +399,10 @@ def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., Load
 
 
 @functools.lru_cache(maxsize=16)
-def _model_drafter(language_model: LanguageModel, vocab: int, most: int) -> Drafter:
-    return drafter_of(with_vocabulary(language_model, vocab), most)
+def _model_drafter(
+    language_model: LanguageModel, draft_with: Callable[[LanguageModel, int], Drafter], vocab: int, most: int
+) -> Drafter:
+    return draft_with(with_vocabulary(language_model, vocab), most)
 
 
 def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:

@@ -30,7 +30,6 @@ from specdec_jax.types.seams import Observer as Observer
 from specdec_jax.types.seams import Proceed as Proceed
 from specdec_jax.types.seams import Reading as Reading
 from specdec_jax.types.seams import ReducedHead as ReducedHead
-from specdec_jax.types.seams import Retokenizing as Retokenizing
 from specdec_jax.types.seams import Seen as Seen
 from specdec_jax.types.seams import Source as Source
 from specdec_jax.types.seams import StoppingPolicy as StoppingPolicy

@@ -120,21 +120,6 @@ class Reading(NamedTuple):
     # [B, T, V], of a reduced head, which has noted them, [B, T, N], last hidden states [B, T, D], cache)
 
 
-class Retokenizing(NamedTuple):
-    """How a drafter of another vocabulary drafts its own tokens and proposes their text (models/retokenized.py).
-
-    `own` is the model over its own U tokens, whose parameters are those of the whole. `spell` says which of its tokens
-    stand for each of the target's; `retokenize` makes the target's tokens of what was drafted.
-    """
-
-    own: "LanguageModel"
-    room: int  # slots of its cache for one of the target's
-    spell: Callable[[Params, Array], tuple[Array, Array]]  # tokens [B, T] -> (own [B, T, P] int32, how many [B, T])
-    retokenize: Callable[[Params, Array, Array], tuple[Array, Array, Array]]
-    # own tokens [B, K] and how many [B] -> (tokens [B, K] int32, how many [B], own tokens that have ended with each
-    # [B, K], -1 where one goes on)
-
-
 class LanguageModel(NamedTuple):
     """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
@@ -145,7 +130,6 @@ class LanguageModel(NamedTuple):
     hidden: Hidden = Hidden()
     reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
     reading: Reading | None = None  # a drafter's that reads its target's hidden states
-    retokenizing: Retokenizing | None = None  # a drafter's whose text is tokenised again for its target
 
 
 class Begin(Protocol):
@@ -347,8 +331,9 @@ class InitDrafter(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drafter(Strategy):
-    """Who proposes: a source for the draft loop, and what is kept from round to round."""
+    """A source for the draft loop, and the state from round to round."""
 
+    drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` serves scores and traces only
     init: InitDrafter
     source: OpenSource
     commit: Commit | CommitSeen

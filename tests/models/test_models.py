@@ -30,7 +30,6 @@ SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder
 SHARED |= {
     "int8",
     "intersection",
-    "retokenized",
     "rope",
     "rotary_decoder",
     "weights",

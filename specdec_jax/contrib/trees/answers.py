@@ -91,7 +91,7 @@ def draws_siblings(drafter: Drafter) -> bool:
     """Whether it draws tokens from distributions over the target's vocabulary; what is looked up has no siblings."""
     if drafter.call is not None and "drafters" in drafter.call.options:
         return any(map(draws_siblings, drafter.call.options["drafters"]))
-    return drafter.model is not None and drafter.model.retokenizing is None
+    return drafter.model is not None and drafter.drafts_from_model
 
 
 def check_answers(

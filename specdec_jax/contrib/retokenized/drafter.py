@@ -8,18 +8,25 @@ way. Everything else, `drafters/model.py` does in its own tokens.
 Drafts are its most probable tokens at every temperature: a text that follows from the one before it, token by token. So
 they are told as chosen, not drawn, and lossless verifiers stay so.
 
-Source: universal assisted generation (UAG), as in models/retokenized.py, which the model is made by.
+Source: universal assisted generation (UAG), as in byte_pairs.py.
 """
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.contrib.retokenized.byte_pairs import retokenize
+from specdec_jax.contrib.retokenized.merges import tables
 from specdec_jax.decoding.cache_feed import feed_long
 from specdec_jax.drafters._checks import check_length
 from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
+from specdec_jax.loading import LoadedModel
+from specdec_jax.models.intersection import ROOM, with_shared_tokens
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -47,32 +54,43 @@ class RetokenizedState(NamedTuple):
     known: Array  # [B] int32, how many of `text` count
 
 
-@strategy
-def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 16) -> Drafter:
-    """Draft with a model made by `models.retokenized`: at most `max_draft_length` (K) passes, and as many drafts.
+@dataclass(frozen=True, eq=False, repr=False)
+class RetokenizedDrafter(Drafter):
+    """A drafter whose `model`, over the tokens that both vocabularies have, serves scores and traces only."""
 
-    Policies are asked once a pass, about the distribution over the drafter's own tokens.
+    drafts_from_model = False
+
+
+@strategy
+def retokenized(
+    language_model: LanguageModel, vocab_size: int, max_draft_length: int = 7, catch_up: int = 16
+) -> Drafter:
+    """Draft with a model of another vocabulary: at most `max_draft_length` (K) passes, and as many drafts.
+
+    Policies are asked once a pass, about the distribution over the drafter's own tokens. Parameters are the
+    `SharedParams` of `with_text`.
 
     Args:
+        language_model: over the drafter's own tokens.
+        vocab_size: of the target.
         catch_up: tokens a pass feeds to rows that begin to draft after rounds they sat out, as `model`.
 
     Raises:
-        ValueError: a model whose text is not tokenised again, or a number below its least value.
+        ValueError: as `with_shared_tokens`, or a number below its least value.
     """
     check_length(max_draft_length)
     if catch_up < FED:
         raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
-    if language_model.retokenizing is None:
-        raise ValueError("the text of this model is not tokenised again: drafters.model drafts with it")
-    again = language_model.retokenizing
-    drafts = model(again.own, max_draft_length, catch_up)  # in its own tokens
+    shared = with_shared_tokens(language_model, vocab_size)  # for scores and traces
+    own_model = with_inner_params(language_model)
+    drafts = model(own_model, max_draft_length, catch_up)  # in its own tokens
     room = max_draft_length + FED  # slots of its own text that the target's never fills
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
         del source
-        own_slots = again.room * slots + room
+        own_slots = ROOM * slots + room
         none, text = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
-        cache = again.own.init_cache(params, batch, own_slots)
+        cache = own_model.init_cache(params, batch, own_slots)
         own, ends = jnp.zeros((batch, own_slots), jnp.int32), jnp.zeros((batch, slots + 1), jnp.int32)
         return RetokenizedState(cache, none, own, text, ends, none)
 
@@ -89,7 +107,7 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
         def close(drafted: Drafted) -> tuple[RetokenizedState, Drafted]:
             (cache, valid), _ = inner.close(drafted)
             with jax.named_scope("draft_retokenize"):
-                again_tokens, count, ends = again.retokenize(params, drafted.tokens, drafted.length)
+                again_tokens, count, ends = retokenize(params.tables, drafted.tokens, drafted.length, vocab_size)
             count = jnp.minimum(count, context.budget)
             after = state._replace(cache=cache, valid=valid)
             after = with_drafts(after, drafted.tokens, length, again_tokens, count, ends)
@@ -107,7 +125,7 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
         state = spelled(params, aligned(state, tokens, length), tokens, length)
         wanted = jnp.maximum(own_length(state) - FED, 0)
         known = jnp.minimum(state.valid, wanted)
-        cache, valid = feed_long(again.own, params, state.cache, state.own, known, wanted, catch_up, WIDE)
+        cache, valid = feed_long(own_model, params, state.cache, state.own, known, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=jnp.maximum(state.valid, valid))
 
     def spelled(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
@@ -116,12 +134,48 @@ def retokenized(language_model: LanguageModel, max_draft_length: int = 7, catch_
         def one(state: RetokenizedState) -> RetokenizedState:
             at = state.known[:, None] + jnp.arange(SPELLED, dtype=jnp.int32)[None, :]
             read = jnp.take_along_axis(tokens, jnp.minimum(at, tokens.shape[1] - 1), axis=1)
-            pieces, count = again.spell(params, read)
+            pieces, count = params.pieces[read], params.count[read]
             return with_spelling(state, read, pieces, jnp.where(at < length[:, None], count, 0), length, limit)
 
         return lax.while_loop(lambda now: jnp.any(now.known < length), one, state)
 
-    return Drafter(init, source, commit, max_draft_length, language_model, prefill=prefill)
+    return RetokenizedDrafter(init, source, commit, max_draft_length, shared, prefill=prefill)
+
+
+@functools.lru_cache(maxsize=16)
+def with_inner_params(language_model: LanguageModel) -> LanguageModel:
+    """The model over its own tokens, its parameters those inside `SharedParams`."""
+
+    def init_cache(params, batch, slots, source=None):
+        return language_model.init_cache(None if params is None else params.model, batch, slots, source)
+
+    def apply(params, tokens, cache, positions=None, mask=None):
+        return language_model.apply(params.model, tokens, cache, positions, mask)
+
+    return LanguageModel(init_cache, apply, language_model.with_length, language_model.spec)
+
+
+def with_text(target: LoadedModel, drafter: LoadedModel, shared: LoadedModel) -> LoadedModel:
+    """The drafter with its text tokenised again for the target.
+
+    Args:
+        shared: the drafter with the tokens that both have, as `loading.across` joins it.
+
+    Raises:
+        ValueError: as `check_target`.
+    """
+    table = tables(target.tokenizer, drafter.tokenizer, drafter.model.spec.vocab_size)
+    return shared._replace(params=shared.params._replace(tables=table), draft_with=draft_with(drafter.model))
+
+
+@functools.lru_cache(maxsize=16)
+def draft_with(language_model: LanguageModel) -> Callable[[LanguageModel, int], Drafter]:
+    """`LoadedModel.draft_with` for a model over its own tokens."""
+
+    def drafter(shared: LanguageModel, max_draft_length: int) -> Drafter:
+        return retokenized(language_model, shared.spec.vocab_size, max_draft_length)
+
+    return drafter
 
 
 def own_length(state: RetokenizedState) -> Array:

@@ -1,4 +1,4 @@
-"""A target's byte-pair encoding, and a drafter's tokens as bytes, as tables for models/retokenized.py.
+"""A target's byte-pair encoding, and a drafter's tokens as bytes, as tables for byte_pairs.py.
 
 - Words are where the pre-tokenizer splits short texts of two or three kinds of bytes (letters, digits, ...).
 - Characters that are tokens, in tokenizers that begin with them (SentencePiece's), are merged of their bytes before
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import models
 
+from specdec_jax.contrib.retokenized.byte_pairs import KINDS, NONE, TEXT, Tables, hashed
 from specdec_jax.loading.token_keys import ids_by_key, ids_in, is_byte_level, keys_of
 from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.models.retokenized import KINDS, NONE, TEXT, Tables, hashed
 
 LONGEST = 32  # bytes; a drafter's token of more is never proposed
 LETTER, DIGIT, LINE, BLANK, OTHER, APOSTROPHE = range(KINDS)
@@ -29,15 +29,20 @@ def is_bpe(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer.backend.model, models.BPE)
 
 
+def check_target(target: Tokenizer) -> None:
+    """Raises ValueError for a tokenizer of another kind than byte-pair encoding."""
+    if not is_bpe(target):
+        kind = type(target.backend.model).__name__
+        raise ValueError(f"text is tokenised again by byte-pair encoding, and the target's tokenizer is {kind}")
+
+
 def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
     """How text of the drafter's U = `rows` tokens becomes the target's.
 
     Raises:
-        ValueError: a target whose tokenizer is another than byte-pair encoding.
+        ValueError: as `check_target`.
     """
-    if not is_bpe(target):
-        kind = type(target.backend.model).__name__
-        raise ValueError(f"text is tokenised again by byte-pair encoding, and the target's tokenizer is {kind}")
+    check_target(target)
     text, size, whole = _texts(drafter, target, rows)
     ids = ids_by_key(target)
     single = np.array([ids.get(bytes([byte]), NONE) for byte in range(256)], np.int32)

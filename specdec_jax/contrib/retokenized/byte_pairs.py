@@ -1,25 +1,20 @@
-"""A drafter whose vocabulary is another than its target's, second way: what it drafts is tokenised again.
+"""The target's tokens for the text of a drafter's tokens, inside the compiled loop.
 
-It drafts all of its own tokens, by their bytes they become the target's, and those are proposed. The target's tokenizer
-is byte-pair encoding in tables: bytes or characters, the words that its pre-tokenizer splits them into, and merges by
-rank, each word by itself, until nothing merges. Whatever comes out is lossless; the nearer it is to what the target's
-own tokenizer makes of the same text, the more is accepted.
-
-What is read stays as in models/intersection.py, by a table that spells each of the target's tokens.
+The target's tokenizer is byte-pair encoding in tables: bytes or characters, the words that its pre-tokenizer splits
+them into, and merges by rank, each word by itself, until nothing merges. Any draft is lossless; the nearer it is to
+what the tokenizer makes of the same text, the more is accepted.
 
 Source: universal assisted generation, UAG (Hugging Face and Intel, 2024; arXiv 2502.05202 calls it string-level exact
 match, SLEM), where both tokenizers run on the host between passes; tables inside the loop are ours.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.models.intersection import ROOM, with_shared_tokens
-from specdec_jax.types import Array, LanguageModel, Retokenizing
+from specdec_jax.types import Array
 
 BYTES, MORE = 8, 16  # of a draft that are tokenised: so many a token, and some
 TEXT, NONE = -2, -1  # what stands where no token does
@@ -40,32 +35,6 @@ class Tables(NamedTuple):
     start: Array  # [2^h + 1] int32, where the merges of each hash value begin
     merges: Array  # [N, 4] int32: left, right, rank, and what they become; by hash
     probes: Array  # [M] int32, 0 to M - 1: as many as there are of the most frequent hash value
-
-
-@functools.lru_cache(maxsize=16)
-def with_retokenizing(model: LanguageModel, vocab_size: int) -> LanguageModel:
-    """As `with_shared_tokens`, and `retokenizing` says how it drafts; parameters are `SharedParams` with tables.
-
-    `apply` and `reduced` are those of the shared tokens: what scores and traces read.
-
-    Raises:
-        ValueError: as `with_shared_tokens`.
-    """
-
-    def init_cache(params, batch, slots, source=None):
-        return model.init_cache(None if params is None else params.model, batch, slots, source)
-
-    def apply(params, tokens, cache, positions=None, mask=None):
-        return model.apply(params.model, tokens, cache, positions, mask)
-
-    def spell(params, tokens):
-        return params.pieces[tokens], params.count[tokens]
-
-    def to_target(params, tokens, length):
-        return retokenize(params.tables, tokens, length, vocab_size)
-
-    own = LanguageModel(init_cache, apply, model.with_length, model.spec)
-    return with_shared_tokens(model, vocab_size)._replace(retokenizing=Retokenizing(own, ROOM, spell, to_target))
 
 
 class _Symbols(NamedTuple):

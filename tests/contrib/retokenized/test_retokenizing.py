@@ -8,10 +8,10 @@ from reciters import TEXT, WORDS, byte_level, sentence_piece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
+from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, retokenize
+from specdec_jax.contrib.retokenized.merges import is_bpe, tables
 from specdec_jax.loading import Tokenizer
-from specdec_jax.loading.merges import is_bpe, tables
 from specdec_jax.loading.token_keys import ids_by_key, keys_of
-from specdec_jax.models.retokenized import BYTES, MORE, retokenize
 
 pytestmark = pytest.mark.slow
 

@@ -11,15 +11,17 @@ from reciters import TEXT, WORDS, byte_level, following, letters, reciter, sente
 from tiny_llama import assert_filled, one_pass, random_named, variant
 
 from specdec_jax import lossless
+from specdec_jax.contrib.retokenized.drafter import aligned, own_length, retokenized
+from specdec_jax.contrib.trees.answers import draws_siblings
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
-from specdec_jax.drafters.retokenized import aligned, own_length, retokenized
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.across import with_targets_tokens
 from specdec_jax.loading.token_keys import keys_of
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
+from specdec_jax.types import Hidden
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
@@ -37,7 +39,7 @@ NEW = 60  # tokens
 def decoder_of(target, drafter, policy, most=MOST):
     """A decoder of two loaded models, the drafter's text tokenised again, and its parameters."""
     joined = with_targets_tokens(target, drafter, "text")
-    decoder = build(target.model, retokenized(joined.model, most), policy, most)
+    decoder = build(target.model, joined.draft_with(joined.model, most), policy, most)
     return decoder, ModelParams(target.params, joined.params)
 
 
@@ -209,7 +211,7 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
     said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
     rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
     joined = with_targets_tokens(said, remembered, "text")
-    several = multi_drafter([retokenized(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
+    several = multi_drafter([joined.draft_with(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
     decoder = build(said.model, several, static(draft_length=MOST))
     params, tokens = ModelParams(said.params, (joined.params, rival.params)), target.encode(TEXT)
     prompts, options = [tokens[:6], tokens[:21]], {"stop_ids": (), "record_rounds": 64}
@@ -235,7 +237,7 @@ def toys(several=False):
     if not several:
         return decoder_of(loaded, other, policy, 2)
     joined = with_targets_tokens(loaded, other, "text")
-    drafter = multi_drafter([retokenized(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
+    drafter = multi_drafter([joined.draft_with(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 
 
@@ -267,7 +269,17 @@ def test_drafts_that_are_told_as_drawn_are_rejected():
     assert not lossless.test_by_sampling(decoder, params, tokens=3, sequences=8192).lossless
 
 
-def test_a_model_of_one_vocabulary_is_refused():
-    config = variant(vocab_size=8)
-    with pytest.raises(ValueError, match="not tokenised again"):
-        retokenized(llama.language_model(config, jnp.float32))
+def test_a_model_without_a_head_apart_and_too_short_a_pass_are_refused():
+    whole = llama.language_model(variant(vocab_size=8), jnp.float32)
+    with pytest.raises(ValueError, match="does not offer its head apart"):
+        retokenized(whole._replace(hidden=Hidden()), 8)
+    with pytest.raises(ValueError, match="catch_up must be at least 2, got 1"):
+        retokenized(whole, 8, catch_up=1)
+
+
+def test_no_siblings_are_drawn():
+    """Its model's distributions are over the tokens that both have, and its drafts are not drawn from them."""
+    whole = llama.language_model(variant(vocab_size=8), jnp.float32)
+    assert draws_siblings(model(whole)) and not draws_siblings(retokenized(whole, 8))
+    assert not draws_siblings(retokenized(whole, 8).replace(commit=retokenized(whole, 8).commit))
+    assert retokenized(whole, 8) == retokenized(whole, 8)
