@@ -234,7 +234,7 @@ def _end(
         line = jnp.stack([rows.drafted, accepted, emitted, rows.passes], axis=1).astype(jnp.int16)
         record = record.at[jnp.arange(size), index].set(line, mode="drop")
     by_length = counts.by_length + (lengths & ends[:, None]).astype(jnp.int32)
-    counts = Counts(*sums, by_length, record)
+    counts = Counts(*sums, by_length=by_length, record=record)
     zero = lambda value: jnp.where(ends, 0, value)  # noqa: E731
     at = jnp.where(ends, rows.at + emitted, rows.at)
     return Rows(
