@@ -61,4 +61,4 @@ def ballasted(real: LanguageModel, ballast: LanguageModel) -> LanguageModel:
     def with_length(cache: Cache, length: Array) -> Cache:
         return BallastCache(real.with_length(cache.real, length), ballast.with_length(cache.ballast, length))
 
-    return LanguageModel(init_cache, apply, with_length, real.spec)
+    return LanguageModel(init_cache, apply, with_length, real.spec._replace(by_position=False))

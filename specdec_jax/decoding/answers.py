@@ -297,9 +297,13 @@ def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Si
     taken = asked.result("take", params.drafter, hidden if observer.layers else None, target)
     if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
         asked.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {said(taken)}")
-    asked, seen = Asked("drafter", drafter, state, batch), Seen(taken, count, count, draft)
-    tokens = array(jnp.int32, batch, slots)
-    asked.must_keep_state("commit", asked.result("commit", params.drafter, state, tokens, count, seen))
+    given = [("commit", Seen(taken, count, count, draft))]
+    if observer.layers:  # prompts are seen too, without distributions and without a draft
+        of_prompt = asked.result("take", params.drafter, hidden, None)
+        given.append(("prefill" if drafter.prefill else "commit", Seen(of_prompt, count, count)))
+    asked, tokens = Asked("drafter", drafter, state, batch), array(jnp.int32, batch, slots)
+    for name, seen in given:
+        asked.must_keep_state(name, asked.result(name, params.drafter, state, tokens, count, seen))
 
 
 def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:

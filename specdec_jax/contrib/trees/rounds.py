@@ -130,6 +130,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         shown = held + 1 if draft.beside is None else width
         target = distributions(logits[:, :shown], state.warp)
+        hidden = None if hidden is None else hidden[:, :shown]
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)

@@ -1,0 +1,57 @@
+"""A user's drafter that observes its target: `take` gets equal positions of both, and bad functions are refused."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.lib.ballast import ballasted
+from specdec_jax import verification
+from specdec_jax.contrib.trees.stopping.comb import comb
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters import model
+from specdec_jax.models import llama
+from specdec_jax.stopping import static
+from specdec_jax.types import Observer
+
+CONFIG = llama.LlamaConfig(40, 16, 32, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True)
+TARGET = llama.language_model(CONFIG, jnp.float32)
+PARAMS = llama.init_params(CONFIG, jax.random.key(0), jnp.float32)
+INNER = model(TARGET, 3)
+
+
+def commit(params, state, tokens, length, seen=None):
+    return INNER.commit(params, state, tokens, length)
+
+
+def both(params, hidden, distributions):
+    mean = hidden.mean((2, 3))
+    return mean if distributions is None else mean * distributions.entropy
+
+
+def decoded(take, prefill=None, widths=(2, 8)):
+    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, (1,), 16))
+    rule, params = static(draft_length=3), ModelParams(PARAMS, PARAMS)
+    decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
+    return decoder.run(params, decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8))
+
+
+@pytest.mark.slow
+def test_hidden_states_and_distributions_have_the_same_positions_in_every_width():
+    """Widths above the longest draft have positions that nobody reads: both are cut."""
+    assert decoded(both).length.tolist() == decoded(both, widths=(4,)).length.tolist() == [11]
+
+
+def test_functions_that_fail_on_prompts_are_refused_before_anything_compiles():
+    def prefill(params, state, tokens, length, seen=None):
+        return commit(params, state, tokens, length + 0 * seen.draft.length)
+
+    for functions in ((lambda params, hidden, target: hidden.mean((2, 3)) * target.entropy,), (both, prefill)):
+        with pytest.raises(ValueError, match="test_observers.py"):
+            decoded(*functions)
+
+
+def test_a_wrapped_model_whose_cache_has_another_layout_is_refused_as_the_target_of_trees():
+    with pytest.raises(ValueError, match="cannot verify"):
+        wrapped = ballasted(TARGET, TARGET)
+        build_decoder(wrapped, INNER, comb(siblings=(1,)), verification.rejection())
