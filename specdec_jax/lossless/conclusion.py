@@ -30,7 +30,7 @@ class Proof(NamedTuple):
     verifier: RoundsReport | None = None  # the same without the policy, a case for each longest draft
     real_size: RealSizeReport | None = None
     several: SampledReport | None = None  # with prompt lookup and a model as drafters
-    drafter: SampledReport | None = None  # with the user's drafter
+    drafter: SampledReport | None = None  # with the user's drafter, drafts of all lengths in turn
 
     @property
     def passed(self) -> bool:
@@ -44,7 +44,7 @@ class Proof(NamedTuple):
         gaps = *rule, *verifier, *_pair_gaps(self.pair)
         nothing = self.drafter is not None and not any(self.drafter.drafted)
         trees = () if self.trees is None else self.trees.gaps
-        return (*gaps, *trees, *(["the drafter drafted nothing"] if nothing else []))
+        return (*gaps, *trees, *(["this drafter drafted nothing on the toy's text"] if nothing else []))
 
     @property
     def shown(self) -> int:
@@ -83,6 +83,9 @@ class Proof(NamedTuple):
             clauses.append(f"in the sampled test drafts of {missing} tokens never occurred")
         if self.several is not None and not any(self.several.drafted):
             clauses.append("with several drafters it never drafted")
+        if self.drafter is not None and any(self.drafter.drafted) and not all(self.drafter.drafted):
+            missing = [length for length, times in enumerate(self.drafter.drafted, 1) if not times]
+            clauses.append(f"with this drafter drafts of {listed(missing)} tokens never occurred")
         return tuple(clauses)
 
     def scope(self, policy: StoppingPolicy, verifier: Verifier) -> str:

@@ -139,7 +139,7 @@ class Begin(Protocol):
 
 
 class Check(Protocol):
-    """The next position's distribution is known and its token not drawn: draft it? Gives (draw [B] bool, state).
+    """The next position's distribution is known, its token not shown: draft it? Gives (draw [B] bool, state).
 
     `drafted` [B] int32 counts the drafts of the round so far.
     """

@@ -104,10 +104,12 @@ def nothing_else(monkeypatch):
     [
         (str(CHEATS / "wrong_log_q.py"), 1, "(samples)"),
         ("prompt_lookup(longest=2)", 0, "one warp, model drafters and this one, at these hyperparameters"),
-        ("nothing.py", 3, "the drafter drafted nothing"),
+        ("nothing.py", 3, "this drafter drafted nothing"),
+        (str(CHEATS / "always_token_0.py"), 1, "(samples)"),
     ],
 )
 def test_a_users_drafter_is_sampled_without_a_pair(drafter, code, says, nothing_else, capsys, tmp_path):
+    """It drafts all lengths in turn, whatever the rule: AdaEDL refuses what some of these offer."""
     if drafter == "nothing.py":
         drafter = str(tmp_path / drafter)
         Path(drafter).write_text(
@@ -115,7 +117,7 @@ def test_a_users_drafter_is_sampled_without_a_pair(drafter, code, says, nothing_
             "def nothing(max_draft_length=2):\n"
             "    return prompt_lookup(max_draft_length, longest=50, shortest=50, vocab_size=6)\n"
         )
-    found, out, _ = run(capsys, "--policy", "static", "--drafter", drafter, "--sequences", "8192")
+    found, out, _ = run(capsys, "--policy", "adaedl", "--drafter", drafter, "--sequences", "8192")
     assert found == code and says in out and "with this drafter as drafter" in out
 
 

@@ -101,7 +101,8 @@ def verify(
                 longest, few = modelless.max_draft_length, min(sequences, SEVERAL)
                 with status(f"Decoding {few} sequences with {modelless.name}"):
                     sizes = longest, longest + 1, few
-                    report = _sampled_on_toy(*rules, watches, *sizes, QUOTES, drafter=modelless, **toy)
+                    turns = in_turn(longest), rules[1]  # the rule itself may refuse what this drafter offers
+                    report = _sampled_on_toy(*turns, watches, *sizes, QUOTES, drafter=modelless, **toy)
                 proof = proof._replace(drafter=report)
         if target is not None and drafter is not None:
             most = max_draft_length or PAIR_DRAFTS
