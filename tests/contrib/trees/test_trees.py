@@ -270,7 +270,7 @@ def test_what_cannot_be_expanded_is_refused():
         build_decoder(TABLE, both, comb(expanded=1), rejection())
     window = mistral.language_model(mistral.example_config())
     target = TABLE._replace(spec=window.spec)
-    with pytest.raises(ValueError, match="whose attention goes by positions"):
+    with pytest.raises(ValueError, match="its attention goes by cache slots"):
         build_decoder(target, model(window, MOST), comb(expanded=1), rejection())
     with pytest.raises(ValueError, match="9 siblings a pass expanded, more than 8, the widest verification"):
         build_decoder(TABLE, model(TABLE, MOST), comb(expanded=9), rejection(), verification_widths=(5, 8))
