@@ -89,7 +89,7 @@ def fill(
 
     `reader` are the drafter's parameters. What is kept has leaves [B, S, ...]; slots that were not fed are zero.
     """
-    if observer is None or not observer.layers:
+    if observer is None:
         return _fill(target, params, tokens, length, cache, chunk), ()
     model = _keeping(target, observer)
     shapes = jax.eval_shape(lambda: model.apply((params, reader), tokens[:, :1], _Kept(cache, None, cache.length))[0])

@@ -145,7 +145,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     ) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
-        logits, hidden = logits[:, : held + 1], None if hidden is None else hidden[:, : held + 1]
+        logits, hidden = jax.tree.map(lambda leaf: leaf[:, : held + 1], (logits, hidden))
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw(jnp.exp(log_prob_accepted), chance[0])

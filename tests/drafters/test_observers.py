@@ -1,8 +1,8 @@
 """A user's drafter that observes its target: `take` gets equal positions of both, and bad functions are refused."""
 
-import jax
 import jax.numpy as jnp
 import pytest
+from tiny_llama import CONFIG, model_and_params
 
 from experiments.lib.ballast import ballasted
 from specdec_jax import verification
@@ -14,9 +14,7 @@ from specdec_jax.models import llama
 from specdec_jax.stopping import static
 from specdec_jax.types import Observer
 
-CONFIG = llama.LlamaConfig(40, 16, 32, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True)
 TARGET = llama.language_model(CONFIG, jnp.float32)
-PARAMS = llama.init_params(CONFIG, jax.random.key(0), jnp.float32)
 INNER = model(TARGET, 3)
 
 
@@ -30,10 +28,11 @@ def both(params, hidden, distributions):
 
 
 def decoded(take, prefill=None, widths=(2, 8)):
-    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, (1,), 16))
-    rule, params = static(draft_length=3), ModelParams(PARAMS, PARAMS)
+    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, (1,), CONFIG.hidden_size))
+    rule, (_, params) = static(draft_length=3), model_and_params()
     decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
-    return decoder.run(params, decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8))
+    weights = ModelParams(params, params)
+    return decoder.run(weights, decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, stop_ids=[]))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from specdec_jax.contrib.trees.expansion import fed_with, no_children, to_expand
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
-from specdec_jax.decoding.draft_loop import Loop, in_turn, left_over, opened, take
+from specdec_jax.decoding.draft_loop import Loop, draft_predicted, in_turn, left_over, opened
 from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
@@ -88,7 +88,8 @@ def _draft_one(
         following, memory = source.predict(now.memory, now.length, uniform(index))
     else:
         following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
-    chain, siblings = take(source, policy, context, loop.chain, following, memory), loop.siblings
+    chain = draft_predicted(source, policy, context, loop.chain, following, memory)
+    siblings = loop.siblings
     if source.chosen is not True:  # what is looked up has no further candidates
         with jax.named_scope("draft_draw"):
             beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)

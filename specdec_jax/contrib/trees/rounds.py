@@ -129,8 +129,8 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         draft = _first(draft, held)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         shown = held + 1 if draft.beside is None else width
-        target = distributions(logits[:, :shown], state.warp)
-        hidden = None if hidden is None else hidden[:, :shown]
+        logits, hidden = jax.tree.map(lambda leaf: leaf[:, :shown], (logits, hidden))
+        target = distributions(logits, state.warp)
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
