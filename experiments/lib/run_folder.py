@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import numpy as np
 
 from configs.base import config_hash, describe
 from specdec_jax.costs.machine import cores, processor
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import replacing, writable_folder
 from specdec_jax.text.json_lines import json_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,12 +50,7 @@ class RunFolder:
         wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
         path = _unused(wanted) if out is None else wanted
         digest = config_hash(config)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise ValueError(f"cannot write the run folder {str(path)!r}: {error.strerror or error}") from None
+        writable_folder(path, "run folder")
         earlier = _earlier_manifest(path, digest)
         folder = cls(path, digest)
         folder._drop_torn_line()

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise OSError(f"cannot write {path}: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def writable_folder(path: Path, kind: str) -> None:
+    """Makes the folder unless it is there. Raises ValueError naming it and its kind where nothing can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write the {kind} {str(path)!r}: {error.strerror or error}") from None
 
 
 def _move(temporary: Path, path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.app.views.printing import one_line
+from specdec_jax.loading.new_folder import writable_folder
 from specdec_jax.text.streaming import Stream
 from specdec_jax.types import StoppingPolicy
 
@@ -16,11 +17,12 @@ def check_output(output: Any) -> None:
     """Refuses what the `generate` command could not write, before the models are read.
 
     Raises:
-        ValueError: a record without JSON, or as `check_folder` and `check_file` say.
+        ValueError: a record without JSON, or as `writable_folder` and `check_file` say.
     """
     if output.record and not output.json:
         raise ValueError("--record needs --json: there is no other place for it")
-    check_folder(output.profile)
+    if output.profile is not None:
+        writable_folder(output.profile, "profile folder")
     if output.page is not None:
         check_file(output.page, PAGES)
 
@@ -41,18 +43,6 @@ def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-
-
-def check_folder(folder: Path | None) -> None:
-    """Makes the folder of a profile, if there is to be one. Raises ValueError where nothing can be written."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write the profile folder {str(folder)!r}: {error.strerror or error}") from None
 
 
 def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
