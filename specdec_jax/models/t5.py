@@ -149,12 +149,12 @@ def buckets(distance: np.ndarray, count: int, longest: int, both: bool) -> np.nd
     return first + np.where(distance < exact, distance, far)
 
 
-def _scoring(told: Array) -> Scoring:
-    """Of attention whose biases by distance these are."""
-    longest = told.shape[0] // 2
+def _scoring(position_bias: Array) -> Scoring:
+    """Attention scores with these biases by distance, [2 M + 1, H] as of `Positions`."""
+    longest = position_bias.shape[0] // 2
 
     def bias(distance: Array) -> Array:
-        return jnp.moveaxis(told[jnp.clip(distance, -longest, longest) + longest], -1, 1)
+        return jnp.moveaxis(position_bias[jnp.clip(distance, -longest, longest) + longest], -1, 1)
 
     return Scoring(scale=1.0, bias=bias)
 
@@ -196,9 +196,9 @@ class _Block(nn.Module):
     def norm(self, name: str) -> nn.Module:
         return RMSNorm(self.config.layer_norm_epsilon, self.dtype, name=name)
 
-    def attention(self, told: Array) -> nn.Module:
+    def attention(self, position_bias: Array) -> nn.Module:
         c = self.config
-        heads, scoring = c.num_attention_heads, _scoring(told)
+        heads, scoring = c.num_attention_heads, _scoring(position_bias)
         return Attention(heads, heads, c.head_dim, False, False, self.dtype, None, scoring, name="attention")
 
     def mlp(self) -> nn.Module:
@@ -210,11 +210,11 @@ class EncoderBlock(_Block):
     """Attention over all of the source, and an MLP. It is a pass over an empty cache that the source fills."""
 
     @nn.compact
-    def __call__(self, x: Array, told: Array, visible: Array) -> Array:
+    def __call__(self, x: Array, position_bias: Array, visible: Array) -> Array:
         shape = x.shape[0], self.config.num_attention_heads, x.shape[1], self.config.head_dim
         keys, values = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         start = jnp.zeros(x.shape[:1], jnp.int32)
-        out, _, _ = self.attention(told)(self.norm("attention_norm")(x), keys, values, start, None, visible)
+        out, _, _ = self.attention(position_bias)(self.norm("attention_norm")(x), keys, values, start, None, visible)
         x += out
         return x + self.mlp()(self.norm("mlp_norm")(x))
 
@@ -223,9 +223,11 @@ class DecoderBlock(_Block):
     """Causal attention, attention over the source, and an MLP."""
 
     @nn.compact
-    def __call__(self, x, keys, values, cross, start, told, visible, seen) -> tuple[Array, Array, Array]:
+    def __call__(self, x, keys, values, cross, start, position_bias, visible, seen) -> tuple[Array, Array, Array]:
         c, (cross_keys, cross_values) = self.config, cross
-        out, keys, values = self.attention(told)(self.norm("attention_norm")(x), keys, values, start, None, visible)
+        out, keys, values = self.attention(position_bias)(
+            self.norm("attention_norm")(x), keys, values, start, None, visible
+        )
         x += out
         attend_source = CrossAttention(c.num_attention_heads, c.head_dim, self.dtype, name="cross")
         x += attend_source(self.norm("cross_norm")(x), cross_keys, cross_values, seen)

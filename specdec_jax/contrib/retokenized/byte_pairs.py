@@ -64,19 +64,19 @@ def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) ->
     theirs = jnp.cumsum(size, axis=1)  # [B, K], bytes
     symbols = _symbols(tables, tokens, theirs, size)
     symbols = lax.while_loop(lambda now: now.more, lambda now: _merged(tables, now), symbols)
-    found, end = symbols.token[:, :most], symbols.end[:, :most]
-    said = jnp.cumprod(((found >= 0) & (found < vocab_size)).astype(jnp.int32), axis=1)
+    ids, end = symbols.token[:, :most], symbols.end[:, :most]
+    valid = jnp.cumprod(((ids >= 0) & (ids < vocab_size)).astype(jnp.int32), axis=1)
     together = (theirs[:, None, :] == end[:, :, None]) & (size > 0)[:, None, :]  # [B, K, K]
-    own = jnp.where(jnp.any(together, axis=2), jnp.argmax(together, axis=2) + 1, -1)
-    return jnp.where(said > 0, found, 0), jnp.sum(said, axis=1), own.astype(jnp.int32)
+    ended = jnp.where(jnp.any(together, axis=2), jnp.argmax(together, axis=2) + 1, -1)
+    return jnp.where(valid > 0, ids, 0), jnp.sum(valid, axis=1), ended.astype(jnp.int32)
 
 
 def _symbols(tables: Tables, tokens: Array, ends: Array, size: Array) -> _Symbols:
     """The bytes of tokens [B, K] that end at bytes [B, K], a symbol each."""
     at = jnp.arange(BYTES * tokens.shape[1] + MORE, dtype=jnp.int32)[None, :]  # [1, W]
-    whose = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), tokens.shape[1] - 1)
-    token = jnp.take_along_axis(tokens, whose, axis=1)
-    offset = at - jnp.take_along_axis(ends - size, whose, axis=1)
+    which = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), tokens.shape[1] - 1)
+    token = jnp.take_along_axis(tokens, which, axis=1)
+    offset = at - jnp.take_along_axis(ends - size, which, axis=1)
     byte = tables.text[token, jnp.clip(offset, 0, tables.text.shape[1] - 1)].astype(jnp.int32)
     whole, inside = tables.whole[token], at < ends[:, -1:]
     symbol = jnp.where(inside, jnp.where(whole == TEXT, tables.single[byte], whole), NONE)

@@ -70,14 +70,14 @@ def _texts(drafter: Tokenizer, target: Tokenizer, rows: int) -> tuple[np.ndarray
 def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
     """What the tokenizer merges, ranks from 0 on."""
     vocabulary, added = tokenizer.vocabulary(), tokenizer.backend.get_added_tokens_decoder().keys()
-    found = dict(_runs(tokenizer, single))
-    found |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
+    unions = dict(_runs(tokenizer, single))
+    unions |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
     for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
         one, other = merge.split(" ") if isinstance(merge, str) else merge
         left, right, union = vocabulary[one], vocabulary[other], vocabulary[one + other]
         if added.isdisjoint((left, right, union)):  # those are taken out of a text before anything merges
-            found.setdefault((left, right), union)
-    return {pair: (rank, union) for rank, (pair, union) in enumerate(found.items())}
+            unions.setdefault((left, right), union)
+    return {pair: (rank, union) for rank, (pair, union) in enumerate(unions.items())}
 
 
 def _runs(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
@@ -134,16 +134,16 @@ def _kind(byte: int) -> int:
 
 def _splits(tokenizer: Tokenizer) -> np.ndarray:
     """[KINDS, KINDS, KINDS + 1] bool, as `Tables` has it."""
-    found = np.zeros((KINDS, KINDS, KINDS + 1), bool)
+    splits = np.zeros((KINDS, KINDS, KINDS + 1), bool)
     normalizer, splitter = tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer
     if splitter is None:
-        return found
+        return splits
     for before, one in PROBES.items():
         for here, other in PROBES.items():
             for after, third in (PROBES | {KINDS: ""}).items():
                 probe = one + other + third
                 normal = probe if normalizer is None else normalizer.normalize_str(probe)
                 at = len(normal) - len(other + third)  # something may be put in front
-                found[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
-    found[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers: merges tell
-    return found
+                splits[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
+    splits[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers: merges tell
+    return splits
