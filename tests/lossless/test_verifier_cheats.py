@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.views import proof
+from specdec_jax.decoding import decoder
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless import SampledReport, together
 from specdec_jax.lossless.counterexample import Counterexample, first_wrong, shortest
@@ -76,7 +77,8 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("file", VERDICTS)
-def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys):
+def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys, monkeypatch):
+    monkeypatch.setattr(decoder, "_said", set())  # warnings are given once a process
     code, says = VERDICTS[file]
     words = str(CHEATS / file) if file.endswith(".py") else file
     found, out, err = run(capsys, "--policy", "adaedl", "--verifier", words)
