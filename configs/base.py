@@ -100,6 +100,8 @@ class CompareConfig(Models):
     """Put prompts through the chat template."""
     system: str | None = None
     """System prompt."""
+    quality: bool = False
+    """Also measure how far each text is from the target's distribution, in a table of its own: for lossy verifiers."""
     live: bool = False
     """Show one generation of the last method as it is decoded, at the end; it is compiled for that."""
     out: str | None = None

@@ -2,7 +2,7 @@
 
 Question:  How much faster is each method than plain decoding of the same target, and is its greedy output the same?
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
-           python -m experiments.compare lossy   (what lossy verifiers gain in speed and lose in likelihood)
+           python -m experiments.compare configs/lossy.py   (what lossy verifiers gain in speed and lose in likelihood)
 Time:      the config says; a first run compiles each method once, before its first row
 Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
            speedup.png. A stopped run goes on where it was with the same --out.
@@ -24,11 +24,11 @@ import jax
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
-from experiments.lib import lossy_study
-from experiments.lib.commands import config_command, with_studies
+from experiments.lib.commands import config_command
 from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.plots import speedup_figure
 from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.quality import judge_of, quality, quality_tables
 from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.summary import doubts_of_rows, summarise
 from experiments.lib.table import against_table, methods_tables
@@ -62,6 +62,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     slots = _slots(config, pairs, prompts)
+    judge = judge_of(pairs) if config.quality else None
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
     console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
@@ -85,8 +86,11 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                         pairs = load_pairs(config)
                         _say_costs(pairs, folder, console)
                 bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                known[job.key] = _measure(config, job, pair, request, known, _costs_of(pairs, name, slots))
-                folder.append(known[job.key])
+                row, generation = _measure(config, job, pair, request, known, _costs_of(pairs, name, slots))
+                if judge is not None:
+                    row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
+                known[job.key] = row
+                folder.append(row)
                 console.print(_line(config, job, known))
                 bar.advance(task)
         if missing and config.live:  # a stream is a program of its own to compile
@@ -206,7 +210,7 @@ def _measure(
     request: Request,
     known: dict[tuple[Any, ...], dict[str, Any]],
     costs: CostModel | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Generation]:
     """One row: a timed generation, what `costs` predict of it and, under greedy, whether it equals plain decoding."""
     (result,), state = decode(pair, request)
     counts = {
@@ -215,7 +219,7 @@ def _measure(
         if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
     }
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
-    return {
+    row = {
         "prompt_id": job.prompt.id,
         "category": job.prompt.category,
         "method": job.method.name,
@@ -235,6 +239,7 @@ def _measure(
         "tokens": result.tokens,
         "text": result.text,
     }
+    return row, result
 
 
 def _plain(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any] | None:
@@ -265,6 +270,9 @@ def _report(
     blocks = [f"# {config.name}", *methods_tables(summaries)]
     if config.against in {summary.method for summary in summaries}:
         blocks.append(against_table(summarise(rows, config.against), config.against))
+    if config.quality:
+        names = [method.name for method in config.chosen_methods()]
+        blocks += quality_tables(rows, config.against if config.against in names else names[0])
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     text = "\n\n".join([*blocks, *doubtful, about, equality, ""])
     publish(folder, text, console, speedup=speedup_figure(rows, title))
@@ -301,7 +309,7 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-main = with_studies(config_command("compare", compare, __doc__, interrupted="interrupted"), lossy=lossy_study.main)
+main = config_command("compare", compare, __doc__, interrupted="interrupted")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -61,7 +61,7 @@ EXPERIMENTS = sorted(
 )
 
 
-STUDIES = ["distill judge", "distill compare", "distill rank_tokens", "batches waiting", "compare lossy"]
+STUDIES = ["distill judge", "distill compare", "distill rank_tokens", "batches waiting"]
 STUDIES += ["step_cost precision"]
 
 

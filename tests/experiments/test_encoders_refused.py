@@ -13,7 +13,6 @@ from experiments import (
     step_cost,
 )
 from experiments.lib import judge_command as judge
-from experiments.lib import lossy_study as lossy
 from experiments.lib import precision_study as precision
 from specdec_jax.app import cli
 
@@ -52,7 +51,7 @@ def test_commands(command, config_alone, capsys):
 
 
 @pytest.mark.parametrize("role", ["--target", "--drafter"])
-@pytest.mark.parametrize("experiment", [calibrate, judge, lossy, record], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("experiment", [calibrate, judge, record], ids=lambda one: one.__name__)
 def test_experiments_of_a_pair_as_served(experiment, role, config_alone, tmp_path, capsys):
     code = experiment.main([role, config_alone, "--out", str(tmp_path / "out")])
     says_so(code, capsys.readouterr(), "this experiment", config_alone)

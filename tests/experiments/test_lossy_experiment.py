@@ -1,93 +1,90 @@
-"""experiments.compare lossy on tiny models: what it writes, how it goes on, its figures, what it refuses."""
+"""`quality` of experiments.compare on tiny models: the figures of lossy verifiers are those of the rows."""
 
 import json
 
 import numpy as np
 import pytest
+from tiny_pair import write_pair
 
-from experiments.lib import lossy_study as lossy
-from experiments.lib.lossy_report import equal_share, label, lines
+from configs.base import load_config
+from experiments.compare import main
+from experiments.lib.quality import by_method
 from experiments.lib.run_folder import read_rows
-from experiments.lib.trace_runs import costs_or_default
 
 pytestmark = pytest.mark.slow
 
-CHOSEN = (
-    *("lenience(lenience=0.5)", "lenience(lenience=0.1)"),
-    *("easd(top_n=3, target_entropy=0.1)", "by_phase(lenience=0.5)"),
+CONFIG = """
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import static
+from specdec_jax.verification import by_phase, easd, lenience, rejection
+
+VERIFIERS = {{
+    "rejection": rejection(), "half": lenience(lenience=0.5), "tenth": lenience(lenience=0.1),
+    "easd": easd(top_n=3, target_entropy=0.1), "by-phase": by_phase(lenience=0.5),
+}}
+config = CompareConfig(
+    name="tiny", prompts={prompts!r}, target={target!r}, drafter={drafter!r}, dtype="float32", chat=False,
+    methods=(Method("plain", None), *(Method(name, static(draft_length=4), verifier=verifier)
+                                      for name, verifier in VERIFIERS.items())),
+    temperatures=(0.0, 1.0), repeats=2, max_new_tokens=12, against="rejection", quality=True,
 )
-COMMAND = ["--smoke", "--variants", *CHOSEN, "--repeats", "2"]
+"""
+METHODS = ("plain", "rejection", "half", "tenth", "easd", "by-phase")
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    out = tmp_path_factory.mktemp("lossy") / "out"
-    assert lossy.main([*COMMAND, "--out", str(out)]) == 0
-    return out
-
-
-def test_a_run_writes_its_files_with_every_result(ran):
-    assert sorted(path.name for path in ran.iterdir()) == ["lossy.png", "manifest.json", "results.jsonl", "table.md"]
-    keys = [tuple(row[key] for key in lossy.KEYS) for row in read_rows(ran)]
-    names = ("plain", "rejection", *CHOSEN)
-    wanted = [(t, p, r, v) for t in (0.0, 1.0) for p in ("one", "two") for r in (0, 1) for v in names]
-    assert keys == wanted
-    assert json.loads((ran / "manifest.json").read_text())["name"] == "lossy"
-    table = (ran / "table.md").read_text()
-    assert table.startswith("# Lossy verification") and "| lenience 0.1 |" in table and "## temperature 1" in table
-
-
-def test_a_finished_run_measures_nothing_again_and_a_torn_one_goes_on(ran):
-    results = ran / "results.jsonl"
-    whole = results.read_bytes()
-    assert lossy.main([*COMMAND, "--out", str(ran)]) == 0 and results.read_bytes() == whole
-    results.write_bytes(whole[: len(whole) - 200])
-    assert lossy.main([*COMMAND, "--out", str(ran)]) == 0
-    again = read_rows(ran)
-    timeless = lambda line: {key: value for key, value in json.loads(line).items() if key != "seconds"}  # noqa: E731
-    assert len(again) == len(whole.splitlines())
-    assert timeless(results.read_bytes().splitlines()[-1]) == timeless(whole.splitlines()[-1])
+    folder = tmp_path_factory.mktemp("lossy")
+    target, drafter = write_pair(folder)
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": text, "text": text}) + "\n" for text in ("hello", "why?")))
+    (folder / "config.py").write_text(CONFIG.format(prompts=str(prompts), target=target, drafter=drafter))
+    assert main([str(folder / "config.py"), "--out", str(folder / "out")]) == 0
+    return folder / "out"
 
 
 def test_the_figures_are_those_of_the_rows(ran):
-    rows, costs = read_rows(ran), costs_or_default(None)
+    rows = read_rows(ran)
+    assert [row["method"] for row in rows[:6]] == list(METHODS) and len(rows) == 2 * 2 * 2 * 6
     for temperature in (0.0, 1.0):
-        found = {line.variant: line for line in lines(rows, temperature, costs)}
-        for name, line in found.items():
-            mine = [row for row in rows if (row["temperature"], row["variant"]) == (temperature, name)]
-            base = [row for row in rows if (row["temperature"], row["variant"]) == (temperature, "rejection")]
-            tokens, seconds, rounds = (
-                sum(row[k] for row in mine) for k in ("num_emitted_tokens", "seconds", "num_rounds")
-            )
-            others = sum(row["num_emitted_tokens"] for row in base) / sum(row["seconds"] for row in base)
-            assert line.tokens_per_round == pytest.approx(tokens / rounds)
-            assert line.speed.estimate == pytest.approx(tokens / seconds / others)
-            gap = np.mean([a["log_likelihood"] - b["log_likelihood"] for a, b in zip(mine, base, strict=True)])
-            assert line.difference.estimate == pytest.approx(gap)
-        assert found["rejection"].total_variation < 1e-5 and found["rejection"].difference.estimate == 0
-        assert found["lenience(lenience=0.1)"].total_variation > 0.01
-        assert np.isnan(found["by_phase(lenience=0.5)"].total_variation)
-    greedy = {line.variant: line for line in lines(rows, 0.0, costs)}
-    assert greedy["rejection"].equal == 1 and greedy["rejection"].first_choice == 1
-    assert greedy["lenience(lenience=0.1)"].equal < 1
+        here = [row for row in rows if row["temperature"] == temperature]
+        figures = by_method(here)
+        for name, own in figures.items():
+            mine = [[row["log_likelihood"] for row in here if (row["method"], row["prompt_id"]) == (name, prompt)]
+                    for prompt in ("hello", "why?")]  # fmt: skip
+            assert own["log_likelihood"] == pytest.approx(np.mean(mine, axis=1))
+        assert figures["rejection"]["total_variation"].max() < 1e-5 < 0.01 < figures["tenth"]["total_variation"].mean()
+        assert figures["plain"]["total_variation"].max() < 1e-5
+        assert np.isnan(figures["by-phase"]["total_variation"]).all() and figures["plain"]["before"] is None
+    greedy = by_method([row for row in rows if row["temperature"] == 0])
+    assert greedy["rejection"]["before"] == 1 and greedy["rejection"]["first_choice"].min() == 1
+    assert greedy["tenth"]["before"] < 1
+    assert np.isnan(by_method(rows[-6:])["by-phase"]["divergence"]).all()
+
+
+def test_the_tables_have_the_quality_of_every_method(ran):
+    table = (ran / "table.md").read_text()
+    greedy, sampled = (part.split("\n\n")[1].splitlines() for part in table.split("## Quality, ")[1:])
+    assert [line.split("|")[1].strip() for line in greedy[2:]] == list(METHODS)
+    cells = dict(zip(METHODS, ([cell.strip() for cell in line.split("|")[2:-1]] for line in greedy[2:]), strict=True))
+    assert cells["rejection"][1:] == ["+0.000", "0.0000", cells["rejection"][3], "100.0%", "100.0%"]
+    assert cells["by-phase"][2:4] == ["–", "–"] and len(sampled) == len(greedy)
 
 
 def test_tokens_after_the_first_difference_are_not_equal():
-    assert equal_share([([1, 2, 3, 4], [1, 2, 9, 4]), ([5], [5])]) == 3 / 5
-    assert label("easd(top_n=3, overlap=0.5)") == "easd 3/0.5" and label("typical") == "typical"
+    row = {"method": "m", "prompt_id": "p", "log_likelihood": -1.0, "total_variation": 0.5, "divergence": None}
+    row |= {"first_choice": 1.0, "equals_plain": False, "first_difference": {"position": 2}, "tokens": [1, 2, 3, 4]}
+    whole = row | {"prompt_id": "q", "equals_plain": True, "first_difference": None, "tokens": [5]}
+    assert by_method([row, whole])["m"]["before"] == 3 / 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--variants", "lenient"], "unknown verifier 'lenient'; did you mean 'lenience'?"),
-        (["--variants", "typical(epsilon=2)"], "epsilon must lie in [0, 1], got 2"),
-        (["--each", "0"], "each must be 1 or more, got 0"),
-        (["--max-new-tokens", "2000"], "new ones exceed the context of smollm2, 1024"),
-        (["--policy", "statik"], "unknown policy 'statik'"),
-    ],
-)
-def test_what_it_refuses(arguments, message, capsys, tmp_path):
-    assert lossy.main(["--smoke", *arguments, "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+def test_quality_needs_a_drafter_that_is_a_model(ran, capsys):
+    config = ran.parent / "config.py"
+    arguments = [str(config), "--only", "plain", "--out", str(ran.parent / "other")]
+    assert main(arguments) == 2 and "a method must draft with a model" in capsys.readouterr().err
+    assert not (ran.parent / "other").exists()
+
+
+def test_the_committed_config_measures_quality_against_rejection():
+    config = load_config("configs/lossy.py")
+    assert config.quality and config.against == "rejection" and config.temperatures == (0.0, 1.0)
