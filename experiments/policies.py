@@ -16,8 +16,10 @@ Replays of traces (`python -m experiments.record`), exact up to what specdec_jax
 model's. A setting is chosen on the half of the prompts that it is not judged on, by task (--tuning all: one for all
 tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
 every combination is then a line of its own, of every rule that has such a hyperparameter. Head-room is what lies
-between the best static length, chosen likewise, and the oracle, which never drafts a token that will be rejected.
-"Survival, true acceptance" is that rule with the true sum of min(p, q) for its estimate: no bound for other rules.
+between the best static length, chosen likewise, and foresight; the oracle never drafts a token that will be rejected.
+Foresight drafts the best length for distributions that are known before the draft, with unknown coins: an upper bound
+for rules that read these distributions (specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold
+accepted lengths alone, rules that read distributions are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
 text, and `measured`, with the target's time by width of --costs. --measured compares run folders of experiments.compare
@@ -45,9 +47,9 @@ from experiments.lib.plots import INK, RULE_COLOURS, rule_colours
 from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
 from experiments.lib.trace_runs import (
     ALL,
+    FORESIGHT,
     ORACLE,
     REFERENCES,
-    TRUE_ACCEPTANCE,
     Row,
     Run,
     Source,
@@ -60,6 +62,7 @@ from experiments.lib.trace_tables import number, share
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.replay.acceptance_log import trace_of_runs
 from specdec_jax.replay.trace import Trace
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names
@@ -114,8 +117,12 @@ def study(options: Policies, console: Console) -> None:
     if not options.rules and any(source.trace.candidate is None for source in run.sources):
         console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
         every = [entry.name for entry in RULES if entry.policy.rounds is None]
+    references = dict(REFERENCES)
+    if any(source.trace.lengths_only for source in run.sources):
+        references.pop(FORESIGHT)
+        every = [name for name in every if replays_lengths(rule(name))]
     variants = over | variants_of((STATIC,), ()) | variants_of(options.rules or every, options.settings)
-    rows = runs.sweep(run, variants | REFERENCES)
+    rows = runs.sweep(run, variants | references)
     shown = [shown_of(run, source, runs.of_source(rows, source)) for source in run.sources]
     points = {
         title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
@@ -153,6 +160,15 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
     for key in parsed.keys() - taken:
         raise ValueError(f"--set {key}: none of {', '.join(words)} has a hyperparameter of that name")
     return variants
+
+
+def replays_lengths(entry: Rule) -> bool:
+    """Whether a rule needs no more than accepted lengths."""
+    try:
+        runs.replay_rule(trace_of_runs([[1, 0]], {}), entry, flat(0.1, 1), 1)
+    except ValueError:
+        return False
+    return True
 
 
 def rule_in(words: str) -> Rule:
@@ -202,13 +218,8 @@ class Shown(NamedTuple):
 
 
 def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
-    """The rows of a trace, each task at its setting with --tuning task, all at one with --tuning all.
-
-    Without the true acceptance where decoding is greedy: it is the oracle there.
-    """
+    """The rows of a trace, each task at its setting with --tuning task, all at one with --tuning all."""
     together = {row["what"]: row for row in rows if row["task"] == ALL}
-    if source.temperature == 0:
-        together.pop(TRUE_ACCEPTANCE, None)
     texts = {task: indices for task, indices in source.tasks.items() if task != ALL}
     if run.options.tuning == "all" or not texts:
         whole = together
@@ -260,17 +271,17 @@ def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> list[str]:
             blocks += [about, rules_table(without_repeats(entry), over)]
         if entry.tasks:
             blocks += [f"By task, over {', then over '.join(headings(over))}:"]
-            blocks += [tables.tasks_table(entry.tasks, name, (TRUE_ACCEPTANCE,)) for name in over]
+            blocks += [tables.tasks_table(entry.tasks, name, (FORESIGHT,)) for name in over]
     return blocks
 
 
 NOTES = (
     "Speed-ups over plain decoding, total over total: at the published setting (a line of --set: at that one), and at "
     "the setting chosen on other prompts. Over a rule: how many times faster, with the 95 % bootstrap interval over "
-    "texts, paired. Head-room: 0 % is the best static length, 100 % the oracle. Rank: mean over tasks. Acc.: accepted "
-    "over drafted tokens. Tokens and drafted: by target pass. Discarded: the share of drafter passes whose "
-    "distribution gave no token; wasted: of those that gave no accepted token. By task: the first line is a speed-up "
-    "over plain decoding, the others are gains over that rule, bold where the interval excludes 1."
+    "texts, paired. Head-room: 0 % is the best static length, 100 % foresight (the oracle where there is none). Rank: "
+    "mean over tasks. Acc.: accepted over drafted tokens. Tokens and drafted: by target pass. Discarded: the share of "
+    "drafter passes whose distribution gave no token; wasted: of those that gave no accepted token. By task: the first "
+    "line is a speed-up over plain decoding, the others are gains over that rule, bold where the interval excludes 1."
 )
 
 
@@ -278,7 +289,7 @@ def rules_table(shown: Shown, over: Sequence[str]) -> str:
     """A line a rule."""
     rows, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
     fast = {name: runs.speedup(row).estimate for name, row in rows.items()}
-    least, most = fast[STATIC], fast[ORACLE]
+    least, most = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])
     lines = []
     for name, row in rows.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")

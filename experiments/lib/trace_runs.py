@@ -25,12 +25,13 @@ from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import publish
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
+from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.replay.acceptance_log import load_specdecode_bench
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
-from specdec_jax.replay.true_acceptance import survival_true_acceptance
 
 COSTS = Path(__file__).resolve().parents[2] / "configs" / "costs" / "cpu.json"
 ALL = "all"
@@ -46,7 +47,8 @@ class TraceFiles(Output, Smoke):
     """Options of a command that reads traces."""
 
     traces: Positional[tuple[str, ...]] = ()
-    """Traces, or folders of them, that experiments.record wrote; several drafters are compared side by side."""
+    """Traces, or folders of them, that experiments.record wrote, or logs of SpecDecode-Bench (.jsonl); several drafters
+    are compared side by side."""
     seed: int = 0
     """Of the halves of the prompts."""
 
@@ -146,9 +148,9 @@ class Variant(NamedTuple):
     settings: Sequence[Mapping[str, Any]] = ({},)
 
 
-ORACLE, TRUE_ACCEPTANCE = "oracle", "survival, true acceptance"
+ORACLE, FORESIGHT = "oracle", "foresight"
 REFERENCES = {
-    TRUE_ACCEPTANCE: Variant(lambda source, longest: survival_true_acceptance(source.trace, source.costs, longest)),
+    FORESIGHT: Variant(lambda source, longest: with_foresight(source.trace, source.costs, longest)),
     ORACLE: Variant(lambda source, longest: oracle(source.trace, longest)),
 }
 
@@ -250,7 +252,7 @@ def load_traces(
         if not files:
             raise FileNotFoundError(f"no trace-*.npz in {str(path)!r}; python -m experiments.record writes them")
         for file in files:
-            trace = load_trace(file)
+            trace = load_specdecode_bench(file) if file.suffix == ".jsonl" else load_trace(file)
             traces = groups.setdefault(group(trace), {})
             # 0.7, not float32's 0.69999999
             temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()

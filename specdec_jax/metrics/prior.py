@@ -59,6 +59,17 @@ def _of_chains(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     return texts, texts * trace.run.shape[1] + begun, trace.chains[at].astype(np.float64), accepted
 
 
+def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
+    """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts."""
+    entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
+    largest, sampled = np.clip(largest.astype(np.float64), 1e-4, 1 - 1e-4), temperature > 0
+    log_temperature = np.log(np.where(sampled, temperature, 1.0))
+    slope = np.minimum(prior.entropy + prior.entropy_log_temperature * log_temperature, 0.0)
+    logit = prior.bias + prior.log_temperature * log_temperature + slope * np.sqrt(np.maximum(entropy, 0.0))
+    logit = logit + prior.confidence * (np.log(largest) - np.log1p(-largest))
+    return 1 / (1 + np.exp(-logit - np.where(sampled, prior.surprise * (log_q + entropy), 0.0)))
+
+
 def fit_prior(*traces: Trace) -> Prior:
     """The prior of greatest likelihood: logistic regressions, within their bounds.
 

@@ -49,10 +49,10 @@ class Counts(NamedTuple):
 class Texts(NamedTuple):
     """The trace on the device; `text` says which one a row replays."""
 
-    path: Array
+    path: Array | None  # None with `tails`: a log of accepted lengths
     accepted: Array
     tail_of: Array
-    tails: Array
+    tails: Array | None
     length: Array
     limit: Array
     prompt_length: Array
@@ -95,6 +95,8 @@ def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarra
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
     arrays = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text", "key")}
+    if trace.lengths_only:
+        arrays |= {"path": None, "tails": None}
     hashes = np.zeros_like(trace.seed) if trace.prompt_hash is None else trace.prompt_hash
     arrays["key"] = np.stack([hashes, trace.seed], axis=1)
     fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in arrays.items()}
@@ -158,7 +160,10 @@ def _warp(texts: Texts) -> Warp:
 def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
     """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
     seen, hit = _along_text(texts, rows) if texts.run is None else _along_chain(texts, rows)
-    fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
+    if seen is None:
+        fields = {name: unrecorded(f"the drafter's distributions ({name})") for name in FEATURES}
+    else:
+        fields = {name: seen[:, index] for index, name in enumerate(FEATURES)}
     log_q = fields.pop("log_q")
     distribution = Distribution(
         log_prob=unrecorded("the probabilities of all tokens (log_prob; sampling.log_prob_of has the drawn one's)"),
@@ -172,6 +177,7 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
 
 def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     """Features [R, F] of the next position, and whether its token would be accepted."""
+    assert texts.path is not None and texts.tails is not None
     at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
     hit = texts.accepted[texts.text, at]  # stays False after a rejected draft: `at` does not move on
     tail = texts.tails[
@@ -180,12 +186,18 @@ def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     return jnp.where(hit[:, None], texts.path[texts.text, at], tail), hit
 
 
-def _along_chain(texts: Texts, rows: Rows) -> tuple[Array, Array]:
-    """The same of a drafter that reads its target: of the chain that began with the round."""
-    assert texts.chains is not None and texts.run is not None
-    at = jnp.minimum(rows.at, texts.chains.shape[1] - 1)
+def _along_chain(texts: Texts, rows: Rows) -> tuple[Array | None, Array]:
+    """The same of a drafter that reads its target: of the chain that began with the round.
+
+    No features of a log of accepted lengths.
+    """
+    assert texts.run is not None
+    at = jnp.minimum(rows.at, texts.run.shape[1] - 1)
     ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # a text may have been cut since
-    return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], rows.drafted < ends
+    hit = rows.drafted < ends
+    if texts.chains is None:
+        return None, hit
+    return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], hit
 
 
 def _watched(phase: Array) -> Phases:

@@ -66,6 +66,11 @@ class Trace(NamedTuple):
         return self.tails.shape[1]
 
     @property
+    def lengths_only(self) -> bool:
+        """It holds accepted lengths and no distributions (`acceptance_log`)."""
+        return self.run is not None and self.chains is None
+
+    @property
     def num_positions(self) -> int:
         """Tokens emitted, over all texts."""
         return int(self.length.sum())

@@ -12,7 +12,8 @@ from experiments.lib.rules import RULES, rule
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.terminal import Whole
 from experiments.lib.trace_runs import costs_or_default, texts_by_task
-from specdec_jax.replay.replay import oracle, replay
+from specdec_jax.metrics.foresight import with_foresight
+from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.stopping import static
 
@@ -67,7 +68,7 @@ def test_the_table_has_the_speedups_and_the_headroom(folder, tmp_path, tuning):
         name: sum(np.sum(row["seconds"]) for row in rows if row["what"] == name) for name in ("static", "adaedl")
     }
     plain = trace.length.sum() * costs.plain_pass
-    limit = plain / oracle(trace).seconds(costs).sum()
+    limit = plain / with_foresight(trace, costs).seconds(costs).sum()
     least, mine = (plain / seconds[name] for name in ("static", "adaedl"))
     shown = line_of(folder, "adaedl")
     assert float(shown["chosen"]) == pytest.approx(mine, abs=6e-4)

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import flat_costs
 from specdec_jax.metrics.prior import LEAST, MOST, fit_prior, positions
-from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES
-from specdec_jax.replay.true_acceptance import survival_true_acceptance
-from specdec_jax.stopping import survival
-from specdec_jax.stopping.survival import Prior
 
 
 def logit(chance):
@@ -96,20 +91,3 @@ def test_nothing_to_learn_from_is_refused():
         fit_prior(trace._replace(accepted=np.zeros_like(trace.accepted)))
     with pytest.raises(ValueError, match="at least one trace"):
         fit_prior()
-
-
-def test_on_this_trace_the_true_acceptance_lies_between_the_rule_and_the_oracle():
-    trace, costs = trace_with(1.5, -1.2, 0.6, temperature=0.7), flat_costs(0.1, 0.0, 16)
-    column = FEATURES.index
-    entropy, largest = trace.path[..., column("entropy")], trace.path[..., column("max_prob")]
-    chance = 1 / (1 + np.exp(-(1.5 - 1.2 * np.sqrt(entropy) + 0.6 * logit(largest))))
-    trace = trace._replace(overlap=chance.astype(np.float32))
-    told = survival_true_acceptance(trace, costs).total_speedup(costs)[0]
-    times = (costs.pass_times(16) / costs.plain_pass)[None, :]
-    blind = Prior(float(np.mean(logit(chance))), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    hyperparameters = {"drafter_cost": costs.ratio, "verification_times": times, "sampled": np.array([blind])}
-    assert (
-        replay(trace, survival(), hyperparameters).total_speedup(costs)[0]
-        < told
-        < oracle(trace).total_speedup(costs)[0]
-    )

@@ -16,7 +16,6 @@ from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.replay.true_acceptance import survival_true_acceptance
 from specdec_jax.stopping import adaedl, static, survival
 
 pytestmark = pytest.mark.slow
@@ -142,5 +141,3 @@ def test_the_oracle_and_long_runs_read_chains(greedy_trace):
             continue
         assert replay(greedy_trace, policy, hyperparameters).total_speedup(flat(0.1, MOST)) <= best + 1e-9
     assert long_replay(greedy_trace, static(), {"draft_length": 3}).drafted.max() == 3
-    with pytest.raises(ValueError, match="recorded for first drafts only"):
-        survival_true_acceptance(greedy_trace, flat(0.1, MOST))

@@ -1,0 +1,84 @@
+"""Logs of accepted lengths as traces: other engines' runs, for rules that decide by lengths alone.
+
+SpecDecode-Bench (arXiv 2601.11580) published, for every answer of Llama-3.1-8B-Instruct, how many tokens a round that
+begins at each position would emit with an EAGLE drafter and with n-gram lookup. That is all that static lengths,
+heuristics, bandits and the oracle need. The distributions are not in such a log: a rule that reads them is refused.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
+
+DRAFTERS = {"acc_eagle": "eagle", "acc_ngram": "n-gram lookup"}
+
+
+def trace_of_runs(runs: list[list[int]], about: dict[str, object]) -> Trace:
+    """A trace without distributions, from the number of drafts accepted in a round that begins at each position.
+
+    Args:
+        runs: one list a text, an entry for every token of the answer.
+
+    Raises:
+        ValueError: no texts, or an empty one.
+    """
+    if not runs or not all(runs):
+        raise ValueError("accepted lengths need at least one text, and every text at least one position")
+    length = np.array([len(text) for text in runs], np.int32)
+    texts, positions = len(runs), int(length.max()) + 1
+    run = np.zeros((texts, positions), np.int32)
+    for row, text in zip(run, runs, strict=True):
+        row[: len(text)] = np.minimum(text, np.arange(len(text), 0, -1))  # none is accepted beyond a text's end
+    unknown = np.broadcast_to(np.float32(np.nan), (texts, positions))
+    nothing = np.broadcast_to(np.float32(np.nan), (texts, positions, len(FEATURES)))
+    return Trace(
+        path=nothing,
+        accepted=run > 0,
+        tail_of=np.zeros((texts, positions), np.int32),
+        tails=np.broadcast_to(np.float32(np.nan), (1, max(int(run.max()), 1), len(FEATURES))),
+        length=length,
+        limit=length,
+        prompt_length=np.ones(texts, np.int32),
+        seed=np.arange(texts, dtype=np.uint32),
+        temperature=np.zeros(texts, np.float32),
+        tokens=np.zeros((texts, positions - 1), np.int32),
+        overlap=unknown,
+        cross_entropy=unknown,
+        target_entropy=unknown,
+        raw_target_entropy=unknown,
+        about=dict(about),
+        run=run,
+        truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),
+        prompt_hash=np.zeros(texts, np.uint32),
+    )
+
+
+def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace:
+    """A `combined_<task>.jsonl` of the SpecDecode-Bench simulator; greedy.
+
+    Args:
+        drafter: `acc_eagle` or `acc_ngram`, the log's names.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line that is no such record; the message names it.
+    """
+    path, runs, ids = Path(path), [], []
+    if not path.is_file():
+        raise FileNotFoundError(f"no acceptance log {str(path)!r}")
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            record = json.loads(line)
+            emitted = np.asarray(record[drafter]["acc_len"], np.int64)
+            ids.append(str(record["id"]))
+        except (ValueError, TypeError, KeyError) as error:
+            message = f"{path}, line {number}: no record of SpecDecode-Bench ({type(error).__name__}: {error})"
+            raise ValueError(message) from None
+        if emitted.ndim != 1 or not emitted.size or emitted.min() < 1:
+            raise ValueError(f"{path}, line {number}: acc_len must be a list of lengths of 1 or more")
+        runs.append((emitted - 1).tolist())
+    task = path.stem.removeprefix("combined_")
+    about = {"target": "Llama-3.1-8B-Instruct", "drafter": DRAFTERS[drafter], "ids": ids, "tasks": [task] * len(runs)}
+    return trace_of_runs(runs, about)
