@@ -17,12 +17,13 @@ for the host; on a TPU control flow runs on the device. --small compiles two lay
 compares with configs/chips/budgets.json: exit code 1 where a budget is exceeded.
 """
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from rich.console import Console
 
 from experiments.lib.cells import markdown
 from experiments.lib.chip_compile import COMMAND, Job, environment
-from experiments.lib.chips import CHIPS, TARGETS, Chip
+from experiments.lib.chip_reports import PATHS
+from experiments.lib.chips import CHIPS, TARGETS
 from experiments.lib.commands import exit_codes, terminal, told
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import check_least
@@ -102,14 +104,17 @@ def study(config: Accelerators, console: Console) -> int:
     if config.small:
         chosen = SMALL | {"chips": [chip for chip in SMALL["chips"] if chip in config.chips]}
     folder = RunFolder.create("accelerators", config, config.out)
-    wanted = [
-        (chip, pair, program, batch)
-        for chip in chosen["chips"]
-        for pair in chosen["pairs"]
-        for batch in config.batches
-        for program in chosen["programs"]
-    ]
-    pythons = _pythons(config, {key[0] for key in folder.missing(KEYS, wanted)}, console)
+    each = itertools.product(chosen["chips"], chosen["pairs"], config.batches, chosen["programs"])
+    wanted = [(chip, pair, program, batch) for chip, pair, batch, program in each]
+    pythons: dict[str, Path | None] = {}  # of every environment that is needed
+    for requirements in sorted({CHIPS[key[0]].packages for key in folder.missing(KEYS, wanted)}):
+        try:
+            with console.status(f"Making the environment of {requirements}"):
+                options = {"seconds": config.install_seconds}
+                pythons[requirements] = python_of(requirements, Path(config.environments), **options)
+        except NoEnvironment as error:
+            console.print(f"skipped: {error}")
+            pythons[requirements] = None
     died = []
     for key in folder.missing(KEYS, wanted):
         python = pythons[CHIPS[key[0]].packages]
@@ -125,20 +130,16 @@ def study(config: Accelerators, console: Console) -> int:
     shown = any(row["program"] == "run" and not row["error"] for row in rows)
     pictures = {"rounds": picture(rows)} if shown else {}
     publish(folder, report(rows, config.max_draft_length), console, **pictures)
-    return _against_budgets(rows, console) if config.small else 0
-
-
-def _pythons(config: Accelerators, chips: set[str], console: Console) -> dict[str, Path | None]:
-    """The interpreter of every environment that is needed; None and a message where there is none."""
-    found: dict[str, Path | None] = {}
-    for requirements in sorted({CHIPS[chip].packages for chip in chips}):
-        try:
-            with console.status(f"Making the environment of {requirements}"):
-                found[requirements] = python_of(requirements, Path(config.environments), seconds=config.install_seconds)
-        except NoEnvironment as error:
-            console.print(f"skipped: {error}")
-            found[requirements] = None
-    return found
+    if not config.small:
+        return 0
+    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
+    rows = [row for row in rows if "device" in row]  # a process that died says nothing of the program
+    exceeded = [line for row in rows for line in over_budget(row, budgets[row["chip"]])]
+    for line in exceeded:
+        console.print(f"over budget: {line}", style="bold red")
+    if not exceeded:
+        console.print(f"Within the budgets of {len(rows)} programs.")
+    return EXCEEDED if exceeded else 0
 
 
 def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, python: Path) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, pyth
     out = folder.path / "programs" / "-".join(map(str, key))
     options = config.slots, config.max_draft_length, config.one_graph, config.mesh, config.int8
     job = Job(chip, pair, program, str(out), batch, *options)
-    command = [str(python), "-m", COMMAND, *job.arguments()]
+    command = [str(python), "-m", COMMAND, json.dumps(asdict(job))]
     try:
         done = subprocess.run(
             command, env=os.environ | environment(job), capture_output=True, text=True, timeout=MOST_SECONDS
@@ -168,29 +169,46 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
     chip = CHIPS[row["chip"]]
     if chip.platform != "tpu" or row["program"] != "run" or row["error"]:
         return None
-    seconds = {part: part_seconds(row, chip, part) for part in row["parts"]}
+    seconds = {}
+    for part, paths in row["parts"].items():
+        model = "drafter" if part.startswith("draft") else "target" if part.startswith("verify ") else None
+        reading = row["weights_read"][model] / chip.bandwidth if model and part != "draft" else 0.0
+        seconds[part] = max(paths.get("sampled", {"cycles": 0})["cycles"] / chip.clock, reading)
     widths = default_widths(max_draft_length)
     passes = {width: seconds[f"verify {width} tokens"] + seconds.get("verify", 0.0) for width in widths}
     return cost_model(seconds["draft step"], passes, device=f"{chip.name}, the compiler's estimate", batch=row["batch"])
-
-
-def part_seconds(row: Mapping[str, Any], chip: Chip, part: str, path: str = "sampled") -> float:
-    """The compiler's estimate of a part of a round."""
-    model = "drafter" if part.startswith("draft") else "target" if part.startswith("verify ") else None
-    reading = row["weights_read"][model] / chip.bandwidth if model and part != "draft" else 0.0
-    return max(row["parts"][part].get(path, {"cycles": 0})["cycles"] / chip.clock, reading)
 
 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
     """What compiles, memory and host round trips; then operations and estimates by part of a round."""
     parts = ["# Compiled without a device", MEMORY_NOTE, _programs(rows)]
     runs = [row for row in rows if row["program"] == "run" and not row["error"]]
+    names = list(dict.fromkeys(part for row in runs for part in sorted(row["parts"])))
+    lines = []
+    for row in runs:
+        counts = [row["parts"].get(part) for part in names]
+        cells = ["–" if c is None else " / ".join(str(c.get(path, {}).get("ops", 0)) for path in PATHS) for c in counts]
+        total = sum(paths["all"]["ops"] for paths in row["parts"].values())
+        lines.append([_name(row), *cells, str(total)])
     if runs:
-        parts += ["## A round", PARTS_NOTE, _parts(runs)]
-    estimates = [(row, model) for row in runs if (model := estimated_costs(row, max_draft_length)) is not None]
-    if estimates:
-        parts += ["## Estimated costs", COST_NOTE, _costs(estimates)]
+        parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *names, "program"], lines)]
+    lines, widths = [], default_widths(max_draft_length)
+    for row in runs:
+        model, bandwidth = estimated_costs(row, max_draft_length), CHIPS[row["chip"]].bandwidth
+        if model is not None:
+            least = {name: 1e3 * size / bandwidth for name, size in row["weights_read"].items()}
+            step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
+            passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
+            passes[0] += f" ({least['target']:.2f})"
+            lines.append([_name(row), step, *passes, f"{model.ratio:.3f}"])
+    if lines:
+        heads = ["chip, pair, batch", "drafter step", *(f"verifying {width}" for width in widths), "c"]
+        parts += ["## Estimated costs", COST_NOTE, markdown(heads, lines)]
     return "\n\n".join([*parts, ""])
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['chip']}, {row['pair']}, {row['batch']}"
 
 
 MEMORY_NOTE = (
@@ -210,69 +228,24 @@ COST_NOTE = (
 
 
 def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = [
-        "chip, pair, batch: program",
-        "compiles",
-        "seconds",
-        "arguments",
-        "donated",
-        "temporary",
-        "host round trips",
-        "between chips",
-    ]
+    head = ["chip, pair, batch: program", "compiles", "seconds", "arguments", "donated", "temporary"]
+    head += ["host round trips", "between chips"]
     lines = []
     for row in rows:
-        name = f"{row['chip']}, {row['pair']}, {row['batch']}: {row['program']}"
+        name = f"{_name(row)}: {row['program']}"
         if row["error"]:
             lines.append([name, row["error"], *[""] * (len(head) - 2)])
             continue
-        free = CHIPS[row["chip"]].memory - row["argument"]
+        free, thunks = CHIPS[row["chip"]].memory - row["argument"], row.get("thunks", {})
         donated = f"{row['alias'] / 1e6:.1f} of {row['caches'] / 1e6:.1f} MB" if row["alias"] else "–"
         memory = f"{row['temp'] / 1e6:.1f} MB of {free / 1e9:.1f} GB"
-        trips = row.get("thunks", {})
-        host = "none" if not trips else _trips(trips)
+        trips = [f"{thunks[name]} {name}" for name in ("whiles", "conditionals") if thunks.get(name)]
+        graphs = thunks.get("command_buffers", 0)
+        captured = f"none ({graphs} command buffer{'s' * (graphs != 1)})" if thunks else "none"
         passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
         seconds, arguments = f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB"
-        lines.append([name, "yes", seconds, arguments, donated, memory, host, passed])
+        lines.append([name, "yes", seconds, arguments, donated, memory, ", ".join(trips) or captured, passed])
     return markdown(head, lines)
-
-
-def _trips(thunks: Mapping[str, int]) -> str:
-    outside = [f"{thunks[name]} {name}" for name in ("whiles", "conditionals") if thunks.get(name)]
-    graphs = thunks.get("command_buffers", 0)
-    return ", ".join(outside) if outside else f"none ({graphs} command buffer{'' if graphs == 1 else 's'})"
-
-
-def _parts(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(part for row in rows for part in sorted(row["parts"])))
-    lines = []
-    for row in rows:
-        counts = [row["parts"].get(part) for part in names]
-        cells = ["–" if found is None else " / ".join(str(_ops(found, path)) for path in PATHS) for found in counts]
-        total = sum(found["all"]["ops"] for found in row["parts"].values())
-        lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", *cells, str(total)])
-    return markdown(["chip, pair, batch", *names, "program"], lines)
-
-
-PATHS = ("greedy", "sampled", "all")
-
-
-def _ops(found: Mapping[str, Mapping[str, int]], path: str) -> int:
-    return found.get(path, {}).get("ops", 0)
-
-
-def _costs(estimates: Sequence[tuple[Mapping[str, Any], CostModel]]) -> str:
-    widths = estimates[0][1].widths
-    lines = []
-    for row, model in estimates:
-        chip = CHIPS[row["chip"]]
-        least = {name: 1e3 * size / chip.bandwidth for name, size in row["weights_read"].items()}
-        step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
-        passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
-        passes[0] += f" ({least['target']:.2f})"
-        lines.append([f"{row['chip']}, {row['pair']}, {row['batch']}", step, *passes, f"{model.ratio:.3f}"])
-    head = [f"verifying {width}" for width in widths]
-    return markdown(["chip, pair, batch", "drafter step", *head, "c"], lines)
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -296,18 +269,6 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
     handles = [figure.axes[0].barh(0, 0, color=colours[kind], label=kind) for kind in kinds]
     figure.legend(handles, kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
-
-
-def _against_budgets(rows: Sequence[Mapping[str, Any]], console: Console) -> int:
-    """1 and a line for every budget that is exceeded; a process that died says nothing of the program."""
-    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
-    rows = [row for row in rows if "device" in row]
-    exceeded = [line for row in rows for line in over_budget(row, budgets[row["chip"]])]
-    for line in exceeded:
-        console.print(f"over budget: {line}", style="bold red")
-    if not exceeded:
-        console.print(f"Within the budgets of {len(rows)} programs.")
-    return EXCEEDED if exceeded else 0
 
 
 def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:

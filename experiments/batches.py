@@ -17,7 +17,7 @@ measured for each batch and given to rules that weigh them; verification widths 
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -31,14 +31,14 @@ from experiments.lib import waiting
 from experiments.lib.cells import at_temperature, interval, markdown
 from experiments.lib.commands import command, with_studies
 from experiments.lib.options import Models, Output, check_least
-from experiments.lib.plots import legend_below, panels, plain_axes, rule_colours
+from experiments.lib.plots import legend_below, panels, rule_colours
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
-from specdec_jax.loading import LoadedModel, download, load_pair
+from specdec_jax.loading import download, load_pair
 from specdec_jax.text.generation import Pair, Request, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
@@ -55,6 +55,7 @@ METHODS: Mapping[str, StoppingPolicy] = {
     "survival-together": stopping.survival(together=True),
 }
 Key = tuple[int, float, str, int]
+Rates = Mapping[Key, float]  # tokens/s
 KEY = ("batch", "temperature", "method", "repeat")
 
 
@@ -95,46 +96,25 @@ def batches(config: Batches, console: Console) -> None:
     download(config.target, config.drafter)
     with console.status("Loading the models"):
         target, drafter = load_pair(config.target, config.drafter, config.dtype)
-    known: dict[Key, dict[str, Any]] = {_key(row): row for row in folder.rows()}
-    for batch in config.batches:
-        asked = [key for key in _keys(config) if key[0] == batch and key not in known]
-        if not asked:
-            continue
-        pairs = _pairs(config, target, drafter, batch)
+    methods = [PLAIN, *(name for name in METHODS if not config.only or name in config.only)]
+    repeats = range(config.repeats)
+    keys = [(b, t, m, r) for b in config.batches for r in repeats for t in config.temperatures for m in methods]
+    for batch, missing in groupby(folder.missing(KEY, keys), lambda key: key[0]):
+        pairs = {PLAIN: measured_pair(target, None, costs=config.costs, batch=batch)}
+        for name in methods[1:]:
+            pairs[name] = measured_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
         console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
-        for (temperature, repeat), together in groupby(asked, lambda key: (key[1], key[3])):
+        for (temperature, repeat), together in groupby(missing, lambda key: (key[1], key[3])):
             with console.status(f"batch {batch}, {at_temperature(temperature)}, repeat {repeat + 1}"):
                 runs = {key: _Run(pairs[key[2]], _request(config, pairs[key[2]], prompts, key)) for key in together}
                 _take_turns(list(runs.values()))
             for key, run in runs.items():
-                known[key] = dict(zip(KEY, key, strict=True)) | run.found()
-                folder.append(known[key])
-    rows = [known[key] for key in _keys(config)]
-    publish(folder, _table(config, rows), console, speedup=_figure(config, rows))
-
-
-def _keys(config: Batches) -> Iterator[Key]:
-    for batch in config.batches:
-        for repeat in range(config.repeats):
-            for temperature in config.temperatures:
-                yield from ((batch, temperature, method, repeat) for method in _methods(config))
-
-
-def _key(row: Mapping[str, Any]) -> Key:
-    batch, temperature, method, repeat = (row[name] for name in KEY)
-    return batch, temperature, method, repeat
-
-
-def _methods(config: Batches) -> list[str]:
-    return [PLAIN, *(name for name in METHODS if not config.only or name in config.only)]
-
-
-def _pairs(config: Batches, target: LoadedModel, drafter: LoadedModel, batch: int) -> dict[str, Pair]:
-    pairs = {PLAIN: measured_pair(target, None, costs=config.costs, batch=batch)}
-    for name in _methods(config)[1:]:
-        pairs[name] = measured_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
-    return pairs
+                folder.append(dict(zip(KEY, key, strict=True)) | run.counts())
+    rates = {
+        tuple(row[name] for name in KEY): row["num_emitted_tokens"] / row["seconds"] for row in folder.rows()
+    }  # tokens/s
+    publish(folder, _table(config, rates, methods), console, speedup=_figure(config, rates, methods))
 
 
 def _request(config: Batches, pair: Pair, prompts: list[str], key: Key) -> Request:
@@ -164,7 +144,7 @@ class _Run:
             self._state = self._run(self._state, last - first)
             self.seconds += time.perf_counter() - watch
 
-    def found(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """Seconds, and counts over rows."""
         counts = self._state.statistics
         names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
@@ -181,44 +161,35 @@ def _take_turns(runs: list[_Run]) -> None:
             runs[(index + place) % len(runs)].slice(index)
 
 
-def _speedups(rows: list[dict[str, Any]], batch: int, temperature: float, method: str) -> np.ndarray:
-    """Over plain decoding of the same repeat, one a repeat."""
-
-    def rates(name: str) -> np.ndarray:
-        where = (batch, temperature, name)
-        chosen = [row for row in rows if (row["batch"], row["temperature"], row["method"]) == where]
-        return np.array([row["num_emitted_tokens"] / row["seconds"] for row in chosen])
-
-    return rates(method) / rates(PLAIN)
+def _speedup(config: Batches, rates: Rates, batch: int, temperature: float, method: str) -> tuple[float, float, float]:
+    """Over plain decoding of the same repeat: median, least and most of the repeats."""
+    each = [
+        rates[batch, temperature, method, repeat] / rates[batch, temperature, PLAIN, repeat]
+        for repeat in range(config.repeats)
+    ]
+    return float(np.median(each)), min(each), max(each)
 
 
-def _spread(values: np.ndarray) -> tuple[float, float, float]:
-    return float(np.median(values)), float(values.min()), float(values.max())
-
-
-def _table(config: Batches, rows: list[dict[str, Any]]) -> str:
-    parts = []
+def _table(config: Batches, rates: Rates, methods: list[str]) -> str:
+    parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most."]
     for temperature in config.temperatures:
         lines = []
         for batch in config.batches:
-            here = [row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)]
-            plain = [row["num_emitted_tokens"] / row["seconds"] for row in here if row["method"] == PLAIN]
-            cells = [interval(_spread(_speedups(rows, batch, temperature, method))) for method in _methods(config)[1:]]
-            lines.append([str(batch), f"{np.median(plain):.0f}", *cells])
-        heads = ["batch", "plain, tokens/s", *_methods(config)[1:]]
-        parts.append(f"**{at_temperature(temperature).capitalize()}**\n\n{markdown(heads, lines)}")
-    note = "Speed-up over plain decoding of the same batch: median of the repeats, and least to most.\n\n"
-    return note + "\n\n".join(parts) + "\n"
+            plain = np.median([rates[batch, temperature, PLAIN, repeat] for repeat in range(config.repeats)])
+            cells = [interval(_speedup(config, rates, batch, temperature, method)) for method in methods[1:]]
+            lines.append([str(batch), f"{plain:.0f}", *cells])
+        heads = ["batch", "plain, tokens/s", *methods[1:]]
+        parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _figure(config: Batches, rows: list[dict[str, Any]]) -> Figure:
+def _figure(config: Batches, rates: Rates, methods: list[str]) -> Figure:
     figure, grid = panels([at_temperature(one) for one in config.temperatures], sharey=True)
-    colours = rule_colours(_methods(config))
+    colours = rule_colours(methods)
     for axes, temperature in zip(grid[0], config.temperatures, strict=True):
-        plain_axes(axes, at_temperature(temperature))
-        for method in _methods(config)[1:]:
-            found = [_spread(_speedups(rows, batch, temperature, method))[0] for batch in config.batches]
-            axes.plot(config.batches, found, marker="o", ms=4, color=colours.get(method), label=method)
+        for method in methods[1:]:
+            medians = [_speedup(config, rates, batch, temperature, method)[0] for batch in config.batches]
+            axes.plot(config.batches, medians, marker="o", ms=4, color=colours.get(method), label=method)
         axes.axhline(1.0, color="#888888", lw=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xticks(config.batches, [str(batch) for batch in config.batches])

@@ -16,7 +16,6 @@ calibrate the other half of each file stays for judging.
 import json
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib import calibrate_report
-from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
-from experiments.lib.calibrate_report import carry_over, prior_gain
+from experiments.lib.calibrate_hyperparameters import (
+    carry_over,
+    figures_of,
+    hyperparameters_of,
+    prior_gain,
+    variants_of,
+)
 from experiments.lib.commands import command
 from experiments.lib.options import Output, Served
 from experiments.lib.prompts import load_prompts
@@ -35,7 +39,6 @@ from experiments.lib.terminal import publish
 from experiments.lib.trace_runs import costs_or_default
 from experiments.record import Record, record
 from specdec_jax.costs.choices import ESTIMATED
-from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.deviation import deviations
@@ -98,13 +101,26 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             figures[kind]["prior_gain"] = prior_gain(kind, trace, costs, longest)
     content = {
         "format": FORMAT,
-        "target": _described(models[0]),
-        "drafter": _described(models[1]),
+        **{
+            role: {"name": Path(model.name).name, **fingerprint(model.params)}
+            for role, model in zip(("target", "drafter"), models, strict=True)
+        },
         "hyperparameters": hyperparameters,
         "variants": variants,
         "any_static_options": ANY_STATIC_OPTIONS,
         "figures": figures,
-        "about": _about(config, traces, costs),
+        "about": {
+            "prompts": [Path(source).name for source in config.prompts],
+            "split": config.split,
+            "temperatures": list(config.temperatures),
+            "texts": traces["greedy"].num_texts,
+            "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
+            "drafter_cost": round(costs.ratio, 4),
+            "costs": "those of two x86 cores and the built-in pair"
+            if config.costs is None
+            else Path(config.costs).name,
+            "versions": package_versions(),
+        },
     }
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
     folder.write_json(FILE, content)
@@ -131,24 +147,6 @@ def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str,
         for kind, path in zip(KINDS, record(asked, console), strict=True):
             parts[kind].append(load_trace(path))
     return {kind: join(found) for kind, found in parts.items()}
-
-
-def _about(config: Calibrate, traces: Mapping[str, Trace], costs: CostModel) -> dict[str, Any]:
-    default = "those of two x86 cores and the built-in pair"
-    return {
-        "prompts": [Path(source).name for source in config.prompts],
-        "split": config.split,
-        "temperatures": list(config.temperatures),
-        "texts": traces["greedy"].num_texts,
-        "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
-        "drafter_cost": round(costs.ratio, 4),
-        "costs": default if config.costs is None else Path(config.costs).name,
-        "versions": package_versions(),
-    }
-
-
-def _described(model: LoadedModel) -> dict[str, Any]:
-    return {"name": Path(model.name).name, **fingerprint(model.params)}
 
 
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:

@@ -15,17 +15,17 @@ Costs that the machine was too busy to measure are called doubtful, on the scree
 plain decoding disagrees with them before the first result, they are measured again at once.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
 from experiments.lib.commands import config_command
-from experiments.lib.jobs import Job, jobs_of, longest_text
 from experiments.lib.plots import speedup_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.quality import judge_of, quality, quality_tables
@@ -43,11 +43,26 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, prepare
+from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, encode, prepare
 from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
+Row = dict[str, Any]
+
+
+class Job(NamedTuple):
+    """One generation to time."""
+
+    temperature: float
+    prompt: Prompt
+    repeat: int
+    method: Method
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells its row from others."""
+        return self.temperature, self.prompt.id, self.repeat, self.method.name
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
@@ -67,7 +82,8 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     _say_costs(pairs, folder, console)
     console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
     console.print(f"compiled programs are {kept(cache)}", style="dim")
-    jobs = jobs_of(config, prompts, config.chosen_methods())
+    each = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
+    jobs = [Job(*entry) for entry in each]
     known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in known]
     compiled: set[str] = set()
@@ -81,7 +97,14 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     bar.update(task, description=f"Compiling {name}")
                     decoded = _warm_up(config, job.method, pair, request, folder, console)
                     compiled.add(name)
-                    if not known and _disagrees(pairs, decoded):
+                    counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
+                    costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
+                    looked = [
+                        look_at(one, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
+                        for one in (costs if not known else ())
+                        if used <= one.slots
+                    ]
+                    if any(looked):
                         console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
                         pairs = load_pairs(config)
                         _say_costs(pairs, folder, console)
@@ -94,12 +117,9 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 console.print(_line(config, job, known))
                 bar.advance(task)
         if missing and config.live:  # a stream is a program of its own to compile
-            name, prompt, sampling = (
-                missing[-1].method.name,
-                missing[-1].prompt.turns[0],
-                _sampling(config, missing[-1]),
-            )
-            show_live(console, pairs[name], name, prompt, sampling, chat=config.chat, system=config.system)
+            last, name = missing[-1], missing[-1].method.name
+            options = {"chat": config.chat, "system": config.system}
+            show_live(console, pairs[name], name, last.prompt.turns[0], _sampling(config, last), **options)
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
@@ -145,13 +165,6 @@ def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | N
     return costs if costs is not None and slots <= costs.slots else None
 
 
-def _disagrees(pairs: Mapping[str, Pair], decoded: Decoded) -> bool:
-    """Whether plain decoding took another time than kept costs say; they are doubtful from now on."""
-    counts, slots = decoded.state.statistics, decoded.state.tokens.shape[1]
-    measured = {pair.costs for pair in pairs.values() if pair.costs is not None and slots <= pair.costs.slots}
-    return any([look_at(costs, counts, decoded.results[0].seconds) for costs in measured])
-
-
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
     """What rules that weigh costs are told, by method, and a line for each machine and drafter."""
     known = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
@@ -165,10 +178,18 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
-    """Cache slots that do for all, so that shapes are equal. Raises as `longest_text` does."""
+    """Cache slots that suffice for all prompts. Raises ValueError for a prompt that exceeds the context."""
     target = next(iter(pairs.values())).target
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
-    return slots_for(longest_text(config, target, prompts, chat=config.chat, system=config.system), 0, widest)
+    options = {"chat": config.chat, "system": config.system}
+    lengths = {prompt.id: len(encode(target, prompt.turns[0], **options)) for prompt in prompts}
+    longest = max(lengths, key=lengths.__getitem__)
+    if lengths[longest] + config.max_new_tokens > target.model.spec.context:
+        raise ValueError(
+            f"prompt {longest!r} of {lengths[longest]} tokens and {config.max_new_tokens} new ones exceed the context "
+            f"of {config.target}, {target.model.spec.context}"
+        )
+    return slots_for(lengths[longest] + config.max_new_tokens, 0, widest)
 
 
 def _sampling(config: CompareConfig, job: Job) -> SamplingParams:
@@ -195,7 +216,7 @@ def _warm_up(
     return decoded
 
 
-def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], Row]) -> str:
     """What was just measured, and how much faster than the baseline it was."""
     row, plain = known[job.key], _plain(config, job, known)
     rate = row["num_emitted_tokens"] / row["seconds"]
@@ -208,17 +229,23 @@ def _measure(
     job: Job,
     pair: Pair,
     request: Request,
-    known: dict[tuple[Any, ...], dict[str, Any]],
+    known: dict[tuple[Any, ...], Row],
     costs: CostModel | None,
-) -> tuple[dict[str, Any], Generation]:
+) -> tuple[Row, Generation]:
     """One row: a timed generation, what `costs` predict of it and, under greedy, whether it equals plain decoding."""
     (result,), state = decode(pair, request)
     counts = {
-        name: result.statistics[name]
-        for name in result.statistics
+        name: value
+        for name, value in result.statistics.items()
         if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
     }
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
+    plain, equality = _plain(config, job, known), {"equals_plain": None, "first_difference": None}
+    if job.temperature == 0 and plain is not None:
+        texts = plain["tokens"], result.tokens
+        difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
+        equality["equals_plain"] = difference is None
+        equality["first_difference"] = None if difference is None else difference._asdict()
     row = {
         "prompt_id": job.prompt.id,
         "category": job.prompt.category,
@@ -232,7 +259,7 @@ def _measure(
         "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
         "repeated_share": repeated_share(result.tokens),
         "finish_reason": result.finish_reason,
-        **_equality(job, pair, result, _plain(config, job, known)),
+        **equality,
         # None is a hyperparameter's own way to say that its rule decides.
         "policy_hyperparameters": {name: value for name, value in hyperparameters.items() if value is not None},
         "monitor_hyperparameters": request.options.get("monitor_hyperparameters", {}),
@@ -242,20 +269,9 @@ def _measure(
     return row, result
 
 
-def _plain(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any] | None:
+def _plain(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], Row]) -> Row | None:
     """The baseline's row of the same job, once there is one."""
     return known.get((*job.key[:3], config.chosen_methods()[0].name))
-
-
-def _equality(job: Job, pair: Pair, result: Generation, plain: dict[str, Any] | None) -> dict[str, Any]:
-    if job.temperature > 0 or plain is None:
-        return {"equals_plain": None, "first_difference": None}
-    both = (plain["tokens"], result.tokens)
-    difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *both)
-    return {
-        "equals_plain": difference is None,
-        "first_difference": None if difference is None else difference._asdict(),
-    }
 
 
 def _report(
@@ -263,7 +279,11 @@ def _report(
 ) -> None:
     summaries = summarise(rows)
     equality, dtype = equality_summary(rows), read_manifest(folder.path)["about_dtype"]
-    doubts = [*dict.fromkeys(_doubts_of_costs(folder, pairs)), *doubts_of_rows(rows)]
+    path = folder.path / "costs.json"
+    began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
+    clauses = [costs.get("doubts", ()) for costs in began]  # of the costs that the run began with, and went on with
+    clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
+    doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
     about = f"{dtype[:1].upper()}{dtype[1:]}."
@@ -276,16 +296,6 @@ def _report(
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     text = "\n\n".join([*blocks, *doubtful, about, equality, ""])
     publish(folder, text, console, speedup=speedup_figure(rows, title))
-
-
-def _doubts_of_costs(folder: RunFolder, pairs: Mapping[str, Pair]) -> list[str]:
-    """Of the costs that the run began with, and of those it went on with."""
-    path = folder.path / "costs.json"
-    began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    went_on = [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
-    return [
-        clause for doubts in (*(costs.get("doubts", ()) for costs in began.values()), *went_on) for clause in doubts
-    ]
 
 
 def equality_summary(rows: Iterable[dict[str, Any]]) -> str:

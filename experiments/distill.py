@@ -26,10 +26,11 @@ from rich.console import Console
 
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
-from experiments.lib import distill_judge, distill_train, distill_variants, distill_write, judge_command, token_ranking
+from experiments.lib import distill_judge, distill_train, distill_variants, distill_write, judged, token_ranking
 from experiments.lib.commands import config_words, exit_codes, terminal, with_studies
 from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.training import check_rows
+from specdec_jax.distillation.initial import drafter_config
+from specdec_jax.distillation.training import check_rows, stack
 from specdec_jax.loading import download, load_model, refuse_encoders
 from specdec_jax.locks import locked
 from specdec_jax.processes import Share, join, together
@@ -65,7 +66,10 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
     folder = Path(config.out or f"runs/{config.name}")
     use_mesh(config.mesh)
     with _training_mesh(config, share):
-        _check(config, stages, share)
+        if "train" in stages:
+            check_rows(config.packing)
+            if share and not config.labels:
+                raise ValueError("several processes train on labels that are written: labels must be more than 0")
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
         with together(folder, share) if share else nullcontext():
@@ -74,8 +78,8 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
             download(config.target)
             with console.status("Loading the target"):
                 target = load_model(config.target, dtype=config.dtype)
-            if "train" in stages:
-                distill_train.check_drafter(config, target)
+            if "train" in stages and config.start_from is None:  # refuses what cannot be trained
+                stack(drafter_config(config.shape, target.config), config.dtype)
             for stage in stages if share is None else [stage for stage in stages if stage != "judge"]:
                 with _training_mesh(config, share if stage == "train" else None):
                     STAGES[stage](config, folder, target, console)
@@ -87,14 +91,6 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
 def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContextManager[Any]:
     """The devices of all processes, where there are several."""
     return nullcontext() if share is None else jax.set_mesh(make_spanning_mesh(config.mesh))
-
-
-def _check(config: DistillConfig, stages: Sequence[str], share: Share | None) -> None:
-    """Raises ValueError for what can be told before anything is loaded."""
-    if "train" in stages:
-        check_rows(config.packing)
-        if share and not config.labels:
-            raise ValueError("several processes train on labels that are written: labels must be more than 0")
 
 
 def _config(path: str, arguments: list[str]) -> DistillConfig:
@@ -117,7 +113,7 @@ def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [stage for stage in STAGES if stage in asked.stage] or list(STAGES), rest
 
 
-main = with_studies(main, judge=judge_command.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
+main = with_studies(main, judge=judged.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
 
 if __name__ == "__main__":
     sys.exit(main())

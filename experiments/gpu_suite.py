@@ -37,7 +37,7 @@ from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import Cost, alternate, summary
+from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.one_graph import CAPTURED, FLAG, options_here
 from specdec_jax.drafters.reading import drafter_of
@@ -87,13 +87,11 @@ def suite(config: Suite, console: Console) -> None:
         "graph": lambda: graph(config, models),
         "ballast": lambda: ballast(config, models, folder, console),
     }
-    for part in config.parts:
-        if part in done:
-            continue
-        rows = []
-        for found in runs[part]():  # kept together: a part that was stopped is measured again
-            rows.append({"part": part, **found})
-            console.print(f"{found['what']}: {found['value']:.4g} {found['unit']} {found['note']}")
+    for part in [part for part in config.parts if part not in done]:
+        rows = []  # appended together: a part that was stopped is measured again
+        for row in runs[part]():
+            rows.append({"part": part, **row})
+            console.print(f"{row['what']}: {row['value']:.4g} {row['unit']} {row['note']}")
         for row in rows:
             folder.append(row)
     publish(folder, report(folder.rows()), console)
@@ -134,10 +132,8 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
     shapes = (TINY, TINY) if config.smoke else (LLAMA_8B, LLAMA_1B)
     dtype = "float32" if config.smoke else config.dtype
     target, drafter = (with_ballast(model, shape, dtype) for model, shape in zip(models, shapes, strict=True))
-    costs, note = (
-        measured(target, drafter, drafter_of=drafter_of),
-        "tiny shapes" if config.smoke else "8B and 1B shapes",
-    )
+    costs = measured(target, drafter, drafter_of=drafter_of)
+    note = "tiny shapes" if config.smoke else "8B and 1B shapes"
     folder.write_json("costs.json", costs._asdict())
     console.print(sentence(costs))
     real = sum(leaf.nbytes for leaf in jax.tree.leaves(models[0].params))
@@ -170,28 +166,15 @@ def in_turns(
 
 def measurement(what: str, values: list[float], unit: str, note: str = "") -> Measurement:
     """A row: the median, the quartiles, and when."""
-    found = summary(values)
-    return {
-        "what": what,
-        "value": found.median,
-        "low": found.low,
-        "high": found.high,
-        "unit": unit,
-        "note": note,
-        "at": time.time(),
-    }
+    median, low, high = summary(values)
+    return {"what": what, "value": median, "low": low, "high": high, "unit": unit, "note": note, "at": time.time()}
 
 
 def report(rows: list[Measurement]) -> str:
     """The table, with the share of a copy's bandwidth that plain decoding reaches."""
     known = {row["what"]: row["value"] for row in rows}
     lines = [
-        [
-            row["what"],
-            interval(Cost(row["value"], row["low"], row["high"]), ".3g", PARENTHESES),
-            row["unit"],
-            row["note"],
-        ]
+        [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
         for row in rows
     ]
     read, copied = known.get("ballast: weights read by plain passes"), known.get("bandwidth of a copy")

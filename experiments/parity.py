@@ -30,7 +30,7 @@ from experiments.lib.commands import exit_codes, terminal, told
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import Output
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
-from experiments.lib.run_folder import RunFolder
+from experiments.lib.run_folder import RunFolder, write_text
 from experiments.lib.terminal import publish
 from specdec_jax.loading import load_model
 
@@ -88,7 +88,9 @@ def parity(config: Parity, console: Console) -> int:
                 known[name] = {"model": name} | _compared(sources.get(name, str(out / name)), given)
             folder.append(known[name])
     rows = [known[name] for name in theirs]
-    publish(folder, _table(rows), console)
+    cells = [[row["model"], row["model_type"], f"{row['pass']:.1e}", f"{row['cached']:.1e}"] for row in rows]
+    note = "Largest difference from transformers on torch, over the largest logit.\n\n"
+    publish(folder, note + markdown(["model", "family", "a pass", "a token behind a cache"], cells) + "\n", console)
     if config.reference:
         _write_reference(Path(config.reference), out, python)
     far = [row["model"] for row in rows if not max(row["pass"], row["cached"]) < NEAR]
@@ -103,12 +105,8 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
     tokens, logits = jnp.asarray(theirs["tokens"], jnp.int32), theirs["logits"]
     apply, size = jax.jit(loaded.model.apply), float(np.abs(logits).max())
     with jax.default_matmul_precision("highest"):
-        given = (
-            ()
-            if "source" not in theirs
-            else tuple(jnp.asarray(theirs[name], jnp.int32) for name in ("source", "source_length"))
-        )
-        cache = loaded.model.init_cache(loaded.params, len(tokens), SLOTS, given or None)
+        source = tuple(jnp.asarray(theirs[name], jnp.int32) for name in ("source", "source_length") if name in theirs)
+        cache = loaded.model.init_cache(loaded.params, len(tokens), SLOTS, source or None)
         ours, cache = apply(loaded.params, tokens, cache)
         cache = loaded.model.with_length(cache, cache.length - 1)
         last, _ = apply(loaded.params, tokens[:, -1:], cache)
@@ -118,12 +116,6 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
         "pass": float(np.abs(ours[..., :vocab] - logits).max()) / size,
         "cached": float(np.abs(last[:, 0, :vocab] - logits[:, -1]).max()) / size,
     }
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    cells = [[row["model"], row["model_type"], f"{row['pass']:.1e}", f"{row['cached']:.1e}"] for row in rows]
-    note = "Largest difference from transformers on torch, over the largest logit.\n\n"
-    return note + markdown(["model", "family", "a pass", "a token behind a cache"], cells) + "\n"
 
 
 def _write_reference(path: Path, out: Path, python: Path) -> None:
@@ -140,9 +132,7 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
     if len(lines) != len(CASES):
         raise OSError(f"{out} has {len(lines)} of {len(CASES)} small models")
     text = json.dumps(head | {"positions": list(POSITIONS)})[:-1] + ', "cases": {\n' + ",\n".join(lines) + "\n}}\n"
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, text)
 
 
 if __name__ == "__main__":

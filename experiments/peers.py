@@ -28,7 +28,7 @@ from rich.console import Console
 from experiments.lib.commands import command
 from experiments.lib.environments import NoEnvironment, llama_cpp, python_of
 from experiments.lib.options import Models, Output, check_least
-from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process, Side, own_command
+from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process, Side
 from experiments.lib.peer_report import report
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -41,6 +41,7 @@ from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import check_sampling
 
 OWN, FAILED = "specdec_jax", "failed.json"
+OWN_SIDE = "experiments.lib.peer_sides.own_side"
 WIDEST = 32  # tokens that a verification may need beyond the text
 REQUIREMENTS = "requirements-peers.txt"
 INSTALLED = {  # packages, and what comes with them built for CUDA and fails beside a torch for CPUs
@@ -162,8 +163,8 @@ class Sides:
             return LlamaCpp(llama_cpp(place, **options), *files, config.threads, log, config.answer_seconds)
         models = [weights["target"], weights["drafter"]]
         if contender.peer == OWN:
-            command = own_command(models[0], contender.drafter or models[1], contender.dtype, contender.mode)
-            return Process(command, log, config.answer_seconds)
+            command = [sys.executable, "-m", OWN_SIDE, models[0], contender.drafter or models[1]]
+            return Process([*command, contender.dtype, contender.mode], log, config.answer_seconds)
         packages, without = INSTALLED[contender.peer]
         python = str(python_of(REQUIREMENTS, place, packages=packages, without=without, **options))
         script = str(SIDES / f"{contender.peer}_side.py")
@@ -246,9 +247,10 @@ def measure(
                 console.print(f"{label}: {error}")
                 continue
             row = {"prompt_id": prompts[index].id, "temperature": temperature, "name": one.name, "dtype": one.dtype}
-            folder.append({**row, "peer": one.peer, "mode": one.mode, **_plain(found, text, target)})
+            row |= {"peer": one.peer, "mode": one.mode, **_plain(found, text, target)}
+            folder.append(row)
             where = f"{prompts[index].id:16s} temperature {temperature:<4g}"
-            console.print(f"{label:46s} {where} {_speed(found):6.1f} tokens/s")
+            console.print(f"{label:46s} {where} {row['num_emitted_tokens'] / row['seconds']:6.1f} tokens/s")
 
 
 def _plain(found: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
@@ -263,10 +265,6 @@ def _plain(found: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[s
         text, count = said.rpartition(tail)[2] if tail in said else said, found["count"]
     kept = {name: found[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
     return {"text": text, "num_emitted_tokens": count, **kept}
-
-
-def _speed(found: Mapping[str, Any]) -> float:
-    return (found.get("count") or len(found["tokens"])) / found["seconds"]
 
 
 main = command(Peers, peers, __doc__)

@@ -12,8 +12,8 @@ Every position of a text is taken for the beginning of a round, whose first reje
 texts. Combs and trees are predicted (experiments/lib/predicted_combs.py); combs are also replayed.
 """
 
+import itertools
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from experiments.lib.commands import command
 from experiments.lib.predicted_combs import AS_BUILT, UNBOUNDED, halves, predicted
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, faster, replay_rule, write
-from specdec_jax.contrib.trees.rejections import Rejections, chances, rejections
+from specdec_jax.contrib.trees.rejections import chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.replay.candidates import CANDIDATES
@@ -68,37 +68,22 @@ NOTES = (
 
 def chances_table(source: Source) -> str:
     """h of every candidate over all rejections, and by depth, entropy and task."""
-    found = rejections(source.trace)
-    lines = [chances_line(name, part, source.trace.num_texts) for name, part in parts_of(found, source)]
-    return markdown(["rejected at", "rejections", *ORDINALS], [line for line in lines if line])
-
-
-def parts_of(found: Rejections, source: Source) -> Iterable[tuple[str, Rejections]]:
-    """The lines of a table."""
-    yield "anywhere", found
-    for depth in range(int(found.depth.max(initial=-1)) + 1):
-        yield f"draft {depth + 1}", _part(found, found.depth == depth)
-    for low, high in zip(EDGES, EDGES[1:], strict=False):
+    found, texts = rejections(source.trace), source.trace.num_texts
+    masks = {"anywhere": np.ones(len(found.text), bool)}
+    masks |= {f"draft {depth + 1}": found.depth == depth for depth in range(int(found.depth.max(initial=-1)) + 1)}
+    for low, high in itertools.pairwise(EDGES):
         upper = f"to {high:g}" if np.isfinite(high) else "or more"
-        yield f"{low:g} {upper} nats", _part(found, (found.entropy >= low) & (found.entropy < high))
-    for task, texts in source.tasks.items():
-        if task != ALL:
-            yield task, _part(found, np.isin(found.text, texts))
-
-
-def _part(found: Rejections, chosen: np.ndarray) -> Rejections:
-    return Rejections(*(column[chosen] for column in found))
-
-
-def chances_line(name: str, found: Rejections, texts: int) -> list[str]:
-    """A line, empty where there is next to nothing to count."""
-    if len(found.text) < LEAST:
-        return []
-    cells = []
-    for right, tried in chances(found.candidate, found.text, texts):
-        some = tried > 0
-        cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
-    return [name, str(len(found.text)), *cells]
+        masks[f"{low:g} {upper} nats"] = (found.entropy >= low) & (found.entropy < high)
+    masks |= {task: np.isin(found.text, members) for task, members in source.tasks.items() if task != ALL}
+    lines = []
+    for name, mask in masks.items():
+        if mask.sum() >= LEAST:
+            cells = []
+            for right, tried in chances(found.candidate[mask], found.text[mask], texts):
+                some = tried > 0
+                cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
+            lines.append([name, str(mask.sum()), *cells])
+    return markdown(["rejected at", "rejections", *ORDINALS], lines)
 
 
 def machines(costs: CostModel) -> dict[str, CostModel]:

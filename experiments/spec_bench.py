@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,8 +30,7 @@ from rich.table import Table
 from experiments.lib.cells import NONE, terminal_table
 from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
-from experiments.lib.run_folder import read_manifest, read_rows
-from specdec_jax.loading.new_folder import replacing
+from experiments.lib.run_folder import read_manifest, read_rows, write_text
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.text.json_lines import json_lines
 
@@ -167,14 +166,10 @@ def table(rows: Iterable[TaskSpeed], title: str) -> Table:
     return made
 
 
-def write_answers(path: str | Path, answers: Iterable[Answer]) -> None:
+def write_answers(path: Path, answers: Iterable[Answer]) -> None:
     """An answer file, complete or not at all."""
-    lines = []
-    for answer in answers:
-        entry = answer._asdict() | {"choices": [choice._asdict() for choice in answer.choices]}
-        lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
-    with replacing(path) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    entries = [answer._asdict() | {"choices": [choice._asdict() for choice in answer.choices]} for answer in answers]
+    write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
 
 
 def read_answers(path: str | Path) -> list[Answer]:
@@ -216,51 +211,39 @@ def _parse(entry: Any, where: str) -> Answer:
 def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     """Writes the answer files of a run of `experiments.compare`, one a method and temperature, and returns their paths.
 
+    A repeat of a prompt is a choice. Only first turns are decoded there. Rounds come as a histogram, so accept_lengths
+    are sorted, not in time.
+
     Raises:
         ValueError: not such a run folder; the message says what is missing.
     """
     folder = Path(folder)
     out = folder / "answers" if out is None else Path(out)
+    files: dict[str, dict[str, Answer]] = defaultdict(dict)
     try:
         started = datetime.fromisoformat(read_manifest(folder)["started"]).timestamp()
-        groups = answers_of_rows(read_rows(folder), started)
-    except (OSError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
-    if not groups:
-        raise ValueError(f"{str(folder)!r} has no results")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, answers in groups.items():
-        write_answers(out / f"{name}.jsonl", answers)
-    return [out / f"{name}.jsonl" for name in groups]
-
-
-def answers_of_rows(rows: Iterable[Mapping[str, Any]], tstamp: float) -> dict[str, list[Answer]]:
-    """Answers by "<method>-temp<temperature>" from rows of `experiments.compare`; a repeat of a prompt is a choice.
-
-    Only first turns are decoded there. Rounds come as a histogram, so accept_lengths are sorted, not in time.
-    """
-    groups: dict[str, dict[str, Answer]] = defaultdict(dict)
-    for row in rows:
-        name, prompt = re.sub(r"[^\w.-]", "_", f"{row['method']}-temp{row['temperature']:g}"), str(row["prompt_id"])
-        number = int(prompt) if prompt.isdecimal() else prompt
-        answer = groups[name].setdefault(prompt, Answer(number, row["category"], name, [], tstamp))
-        answer.choices.append(
-            Choice(
+        for row in read_rows(folder):
+            name = re.sub(r"[^\w.-]", "_", f"{row['method']}-temp{row['temperature']:g}")
+            prompt = str(row["prompt_id"])
+            number = int(prompt) if prompt.isdecimal() else prompt
+            answer = files[name].setdefault(prompt, Answer(number, row["category"], name, [], started))
+            choice = Choice(
                 index=len(answer.choices),
                 turns=[row["text"]],
                 decoding_steps=[row["num_rounds"]],
                 new_tokens=[row["num_emitted_tokens"]],
                 wall_time=[row["prefill_seconds"] + row["seconds"]],
-                accept_lengths=list(_lengths(row["acceptance_histogram"])),
+                accept_lengths=[1 + n for n, rounds in enumerate(row["acceptance_histogram"]) for _ in range(rounds)],
             )
-        )
-    return {name: list(answers.values()) for name, answers in groups.items()}
-
-
-def _lengths(histogram: Sequence[int]) -> Iterator[int]:
-    """1 + accepted tokens of every round."""
-    for accepted, rounds in enumerate(histogram):
-        yield from [accepted + 1] * rounds
+            answer.choices.append(choice)
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
+    if not files:
+        raise ValueError(f"{str(folder)!r} has no results")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, answers in files.items():
+        write_answers(out / f"{name}.jsonl", answers.values())
+    return [out / f"{name}.jsonl" for name in files]
 
 
 main = command(SpecBench, spec_bench, __doc__)

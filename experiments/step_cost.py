@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -37,9 +38,9 @@ from experiments.lib.options import Models, Output, Smoke, check_least
 from experiments.lib.plots import COLOURS, panels
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
-from experiments.lib.step_checks import Check, measure_check
 from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import (
@@ -48,14 +49,19 @@ from specdec_jax.costs.step_cost import (
     draft_round,
     large_product,
     prompt_pass,
+    summary,
     target_pass,
 )
 from specdec_jax.costs.store import say
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
-from specdec_jax.stopping import static
+from specdec_jax.monitors import phases
+from specdec_jax.stopping import adaedl, static, survival
+from specdec_jax.text.generation import build_pair, decode, prepare, start
+from specdec_jax.text.sampling_params import SamplingParams
 
+PROMPT = "Explain in a few sentences how a bicycle stays upright."
 PRODUCT = 2048  # rows and columns of the large product
 COSTS, COST_MODEL = "costs.json", "cost_model.json"
 TINY: dict[str, Any] = {
@@ -102,7 +108,14 @@ def measure(config: StepCost, console: Console) -> None:
     config = dataclasses.replace(config, **TINY) if config.smoke else config
     folder = RunFolder.create("step_cost", config, config.out)
     if not (folder.path / COSTS).exists():
-        targets, drafter = _load(config)
+        enable()
+        if config.smoke:
+            targets, drafter = {"float32": tiny_pair()[0]}, tiny_pair()[1]
+        else:
+            refuse_encoders("step_cost", config.target, config.drafter)
+            drafter = load_model(config.drafter, dtype=config.dtypes[0])
+            targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
+            drafter = for_target(targets[config.dtypes[0]], drafter, say)
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
         with console.status("Measuring the entropy check"):
@@ -110,29 +123,14 @@ def measure(config: StepCost, console: Console) -> None:
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
         with console.status("Measuring a prompt"):
             prompt = measure_prompt(config, targets[config.dtypes[0]])
-        found = {"device": machine, "passes": _plain(passes), "checks": _plain(checks), "prompt": prompt}
-        folder.write_json(COSTS, found)
-    found = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
-    passes = {name: Cost(**entry) for name, entry in found["passes"].items()}
-    checks = {
-        name: Check(Cost(**entry["without"]), Cost(**entry["added"]), entry["passes"])
-        for name, entry in found["checks"].items()
-    }
-    model = costs_of(config, passes, found["device"])
+        plain = {name: cost._asdict() for name, cost in passes.items()}
+        folder.write_json(COSTS, {"device": machine, "passes": plain, "checks": checks, "prompt": prompt})
+    measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
+    passes = {name: Cost(**entry) for name, entry in measured["passes"].items()}
+    model = costs_of(config, passes, measured["device"])
     save_cost_model(folder.path / COST_MODEL, model)
-    publish(folder, report(config, passes, checks, found["prompt"]), console, passes=picture(model))
+    publish(folder, report(config, passes, measured["checks"], measured["prompt"]), console, passes=picture(model))
     console.print(f"c = {model.ratio:.3f}")
-
-
-def _load(config: StepCost) -> tuple[dict[str, LoadedModel], LoadedModel]:
-    """The target in every dtype, and the drafter in the first."""
-    enable()
-    if config.smoke:
-        return {dtype: tiny_pair(dtype)[0] for dtype in config.dtypes}, tiny_pair(config.dtypes[0])[1]
-    refuse_encoders("step_cost", config.target, config.drafter)
-    drafter = load_model(config.drafter, dtype=config.dtypes[0])
-    targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
-    return targets, for_target(targets[config.dtypes[0]], drafter, say)
 
 
 def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:
@@ -180,27 +178,66 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     return alternate(programs, config.repeats, per)
 
 
+def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, dict[str, Any]]:
+    """What a rule's work, or watching phases, adds to whole generations that draft the same tokens without it.
+
+    By "rule, temperature": seconds `without` it, the share `added`, run by run, and drafter `passes` of a generation.
+    """
+    fixed = static(draft_length=config.draft_length)
+    work = {  # all of a rule's work, and it never stops a draft
+        "adaedl": (adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0), None),
+        "survival": (survival(drafter_cost=1e-30, verification_times=(1.0,)), None),
+        "phases": (fixed, phases()),
+    }
+    checks: dict[str, dict[str, Any]] = {}
+    for rule, (policy, monitor) in work.items():
+        options = {"max_draft_length": config.draft_length, "costs": ESTIMATED}
+        pairs = (
+            build_pair(target, drafter, policy=fixed, **options),
+            build_pair(target, drafter, policy=policy, monitor=monitor, **options),
+        )
+        for temperature in (0.0, 0.8):
+            sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
+            requests = [prepare(pair, [PROMPT] * config.batch, sampling) for pair in pairs]
+            for pair, request in zip(pairs, requests, strict=True):
+                start(pair, request)
+            seconds, passes = np.zeros((2, config.repeats)), np.zeros((2, config.repeats), int)
+            for run in range(config.repeats):
+                for side in (0, 1) if run % 2 == 0 else (1, 0):  # neither always finds the caches warm
+                    results, state = decode(pairs[side], requests[side])
+                    seconds[side, run] = results[0].seconds
+                    passes[side, run] = np.max(np.asarray(state.statistics.drafter_passes))
+            if (passes[0] != passes[1]).any():
+                raise AssertionError(f"{rule} drafted other tokens than a static length: more than its check differs")
+            added = summary((seconds[1] / seconds[0] - 1).tolist())
+            checks[f"{rule}, {temperature:g}"] = {
+                "without": summary(seconds[0].tolist())._asdict(),
+                "added": added._asdict(),
+                "passes": int(passes[0, 0]),
+            }
+    return checks
+
+
 def measure_prompt(config: StepCost, target: LoadedModel) -> dict[str, Any]:
-    """Seconds of a prompt and of a large product, in turns, and the operations of both."""
-    size = 64 if config.smoke else PRODUCT
+    """Seconds of a prompt and of a large product, in turns, and the multiplications and additions of both.
+
+    A prompt needs every matrix but embedding and head, and causal attention.
+    """
+    size, length, c = 64 if config.smoke else PRODUCT, config.prompt, target.config
     programs = {
-        "prompt": prompt_pass(target.model, target.params, config.prompt),
+        "prompt": prompt_pass(target.model, target.params, length),
         "product": large_product(precision(config.dtypes[0]).dtype, size),
     }
-    seconds = alternate(programs, config.repeats, {})
-    operations = {"prompt": prompt_operations(target, config.prompt), "product": 2 * size**3}
-    return {"seconds": _plain(seconds), "operations": operations}
-
-
-def prompt_operations(target: LoadedModel, tokens: int) -> int:
-    """Multiplications and additions that a prompt needs: every matrix but embedding and head, and causal attention."""
+    seconds = {name: cost._asdict() for name, cost in alternate(programs, config.repeats, {}).items()}
     layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
     matrices = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2)
-    c = target.config
-    return 2 * matrices * tokens + 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * tokens**2
+    attention = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * length**2
+    return {"seconds": seconds, "operations": {"prompt": 2 * matrices * length + attention, "product": 2 * size**3}}
 
 
-def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Check], prompt: Mapping[str, Any]) -> str:
+def report(
+    config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Mapping[str, Any]], prompt: Mapping[str, Any]
+) -> str:
     """The tables as Markdown."""
     first = jax.devices()[0]
     about = (
@@ -218,26 +255,18 @@ def report(config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Ch
     plain = costs_of(config, passes).plain_pass
     lines = []
     for name, check in checks.items():
-        step = passes[f"drafter {name.rpartition(' ')[2]}"]
-        of_step = check.added.median * check.without.median / (check.passes * step.median)
-        cells = [_ms(step), f"{step.median / plain:.3f}", f"{check.without.median:.3f}"]
-        lines.append([name, *cells, interval(check.added, "+.1%", WORDS), f"{of_step:+.1%}"])
-    return "\n\n".join([about, widths, markdown(heads, lines), _prompt_sentence(config, prompt)]) + "\n"
-
-
-def _prompt_sentence(config: StepCost, prompt: Mapping[str, Any]) -> str:
-    seconds = {name: Cost(*entry.values()) for name, entry in prompt["seconds"].items()}
+        step, added, seconds = passes[f"drafter {name.rpartition(' ')[2]}"], Cost(**check["added"]), check["without"]
+        of_step = added.median * seconds["median"] / (check["passes"] * step.median)
+        cells = [_ms(step), f"{step.median / plain:.3f}", f"{seconds['median']:.3f}"]
+        lines.append([name, *cells, interval(added, "+.1%", WORDS), f"{of_step:+.1%}"])
+    seconds = {name: Cost(**entry) for name, entry in prompt["seconds"].items()}
     rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
-    return (
+    sentence = (
         f"A prompt of {config.prompt:,} tokens takes {interval(seconds['prompt'], '.2f', PARENTHESES)} s: "
         f"{config.prompt / seconds['prompt'].median:.0f} tokens/s, {rates['prompt']:.0f} GFLOP/s, "
         f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
     )
-
-
-def _plain(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """NamedTuples as objects, for JSON."""
-    return {key: _plain(value._asdict()) if hasattr(value, "_asdict") else value for key, value in costs.items()}
+    return "\n\n".join([about, widths, markdown(heads, lines), sentence]) + "\n"
 
 
 def _ms(cost: Cost) -> str:

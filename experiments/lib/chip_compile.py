@@ -10,14 +10,13 @@ import re
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import tyro
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.lib import chip_reports
 from experiments.lib.chip_programs import PAIRS, bytes_of, placed, program, shapes_of, weights_read
@@ -47,17 +46,6 @@ class Job:
     int8: bool = False
     """The matrices of both models in eight bits."""
 
-    def arguments(self) -> list[str]:
-        """For COMMAND's command line."""
-        words = []
-        for name, value in asdict(self).items():
-            option = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            else:
-                words += [f"--{option}", str(value)]
-        return words
-
 
 def environment(job: Job) -> dict[str, str]:
     """What the process needs before jax starts."""
@@ -77,7 +65,15 @@ def compile_for(job: Job) -> dict[str, Any]:
     pair = PAIRS[job.pair]._replace(int8=job.int8)
     shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair, mesh)
     function, arguments = program(job.program, shapes)
-    arguments = jax.tree.map(lambda leaf: _everywhere(leaf, mesh), arguments)
+    whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is neither static nor placed
+    arguments = jax.tree.map(
+        lambda leaf: (
+            leaf
+            if isinstance(leaf, int) or getattr(leaf, "sharding", None) is not None
+            else jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=whole)
+        ),
+        arguments,
+    )
     facts: dict[str, Any] = {
         "device": str(mesh.devices.flat[0].device_kind),
         "jax": jax.__version__,
@@ -95,20 +91,12 @@ def compile_for(job: Job) -> dict[str, Any]:
     (Path(job.out) / "program.hlo").write_text(text, encoding="utf-8")
     facts |= {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES}
     facts["bytes_accessed"] = (compiled.cost_analysis() or {}).get("bytes accessed")
-    return facts | chip_reports.facts(chip, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
-
-
-def _everywhere(leaf: Any, mesh: Mesh) -> Any:
-    """Whole on every chip, unless it lies somewhere already."""
-    if isinstance(leaf, int) or getattr(leaf, "sharding", None) is not None:
-        return leaf  # static, or placed
-    place = NamedSharding(mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=place)
+    return facts | chip_reports.facts(chip.platform, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
 def main() -> int:
-    """Runs one job; its facts go to facts.json in its folder."""
-    job = tyro.cli(Job)
+    """Compiles the job that the command line holds as JSON; its facts go to facts.json in its folder."""
+    job = Job(**json.loads(sys.argv[1]))
     Path(job.out).mkdir(parents=True, exist_ok=True)
     missing = {name: value for name, value in environment(job).items() if os.environ.get(name) != value}
     if missing:

@@ -1,6 +1,6 @@
 """What a compiler made of a program: operations, kernels and estimated cycles by part of a round, and host round trips.
 
-A part is told by the name scopes of the decoder, which the compilers keep as `op_name`. Parts of a round have paths:
+A part is recognised by the decoder's name scopes, which the compilers keep as `op_name`. Parts of a round have paths:
 `greedy` runs when no row is sampled, `sampled` when some are and none is cut (top-k, top-p, min-p), `all` is everything
 that is compiled.
 """
@@ -16,7 +16,6 @@ OP_NAME = re.compile(r'op_name="([^"]*)"')
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 BRANCH = re.compile(r"cond/branch_(\d+)_fun")
-PARTS = ("draft step", "draft", "verify", "commit", "prefill")
 PATHS = ("greedy", "sampled", "all")
 PARTS = {  # part of a round: what the names of its operations hold; the first that is there
     "draft feed": "/draft/draft_feed/",
@@ -25,6 +24,8 @@ PARTS = {  # part of a round: what the names of its operations hold; the first t
     "commit": "/commit/",
 }
 ON_HOST = {"kWhile": "whiles", "kConditional": "conditionals"}  # thunks that wait for a predicate on the host
+KINDS = ("attention", "mlp", "head", "draft_distribution", "draft_stop", "draft_draw")  # innermost scopes
+THUNK = re.compile(r"^(\s*)(\d+): (k\w+)")
 
 
 class Operation(NamedTuple):
@@ -61,53 +62,33 @@ def on_path(rest: str, path: str) -> bool:
 
 def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, int]]]:
     """part -> path -> {"ops": ..., "cycles": ...}."""
-    found: dict[str, dict[str, Counter[str]]] = {}
+    parts: dict[str, dict[str, Counter[str]]] = {}
     for operation in operations:
         part, rest = part_of(operation.op_name)
         for path in PATHS:
             if on_path(rest, path):
-                counts = found.setdefault(part, {}).setdefault(path, Counter())
+                counts = parts.setdefault(part, {}).setdefault(path, Counter())
                 counts.update(ops=1, cycles=operation.cycles)
-    return {part: {path: dict(counts) for path, counts in paths.items()} for part, paths in found.items()}
+    return {part: {path: dict(counts) for path, counts in paths.items()} for part, paths in parts.items()}
 
 
 def by_kind(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
     """part -> what the model or the decoder does there -> cycles, or operations where there are none."""
-    found: dict[str, Counter[str]] = {}
+    parts: dict[str, Counter[str]] = {}
     for operation in operations:
         part, rest = part_of(operation.op_name)
         if on_path(rest, "sampled"):
-            found.setdefault(part, Counter())[_kind(rest)] += operation.cycles or 1
-    return {part: dict(counts) for part, counts in found.items()}
-
-
-def _kind(rest: str) -> str:
-    """The innermost scope that says what is computed."""
-    for scope in ("attention", "mlp", "head", "draft_distribution", "draft_stop", "draft_draw"):
-        if f"/{scope}/" in f"{rest}/":
-            return scope.removeprefix("draft_")
-    return "embedding and rest" if "pass" in rest else "distribution and rest"
+            kind = next((scope for scope in KINDS if f"/{scope}/" in f"{rest}/"), None)
+            other = "embedding and rest" if "pass" in rest else "distribution and rest"
+            kind = other if kind is None else kind.removeprefix("draft_")
+            parts.setdefault(part, Counter())[kind] += operation.cycles or 1
+    return {part: dict(counts) for part, counts in parts.items()}
 
 
 def hlo_operations(text: str) -> list[Operation]:
     """Every instruction of a TPU's program that has an estimate of cycles."""
-    found = []
-    for line in text.splitlines():
-        cycles = CYCLES.search(line)
-        if cycles:
-            name = OP_NAME.search(line)
-            found.append(Operation(name[1] if name else "", int(cycles[1])))
-    return found
-
-
-def op_names(text: str) -> dict[str, str]:
-    """op_name by instruction."""
-    found = {}
-    for line in text.splitlines():
-        instruction, name = INSTRUCTION.match(line), OP_NAME.search(line)
-        if instruction and name:
-            found[instruction[1]] = name[1]
-    return found
+    found = [(OP_NAME.search(line), CYCLES.search(line)) for line in text.splitlines()]
+    return [Operation(name[1] if name else "", int(cycles[1])) for name, cycles in found if cycles]
 
 
 class Thunks(NamedTuple):
@@ -115,9 +96,6 @@ class Thunks(NamedTuple):
 
     kernels: list[Operation]
     counts: dict[str, int]  # kernels, copies, command_buffers, and on the host whiles and conditionals
-
-
-THUNK = re.compile(r"^(\s*)(\d+): (k\w+)")
 
 
 def thunks(sequence: str, annotations: Mapping[int, str], names: Mapping[str, str]) -> Thunks:
@@ -147,15 +125,18 @@ def thunks(sequence: str, annotations: Mapping[int, str], names: Mapping[str, st
 
 def read_thunks(dump: Path) -> Thunks:
     """The thunks of the one program that was dumped. Raises ValueError where the compiler wrote none."""
-    sequences = sorted(dump.glob("*.thunk_sequence_after_thunk_passes.txt"))
+    ending = ".thunk_sequence_after_thunk_passes.txt"
+    sequences = sorted(dump.glob(f"*{ending}"))
     if not sequences:
         raise ValueError(f"the compiler wrote no thunk sequence to {str(dump)!r}")
-    stem = sequences[-1].name.removesuffix(".thunk_sequence_after_thunk_passes.txt")
+    stem = sequences[-1].name.removesuffix(ending)
     optimized = next(dump.glob(f"{stem}.*gpu_after_optimizations.txt")).read_text(encoding="utf-8")
     metadata = (dump / f"{stem}.thunk_metadata.txt").read_text(encoding="utf-8")
     pairs = re.findall(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)', metadata)
+    lines = [(INSTRUCTION.match(line), OP_NAME.search(line)) for line in optimized.splitlines()]
+    names = {instruction[1]: name[1] for instruction, name in lines if instruction and name}
     annotations = {int(number): name for name, number in pairs}
-    return thunks(sequences[-1].read_text(encoding="utf-8"), annotations, op_names(optimized))
+    return thunks(sequences[-1].read_text(encoding="utf-8"), annotations, names)
 
 
 def counts_of(text: str) -> dict[str, int]:
@@ -164,17 +145,16 @@ def counts_of(text: str) -> dict[str, int]:
 
 
 def collectives_of(text: str) -> dict[str, int]:
-    """How often the optimised program passes values between chips, by how."""
+    """How often the optimised program passes values between chips, by instruction."""
     return dict(sorted(Counter(COLLECTIVE.findall(text)).items()))
 
 
-def facts(chip: Any, text: str, dump: Path | None, widths: Sequence[int]) -> dict[str, Any]:
+def facts(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
     """All that is read off a compiled program; its branches of the verification are called by their widths."""
     found: dict[str, Any] = {"instructions": counts_of(text), "collectives": collectives_of(text)}
-    if chip.platform == "tpu":
+    if platform == "tpu":
         operations = hlo_operations(text)
     else:
-        assert dump is not None
         operations, found["thunks"] = read_thunks(dump)
     tables = {"parts": by_part(operations), "kinds": by_kind(operations)}
     names = {f"verify {place}": f"verify {width} tokens" for place, width in enumerate(widths)}

@@ -17,7 +17,7 @@ from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.lib.distill_write import bar, layers_of
 from experiments.lib.plots import panels
-from experiments.lib.run_folder import environment
+from experiments.lib.run_folder import environment, write_text
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
@@ -30,7 +30,6 @@ from specdec_jax.distillation.training import (
     build_validation,
     init_state,
     judged_params,
-    stack,
 )
 from specdec_jax.distillation.writing import check_layers
 from specdec_jax.loading import LoadedModel, load_model
@@ -42,7 +41,7 @@ from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
 VALIDATION_BATCHES = 8
-SETTINGS = "training.json"  # what the training was told, beside its checkpoints
+SETTINGS = "training.json"  # the settings of the training, beside its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
 
 
@@ -55,42 +54,63 @@ class Begun(NamedTuple):
     order: BatchOrder
 
 
-def check_drafter(config: DistillConfig, target: LoadedModel) -> None:
-    """Raises ValueError for a drafter that cannot be trained, before anything is written for it."""
-    if config.start_from is None:
-        stack(drafter_config(config.shape, target.config), config.dtype)
-
-
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
-    data = ShardFolder(folder / "data")
-    held = min(config.validation, len(data.entries) - 1)
-    if not data.entries:
-        raise ValueError(f"{data.path} holds no shards: run --stage write first")
-    shards = [data.load(index, hidden=_hidden_there(config, data, index)) for index in range(len(data.entries))]
-    vocab = target.model.spec.vocab_size
-    label = _labeller(config, target)
-    which = _read_layers(config)
-    corpus = Corpus(shards[held:], vocab, which)
-    state, drafter, step, order = begin(config, target, corpus, label)
+    training, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
+    label = None
+    if not config.labels:
+        labeller = build_labeller(target.model, config.labels_online)
+        label = lambda texts: labeller(target.params, texts)  # noqa: E731
+    state, drafter, step, order = begin(config, target, training, label)
     validate = None
-    if held:
-        aside = BatchOrder(Corpus(shards[:held], vocab, which), config.packing, 0, label)
-        validate = _validation(config, drafter, [aside.at(i) for i in range(VALIDATION_BATCHES)])
+    if held_out is not None:
+        batches = BatchOrder(held_out, config.packing, 0, label)
+        validate = _validation(config, drafter, [batches.at(i) for i in range(VALIDATION_BATCHES)])
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     if is_first():
-        _write_settings(where, config, corpus)
+        _write_settings(where, config)
     if config.start_from is not None:
         console.print(f"Starting from the exported weights of {config.start_from}, with a fresh optimiser")
-    total = config.schedule.steps * config.packing.tokens
-    with bar(console, "Training", total, 0) as update:
-        report = _reporter(config, console, update)
+    with bar(console, "Training", config.schedule.steps * config.packing.tokens, 0) as update:
+
+        def report(step: int, means: dict[str, float]) -> None:
+            update(step * config.packing.tokens)
+            if "validation_acceptance" in means:
+                console.print(
+                    f"step {step:6d}  loss {means['loss']:.3f}  acceptance {means['acceptance']:.3f}  held out: "
+                    f"loss {means['validation_loss']:.3f}  acceptance {means['validation_acceptance']:.3f}  "
+                    f"greedy agreement {means['validation_agreement']:.3f}"
+                )
+
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, validate)
     if is_first():
         with replacing(where / "curve.png") as path:
             curve(where).savefig(path)
     console.print(f"Training: {where / loop.METRICS}, {where / 'curve.png'}")
+
+
+def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
+    """What is trained on, and what is held out for validation, None for nothing.
+
+    Raises ValueError for no shards, or ones without the hidden states that the drafter reads.
+    """
+    if not data.entries:
+        raise ValueError(f"{data.path} holds no shards: run --stage write first")
+    layers, reads = list(config.hidden_layers), config.shape.reads
+    for entry in data.entries if reads else ():
+        if layers_of(entry) != layers:
+            raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
+    missing = [layer for layer in reads if layer not in layers]
+    if missing:
+        raise ValueError(
+            f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}: "
+            "name it in hidden_layers"
+        )
+    places = [layers.index(layer) for layer in reads]
+    shards = [data.load(index, hidden=bool(reads)) for index in range(len(data.entries))]
+    held = min(config.validation, len(shards) - 1)
+    return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
 
 
 def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any = None) -> Begun:
@@ -150,25 +170,6 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     return init_state(params, config.schedule), drafter
 
 
-def _hidden_there(config: DistillConfig, data: ShardFolder, index: int) -> bool:
-    """Whether the drafter reads hidden states; raises ValueError for a shard that lacks them."""
-    entry, layers = data.entries[index], list(config.hidden_layers)
-    if config.shape.reads and layers_of(entry) != layers:
-        raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
-    return bool(config.shape.reads)
-
-
-def _read_layers(config: DistillConfig) -> list[int]:
-    """Which of the stored hidden states the drafter reads."""
-    missing = [layer for layer in config.shape.reads if layer not in config.hidden_layers]
-    if missing:
-        raise ValueError(
-            f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}: "
-            "name it in hidden_layers"
-        )
-    return [config.hidden_layers.index(layer) for layer in config.shape.reads]
-
-
 def curve(where: Path) -> Figure:
     """Loss and acceptance over steps, from metrics.jsonl."""
     rows = [row for _, row in json_lines(where / loop.METRICS)]
@@ -184,13 +185,6 @@ def curve(where: Path) -> Figure:
     return figure
 
 
-def _labeller(config: DistillConfig, target: LoadedModel) -> Any:
-    if config.labels:
-        return None
-    label = build_labeller(target.model, config.labels_online)
-    return lambda texts: label(target.params, texts)
-
-
 def _validation(config: DistillConfig, drafter: Any, batches: list[Batch]) -> Any:
     measure = build_validation(drafter, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll)
 
@@ -204,31 +198,17 @@ def _validation(config: DistillConfig, drafter: Any, batches: list[Batch]) -> An
     return validate
 
 
-def _reporter(config: DistillConfig, console: Console, update: Any) -> Any:
-    def report(step: int, means: dict[str, float]) -> None:
-        update(step * config.packing.tokens)
-        if "validation_acceptance" in means:
-            console.print(
-                f"step {step:6d}  loss {means['loss']:.3f}  acceptance {means['acceptance']:.3f}  held out: "
-                f"loss {means['validation_loss']:.3f}  acceptance {means['validation_acceptance']:.3f}  "
-                f"greedy agreement {means['validation_agreement']:.3f}"
-            )
-
-    return report
-
-
-def _write_settings(where: Path, config: DistillConfig, corpus: Corpus) -> None:
+def _write_settings(where: Path, config: DistillConfig) -> None:
     """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
     fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
-    told = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
+    settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
     path = where / SETTINGS
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"]
-        changed = sorted(key for key in {*told, *earlier} if told.get(key) != earlier.get(key))
+        changed = sorted(key for key in {*settings, *earlier} if settings.get(key) != earlier.get(key))
         if changed:
             raise ValueError(
                 f"{where} was begun with another {', '.join(changed)}: move it away, or choose another --out"
             )
         return
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"config": told, **environment()}, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps({"config": settings, **environment()}, indent=2) + "\n")

@@ -25,13 +25,13 @@ from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import config_command
 from experiments.lib.distill_train import as_model, begin, timed_steps
 from experiments.lib.distill_write import bar
+from experiments.lib.run_folder import write_text
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
-from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.metrics.acceptance import MACRO, by_task
 from specdec_jax.metrics.judging import judge
@@ -69,7 +69,11 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
             drafter, facts = train(name, variant, steps, corpus, target, console)
             facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
-            rows.append({"variant": name, **facts, **_figures(figures)})
+            whole = figures[MACRO]
+            facts |= {"agreement": list(whole.agreement)}
+            facts |= {f"acceptance_{temperature:g}": list(share) for temperature, share in whole.acceptance.items()}
+            facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
+            rows.append({"variant": name, **facts})
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     table = report(rows)
@@ -89,8 +93,7 @@ def measure_paces(
             steps = timed_steps(begin(variants[name], target, corpus), TIMED)
             paces[name] = float(np.median([seconds for _, seconds in steps]))
             update(at + 1)
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(paces, indent=1) + "\n", encoding="utf-8")
+            write_text(path, json.dumps(paces, indent=1) + "\n")
     return paces
 
 
@@ -138,13 +141,6 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
         cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
     return markdown(["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0"], cells)
-
-
-def _figures(figures: dict[str, Any]) -> dict[str, Any]:
-    whole = figures[MACRO]
-    found = {"agreement": list(whole.agreement)}
-    found |= {f"acceptance_{temperature:g}": list(interval) for temperature, interval in whole.acceptance.items()}
-    return found | {"by_kind": {kind: entry.agreement.estimate for kind, entry in figures.items()}}
 
 
 main = config_command("distill compare", compare, __doc__)

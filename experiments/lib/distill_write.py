@@ -29,7 +29,11 @@ LEAST_WORDS = 40  # of a paragraph of a package's description
 def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Writes blocks until there are enough tokens. A block that was cut short is written again, to the same tokens."""
     openings, pools = read_requests(config)
-    data = data_folder(config, folder)
+    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "label_dtype", "seed", "dtype")
+    about = {name: describe(getattr(config, name)) for name in fields}
+    requests = json.dumps(describe((openings, pools)), sort_keys=True)
+    about["requests"] = hashlib.sha256(requests.encode()).hexdigest()[:12]
+    data = ShardFolder(folder / "data", about)  # refuses shards that other settings wrote
     if data.num_tokens >= config.tokens:
         console.print(f"Data: {data.num_tokens:,} tokens are there")
         return
@@ -47,7 +51,10 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         layers=config.hidden_layers,
         seed=config.seed,
     )
-    _tell_size(config, target, console)
+    if config.hidden_layers and target.model.hidden.streams is not None:
+        size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
+        states = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
+        console.print(f"Data: {states} will take {size / 1e9:.1f} GB")
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
         for name in claimed(data.path, lambda: _blocks_missing(config, data)):
             number, before = int(name), data.num_tokens
@@ -60,7 +67,7 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 
 def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
-    """Of a block: long or short, and its rows."""
+    """Whether a block is "long" or "short", and its rows."""
     kind = config.cycle[number % len(config.cycle)]
     return kind, config.long if kind == "long" else config.short
 
@@ -81,8 +88,7 @@ def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
 
 
 def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
-    """Labels the shards whose labels are not as many as asked for, or that lack hidden states: those from elsewhere, or
-    written without."""
+    """Labels the shards that other settings labelled, or that lack hidden states."""
     data = ShardFolder(folder / "data")
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
@@ -117,23 +123,6 @@ def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
 def layers_of(entry: Mapping[str, Any]) -> list[int]:
     """The layers whose hidden states a shard of the manifest holds."""
     return entry["layers"] if "hidden" in entry else []
-
-
-def _tell_size(config: DistillConfig, target: LoadedModel, console: Console) -> None:
-    """What the hidden states will take on disk."""
-    if config.hidden_layers and target.model.hidden.streams is not None:
-        size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
-        told = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
-        console.print(f"Data: {told} will take {size / 1e9:.1f} GB")
-
-
-def data_folder(config: DistillConfig, folder: Path) -> ShardFolder:
-    """The run's shards, refused if other settings wrote them."""
-    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "label_dtype", "seed", "dtype")
-    about = {name: describe(getattr(config, name)) for name in fields}
-    made_of = json.dumps(describe(read_requests(config)), sort_keys=True)
-    about["requests"] = hashlib.sha256(made_of.encode()).hexdigest()[:12]
-    return ShardFolder(folder / "data", about)
 
 
 def read_requests(config: DistillConfig) -> tuple[tuple[Openings, ...], dict[str, list[str]]]:

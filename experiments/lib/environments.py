@@ -1,7 +1,9 @@
 """Virtual environments for compilers and peers, made when they are first asked for and then kept."""
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -9,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
-
-from experiments.lib.process_groups import run_group
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
@@ -112,3 +112,20 @@ def _digest(path: Path) -> str:
     included = [line[3:].strip() for line in text.splitlines() if line.startswith("-r ")]
     parts = [text, *(_digest(path.parent / name) for name in included), sys.version]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def run_group(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Runs a command to its end and keeps what it prints.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer, and is ended with what it started.
+    """
+    pipe = subprocess.PIPE
+    run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True)
+    try:
+        out, errors = run.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        raise
+    return subprocess.CompletedProcess(command, run.returncode, out, errors)

@@ -1,18 +1,77 @@
-"""A drafter judged along its target's own answers: the answers, the figures, and the table of them."""
+"""How good is a drafter? Judged along the target's own answers, without training or exporting anything.
+
+Question:  At how many positions would this drafter's token be the target's, and what does that promise?
+Command:   python -m experiments.distill judge --drafter FOLDER [--prompts demo.jsonl spec_bench.jsonl:4]
+Time:      about 3 s a prompt and temperature on 2 cores
+Expected:  the built-in drafter on the demo: 0.67 greedy; docs/distillation.md has the tables
+Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, temperature and task) and table.md
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from experiments.lib.cells import WORDS, interval, markdown
+from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
-from experiments.lib.options import LoadedPair
-from experiments.lib.prompts import MT_BENCH, Prompt
+from experiments.lib.options import LoadedPair, Output, Served, check_least
+from experiments.lib.prompts import MT_BENCH, Prompt, load_prompts
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import publish
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
 from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import check_sampling
+
+
+@dataclass(frozen=True)
+class Judge(Output, Served):
+    """Judge a drafter."""
+
+    prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
+    """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Of the answers."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer."""
+    seed: int = 0
+    """Prompt i is answered with seed + i."""
+    span: int | None = None
+    """Judge by output position instead of by task, in spans of so many tokens."""
+    past_end: bool = False
+    """Answers go on when the target would end them."""
+
+
+def judge_drafter(config: Judge, console: Console) -> None:
+    """Judges and writes the run folder."""
+    if config.span is not None:
+        check_least(config, 1, "span")
+    check_sampling(config)
+    sources = {source: load_prompts(source) for source in config.prompts}
+    target, drafter = config.load(console)
+    folder = RunFolder.create("judge", config, config.out)
+    ratio = step_cost(target, drafter, console)["ratio"]
+    figures = {}
+    for source, prompts in sources.items():
+        prompt_tokens, tasks = encoded(target, prompts), [task_of(prompt) for prompt in prompts]
+        for temperature in config.temperatures:
+            past = " past their end" if config.past_end else ""
+            name = f"{source.rpartition('/')[2]}, answers at {temperature:g}{past}"
+            options = temperature, config.max_new_tokens, config.seed, console, config.past_end
+            texts = list(zip(prompt_tokens, written(target, prompt_tokens, *options), strict=True))
+            parts = tasks
+            if config.span is not None:
+                texts, parts = in_spans(texts, config.span)
+            figures[name] = figures_along((target, drafter), texts, parts, f"Judging at {temperature:g}", console)
+            if config.span is not None:
+                del figures[name][MACRO]  # spans of one answer are no tasks
+            for task, entry in figures[name].items():
+                fields = {name: value for name, value in as_json(entry).items() if name in ("agreement", "acceptance")}
+                folder.append({"source": name, "task": task, "texts": entry.texts} | fields | {"ratio": ratio})
+    publish(folder, report(figures, ratio), console)
 
 
 def task_of(prompt: Prompt) -> str:
@@ -21,7 +80,7 @@ def task_of(prompt: Prompt) -> str:
 
 
 def encoded(target: LoadedModel, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Prompts as the target is asked them."""
+    """The token ids of prompts in the target's chat template."""
     return [encode(target, prompt.turns[0]) for prompt in prompts]
 
 
@@ -29,46 +88,33 @@ def written(
     target: LoadedModel,
     prompts: Sequence[list[int]],
     temperature: float,
-    most: int,
+    max_new_tokens: int,
     seed: int,
     console: Console,
     past_end: bool = False,
 ) -> list[list[int]]:
-    """The target's own answers of up to `most` tokens; prompt i is answered with seed + i."""
+    """The target's own answers; prompt i is answered with seed + i."""
     with bar(console, f"Answers at {temperature:g}", len(prompts), 0, unit="prompts") as update:
-        return answers(
-            target,
-            prompts,
-            max_new_tokens=most,
-            warp={"temperature": temperature},
-            seed=seed,
-            past_end=past_end,
-            progress=lambda done, _: update(done),
-        )
+        options = {"max_new_tokens": max_new_tokens, "warp": {"temperature": temperature}, "past_end": past_end}
+        return answers(target, prompts, seed=seed, progress=lambda done, _: update(done), **options)
 
 
 def figures_along(
-    models: LoadedPair,
-    asked: Sequence[list[int]],
-    found: Sequence[list[int]],
-    tasks: Sequence[str],
-    title: str,
-    console: Console,
+    models: LoadedPair, texts: Sequence[tuple[list[int], list[int]]], tasks: Sequence[str], title: str, console: Console
 ) -> dict[str, TaskFigures]:
-    """Figures by task of (target, drafter) along answers to the prompts; the title is the progress bar's."""
-    with bar(console, title, len(asked), 0, unit="prompts") as update:
-        texts = list(zip(asked, found, strict=True))
+    """Figures by task of (target, drafter) along texts, (prompt, answer) each; the title is the progress bar's."""
+    with bar(console, title, len(texts), 0, unit="prompts") as update:
         return by_task(judge(models[0], models[1], texts, progress=lambda done, _: update(done)), tasks)
 
 
 def in_spans(
-    asked: Sequence[list[int]], found: Sequence[list[int]], span: int
-) -> tuple[list[list[int]], list[list[int]], list[str]]:
-    """Prompts and answers cut into spans of output positions: (what came before, the span, its name) of each."""
-    cuts = [(row, start) for row, answer in enumerate(found) for start in range(0, len(answer), span)]
-    cuts.sort(key=lambda cut: cut[1])
-    before = [[*asked[row], *found[row][:start]] for row, start in cuts]
-    return before, [found[row][start : start + span] for row, start in cuts], [f"from {start}" for _, start in cuts]
+    texts: Sequence[tuple[list[int], list[int]]], span: int
+) -> tuple[list[tuple[list[int], list[int]]], list[str]]:
+    """Texts cut into spans of output positions, (everything before, the span) each, and the spans' names."""
+    cuts = [(start, *text) for text in texts for start in range(0, len(text[1]), span)]
+    cuts.sort(key=lambda cut: cut[0])
+    spans = [([*prompt, *answer[:start]], answer[start : start + span]) for start, prompt, answer in cuts]
+    return spans, [f"from {start}" for start, *_ in cuts]
 
 
 def as_json(figures: TaskFigures) -> dict[str, Any]:
@@ -93,13 +139,15 @@ def report(figures: dict[str, dict[str, TaskFigures]], ratio: float) -> str:
     for name, tasks in figures.items():
         temperatures = list(next(iter(tasks.values())).acceptance)
         heads = ["task", "texts", "greedy agreement", *(f"acceptance at {t:g}" for t in temperatures)]
-        rows = [_row(task, entry, ratio) for task, entry in tasks.items()]
+        rows = []
+        for task, entry in tasks.items():
+            best = best_draft_length(entry.agreement.estimate, ratio)
+            speed = float(expected_speedup(entry.agreement.estimate, best, ratio))
+            shares = [interval(value, ".3f", WORDS) for value in (entry.agreement, *entry.acceptance.values())]
+            task = "mean of tasks" if task == MACRO else task
+            rows.append([task, str(entry.texts), *shares, str(best), f"{speed:.2f}"])
         parts += [f"**{name}** (c = {ratio:.3f})", markdown([*heads, "best k", "predicted"], rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(task: str, entry: TaskFigures, ratio: float) -> list[str]:
-    best = best_draft_length(entry.agreement.estimate, ratio)
-    speed = float(expected_speedup(entry.agreement.estimate, best, ratio))
-    shares = [interval(value, ".3f", WORDS) for value in (entry.agreement, *entry.acceptance.values())]
-    return ["mean of tasks" if task == MACRO else task, str(entry.texts), *shares, str(best), f"{speed:.2f}"]
+main = command(Judge, judge_drafter, __doc__, "python -m experiments.distill judge")

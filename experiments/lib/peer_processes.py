@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.lib.process_groups import run_group
+from experiments.lib.environments import run_group
 
 SIDES = Path(__file__).parent / "peer_sides"
 READY = 900.0  # seconds to load models in
@@ -149,11 +149,6 @@ def speculative_figures(said: str, new: int) -> dict[str, Any]:
     count = int(counts["predict"])
     passes = count - int(counts.get("accept", 0))
     return {"seconds": sum(map(float, times.values())), "passes": passes, "count": count}
-
-
-def own_command(target: str, drafter: str, dtype: str, words: str) -> list[str]:
-    """This project's side."""
-    return [sys.executable, "-m", "experiments.lib.peer_sides.own_side", target, drafter, dtype, words]
 
 
 def last_line(log: Path) -> str:

@@ -14,7 +14,7 @@ HEADS = [
     "contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token", "agreement",
     "peak memory, MB", "over weights",
 ]  # fmt: skip
-PLAIN, SPECULATIVE = "plain", "survival"  # of this project, what contenders are compared with
+OURS = "specdec_jax plain", "specdec_jax survival"  # what contenders are compared with
 
 
 def report(
@@ -48,11 +48,13 @@ def _line(
         why = failed.get(f"{one.name}, {one.dtype}", "not run")
         return [one.name, one.dtype, why.replace("|", "/"), *["–"] * (len(HEADS) - 3)]
     plain = by_prompt(rows, f"{one.peer} plain", one.dtype)
-    ours = _ours(rows, PLAIN if one.mode == "plain" else SPECULATIVE)
-    reference = _ours(rows, PLAIN)
+    ours = by_prompt(rows, OURS[one.mode != "plain"], dtype)
+    reference = by_prompt(rows, OURS[0], dtype)
     speeds = summary([_speed(row) for row in own.values()])
     peak, base = (max(row[name] for row in own.values()) / 1e3 for name in ("peak_kb", "base_kb"))
-    held = sum(sizes[: 1 if one.mode == PLAIN and one.peer != "transformers" else 2]) / 1e6 * (1 + (one.dtype != dtype))
+    held = (
+        sum(sizes[: 1 if one.mode == "plain" and one.peer != "transformers" else 2]) / 1e6 * (1 + (one.dtype != dtype))
+    )
     passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in own.values()])
     greedy = all(row["temperature"] == 0 for row in own.values())
     shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in own.items() if prompt in reference]
@@ -68,10 +70,6 @@ def _line(
         f"{peak:.0f}",
         f"{(peak - base) / held:.1f}",
     ]
-
-
-def _ours(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Mapping[str, Any]]:
-    return {row["prompt_id"]: row for row in rows if row["name"] == f"specdec_jax {mode}"}
 
 
 def by_prompt(rows: Sequence[Mapping[str, Any]], name: str, dtype: str) -> dict[str, Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.lib.cells import interval
 from experiments.lib.rules import COMPARED
-from experiments.lib.summary import MethodSummary, prompt_speedups, summarise
+from experiments.lib.summary import prompt_speedups, summarise
 
 # Okabe and Ito's palette, told apart with any colour vision; yellow is left out, too pale on white.
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -67,26 +67,9 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
     methods = list(dict.fromkeys(summary.method for summary in summaries))
     titles = ["greedy" if value == 0 else f"sampled, temperature {value:g}" for value in temperatures]
     figure, grid = panels(titles, 1.9 + 0.52 * len(methods), width=4.6, least=6.4, sharex=True, sharey=True)
-    most = max(max(values) for values in ratios.values())
-    for axes, temperature in zip(grid[0], temperatures, strict=True):
-        chosen = [summary for summary in summaries if summary.temperature == temperature]
-        _panel(axes, chosen, ratios, methods, most)
-    figure.suptitle(title, fontsize=12, fontweight="bold")
-    figure.supxlabel("speed-up over plain decoding: bar, mean; line and [ ], 95 % interval; dots, prompts", fontsize=9)
-    return figure
-
-
-def _panel(
-    axes: Axes,
-    summaries: Sequence[MethodSummary],
-    ratios: Mapping[tuple[float, str], Sequence[float]],
-    methods: Sequence[str],
-    most: float,
-) -> None:
     for summary in summaries:
-        place = methods.index(summary.method)
-        mean = summary.speedup.mean
-        dots = ratios[summary.temperature, summary.method]
+        axes, place = grid[0][temperatures.index(summary.temperature)], methods.index(summary.method)
+        mean, dots = summary.speedup.mean, ratios[summary.temperature, summary.method]
         axes.barh(place, mean.estimate, height=0.62, color=COLOURS[place % len(COLOURS)], alpha=0.85, zorder=2)
         if mean.high > mean.low:  # plain decoding against itself does not vary
             axes.plot([mean.low, mean.high], [place, place], color=INK, lw=2, solid_capstyle="butt", zorder=4)
@@ -94,9 +77,13 @@ def _panel(
             axes.scatter(dots, shifts, s=9, color="white", edgecolors=INK, linewidths=0.6, zorder=3)
         # A column at the right edge: beside a bar, the number would stand next to some prompt's dot and seem its value.
         axes.text(1.0, place, interval(mean), transform=axes.get_yaxis_transform(), **VALUE_STYLE)
-    axes.axvline(1.0, color=INK, lw=1, ls="--", zorder=1)
-    axes.set_yticks(range(len(methods)), methods)
-    axes.set_ylim(len(methods) - 0.5, -0.5)
-    axes.set_xlim(0, most * 1.45)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5]))
-    axes.grid(visible=False, axis="y")
+    for axes in grid[0]:
+        axes.axvline(1.0, color=INK, lw=1, ls="--", zorder=1)
+        axes.set_yticks(range(len(methods)), methods)
+        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.set_xlim(0, max(map(max, ratios.values())) * 1.45)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5]))
+        axes.grid(visible=False, axis="y")
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    figure.supxlabel("speed-up over plain decoding: bar, mean; line and [ ], 95 % interval; dots, prompts", fontsize=9)
+    return figure

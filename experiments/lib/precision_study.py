@@ -81,62 +81,51 @@ def study(config: PrecisionStudy, console: Console) -> None:
     if not folder.rows():
         enable()
         with console.status("Loading the model in every dtype"):
-            load = (lambda dtype: tiny_pair(dtype)[0]) if config.smoke else _loader(config.target)
-            models = {dtype: load(dtype) for dtype in config.dtypes}
+            models = {
+                dtype: tiny_pair(dtype)[0] if config.smoke else load_model(config.target, dtype=dtype)
+                for dtype in config.dtypes
+            }
         first = models[config.dtypes[0]]
-        asked = encoded(first, prompts)
-        answered = written(first, asked, 0.0, config.max_new_tokens, 0, console)
+        tokens = encoded(first, prompts)
+        texts = list(zip(tokens, written(first, tokens, 0.0, config.max_new_tokens, 0, console), strict=True))
         with console.status("Comparing distributions"):
-            changes = {dtype: compared(first, one, asked, answered) for dtype, one in models.items()}
+            changes = {dtype: compared(first, model, texts) for dtype, model in models.items()}
         with console.status("Measuring passes"):
             seconds = timed(config, models)
-        for dtype, one in models.items():
-            row = {"dtype": dtype, "device": device(), "bytes": bytes_here(one.params), "texts": len(prompts)}
+        for dtype, model in models.items():
+            row = {"dtype": dtype, "device": device(), "bytes": bytes_here(model.params), "texts": len(prompts)}
             folder.append(row | changes[dtype] | seconds[dtype])
     publish(folder, report(config, folder.rows()), console)
 
 
-def _loader(source: str) -> Any:
-    return lambda dtype: load_model(source, dtype=dtype)
-
-
-def compared(
-    first: LoadedModel, other: LoadedModel, asked: Sequence[list[int]], answered: Sequence[list[int]]
-) -> dict[str, Any]:
-    """Means over prompts of what `changes_along` gives at the positions of the answers, and the largest of all."""
+def compared(first: LoadedModel, other: LoadedModel, texts: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """Means over texts (prompt, answer) of what `changes_along` gives along the answers, and the largest change."""
     means, largest = [], 0.0
-    for prompt, answer in zip(asked, answered, strict=True):
-        if not answer:
-            continue
-        found = changes_along((first.model, other.model), (first.params, other.params), [*prompt, *answer])
-        own = [values[len(prompt) - 1 :] for values in found]
-        means.append([float(np.mean(values)) for values in own[:3]])
-        largest = max(largest, float(own[3].max()))
+    for prompt, answer in texts:
+        if answer:
+            changes = changes_along((first.model, other.model), (first.params, other.params), [*prompt, *answer])
+            along = [values[len(prompt) - 1 :] for values in changes]
+            means.append([float(np.mean(values)) for values in along[:3]])
+            largest = max(largest, float(along[3].max()))
     names = "divergence", "same_top", "mean_change"
     figures = {name: list(mean_interval(values)) for name, values in zip(names, np.transpose(means), strict=True)}
-    return figures | {"largest_change": largest, "tokens": sum(map(len, answered))}
+    return figures | {"largest_change": largest, "tokens": sum(len(answer) for _, answer in texts)}
 
 
 def timed(config: PrecisionStudy, models: Mapping[str, LoadedModel]) -> dict[str, Any]:
     """Seconds of a pass by width, and the ratio to the first dtype's: medians and quartiles, by dtype."""
     programs = {
-        (dtype, width): target_pass(one.model, one.params, width, 1, config.slots, passes=PASSES)
-        for dtype, one in models.items()
+        f"{dtype} {width}": target_pass(model.model, model.params, width, 1, config.slots, passes=PASSES)
+        for dtype, model in models.items()
         for width in config.widths
     }
-    named = {f"{dtype} {width}": program for (dtype, width), program in programs.items()}
-    found = turns(named, config.repeats, dict.fromkeys(named, PASSES))
-    result: dict[str, Any] = {}
+    times = turns(programs, config.repeats, dict.fromkeys(programs, PASSES))
+    result: dict[str, Any] = {dtype: {"seconds": {}, "ratio": {}} for dtype in models}
     for dtype in models:
-        seconds = {width: found[f"{dtype} {width}"] for width in config.widths}
-        ratios = {
-            width: [own / of_first for own, of_first in zip(times, found[f"{config.dtypes[0]} {width}"], strict=True)]
-            for width, times in seconds.items()
-        }
-        result[dtype] = {
-            "seconds": {str(width): list(summary(times)) for width, times in seconds.items()},
-            "ratio": {str(width): list(summary(times)) for width, times in ratios.items()},
-        }
+        for width in config.widths:
+            seconds, reference = np.array(times[f"{dtype} {width}"]), np.array(times[f"{config.dtypes[0]} {width}"])
+            result[dtype]["seconds"][str(width)] = list(summary(seconds))
+            result[dtype]["ratio"][str(width)] = list(summary(seconds / reference))
     return result
 
 

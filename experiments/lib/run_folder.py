@@ -83,8 +83,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Replaces a text file of the folder."""
-        with self.replacing(name) as path:
-            path.write_text(text, encoding="utf-8")
+        write_text(self.path / name, text)
 
     def write_json(self, name: str, value: Any) -> None:
         """Replaces a JSON file of the folder."""
@@ -100,6 +99,12 @@ class RunFolder:
         if data and not data.endswith(b"\n"):
             with self.replacing(RESULTS) as temporary:
                 temporary.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file, complete or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:

@@ -1,44 +1,37 @@
 """The tables of experiments.compare, as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.summary import CLEAN_SHARE, MethodSummary
 
-COLUMNS: tuple[str, ...] = (  # a narrow terminal shows the first ones in its first table
-    "method",
-    "tokens/s, total",
-    "speed-up, total",
-    "speed-up, mean [95 %]",
-    "median (quartiles)",
-    "equal",
-    "tokens/s, mean of prompts",
-    "without repeats",
-    "repeated",
-    "acceptance rate",
-    "draft length",
-    "acceptance length",
-    "discarded passes",
-)
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
 
 
-def cells(summary: MethodSummary) -> tuple[str, ...]:
-    """One row of the table, as text; in the order of COLUMNS."""
-    return (
-        summary.method.replace("|", "\\|"),
-        f"{summary.tokens_per_second_total:.1f}",
-        f"{summary.speedup_total.estimate:.2f}",
-        interval(summary.speedup.mean),
-        f"{summary.speedup.median:.2f} ({summary.speedup.lower_quartile:.2f}–{summary.speedup.upper_quartile:.2f})",
-        NONE if summary.equal is None else f"{summary.equal[0]}/{summary.equal[1]}",
-        f"{summary.tokens_per_second_mean:.1f}",
-        _clean(summary),
-        f"{summary.repeated_share:.0%}",
-        _number(summary.draft_acceptance_rate),
-        _number(summary.mean_draft_length),
-        _number(summary.mean_acceptance_length),
-        NONE if summary.discarded_fraction is None else f"{summary.discarded_fraction:.0%}",
-    )
+def _clean(summary: MethodSummary) -> str:
+    clean = summary.speedup_clean
+    return f"{NONE} (0)" if clean is None else f"{clean.mean.estimate:.2f} ({clean.count})"
+
+
+COLUMNS: dict[str, Callable[[MethodSummary], str]] = {  # a narrow terminal shows the first ones in its first table
+    "method": lambda s: s.method.replace("|", "\\|"),
+    "tokens/s, total": lambda s: f"{s.tokens_per_second_total:.1f}",
+    "speed-up, total": lambda s: f"{s.speedup_total.estimate:.2f}",
+    "speed-up, mean [95 %]": lambda s: interval(s.speedup.mean),
+    "median (quartiles)": lambda s: interval(
+        (s.speedup.median, s.speedup.lower_quartile, s.speedup.upper_quartile), bounds="({}–{})"
+    ),
+    "equal": lambda s: NONE if s.equal is None else f"{s.equal[0]}/{s.equal[1]}",
+    "tokens/s, mean of prompts": lambda s: f"{s.tokens_per_second_mean:.1f}",
+    "without repeats": _clean,
+    "repeated": lambda s: f"{s.repeated_share:.0%}",
+    "acceptance rate": lambda s: _number(s.draft_acceptance_rate),
+    "draft length": lambda s: _number(s.mean_draft_length),
+    "acceptance length": lambda s: _number(s.mean_acceptance_length),
+    "discarded passes": lambda s: NONE if s.discarded_fraction is None else f"{s.discarded_fraction:.0%}",
+}
 
 
 def methods_tables(summaries: Sequence[MethodSummary]) -> list[str]:
@@ -47,11 +40,11 @@ def methods_tables(summaries: Sequence[MethodSummary]) -> list[str]:
     for temperature in dict.fromkeys(summary.temperature for summary in summaries):
         here = [summary for summary in summaries if summary.temperature == temperature]
         fastest = max(summary.speedup_total.estimate for summary in here)
-        rows = [list(cells(summary)) for summary in here]
+        rows = [[column(summary) for column in COLUMNS.values()] for summary in here]
         for row, summary in zip(rows, here, strict=True):
             if len(here) > 1 and summary.speedup_total.estimate == fastest:
                 row[0] = f"**{row[0]}**"
-        blocks += [f"## {at_temperature(temperature).capitalize()}", markdown(COLUMNS, rows)]
+        blocks += [f"## {at_temperature(temperature).capitalize()}", markdown(list(COLUMNS), rows)]
     return [*blocks, notes(summaries)]
 
 
@@ -78,12 +71,3 @@ def notes(summaries: Sequence[MethodSummary]) -> str:
         "draft, siblings among them. Discarded passes: drafter passes whose distribution gave no token. Equal: outputs "
         "that are plain decoding's token for token."
     )
-
-
-def _clean(summary: MethodSummary) -> str:
-    clean = summary.speedup_clean
-    return f"{NONE} (0)" if clean is None else f"{clean.mean.estimate:.2f} ({clean.count})"
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"

@@ -10,7 +10,6 @@ Output:    token_ranking.npy in --out, beside the drafter's weights; prints how 
 first command. Counts stand for how often a drafter would have to propose a token, so use text like that of serving.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def rank_tokens(config: RankTokens, console: Console) -> None:
 
 
 def count(config: RankTokens) -> np.ndarray:
-    """[V, 2]: how often each token counts, and what decides where that is equal.
+    """[V, 2]: how often each token stands in answers, and anywhere; of --texts both are the same.
 
     Raises:
         ValueError, FileNotFoundError: bad input.
@@ -67,7 +66,26 @@ def count(config: RankTokens) -> np.ndarray:
     check_least(config, 1, "most")
     if (config.data is None) == (config.texts is None):
         raise ValueError("give either --data or --texts")
-    return _of_shards(config.data) if config.data else _of_texts(config.texts, config.model)
+    if config.data is not None:
+        if not config.data.is_dir():
+            raise FileNotFoundError(f"no folder of token shards at {config.data}")
+        pairs = [(shard.tokens, shard.writer == BY_ASSISTANT) for shard in ShardFolder(config.data)]
+        size = max((int(tokens.max()) + 1 for tokens, _ in pairs if len(tokens)), default=1)
+        counts = np.zeros((size, 2), np.int64)
+        for tokens, answer in pairs:
+            counts[:, 0] += np.bincount(tokens[answer], minlength=size)
+            counts[:, 1] += np.bincount(tokens, minlength=size)
+        return counts
+    path, tokenizer = Path(str(config.texts)), load_model(config.model).tokenizer
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for number, entry in json_lines(path):
+        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+            raise ValueError(f"{path}, line {number}: an object with a text is wanted")
+        tokens = [*tokenizer.encode(entry["text"]), *tokenizer.eos_ids]  # the end of an answer can be proposed
+        counts += np.bincount(tokens, minlength=len(counts))
+    return np.stack([counts, counts], axis=1)
 
 
 def rank(counts: np.ndarray) -> np.ndarray:
@@ -81,37 +99,6 @@ def rank(counts: np.ndarray) -> np.ndarray:
     if not counts[:, 0].sum():
         raise ValueError("there are no tokens to count")
     return seen.astype(np.uint16 if len(counts) <= 2**16 else np.int32)
-
-
-def _of_shards(path: Path) -> np.ndarray:
-    """[V, 2]: how often each token stands in answers, and anywhere."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"no folder of token shards at {path}")
-    pairs = [(shard.tokens, shard.writer == BY_ASSISTANT) for shard in ShardFolder(path)]
-    size = max((int(tokens.max()) + 1 for tokens, _ in pairs if len(tokens)), default=1)
-    counts = np.zeros((size, 2), np.int64)
-    for tokens, answer in pairs:
-        counts[:, 0] += np.bincount(tokens[answer], minlength=size)
-        counts[:, 1] += np.bincount(tokens, minlength=size)
-    return counts
-
-
-def _of_texts(path: Path | None, model: str) -> np.ndarray:
-    """[V, 2]: how often each token stands in the texts, twice. Every text ends with the tokens that end an answer."""
-    tokenizer = load_model(model).tokenizer
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for text in _read(Path(str(path))):
-        counts += np.bincount([*tokenizer.encode(text), *tokenizer.eos_ids], minlength=len(counts))
-    return np.stack([counts, counts], axis=1)
-
-
-def _read(path: Path) -> Iterator[str]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    for number, entry in json_lines(path):
-        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-            raise ValueError(f"{path}, line {number}: an object with a text is wanted")
-        yield entry["text"]
 
 
 main = command(RankTokens, rank_tokens, __doc__, "python -m experiments.distill rank_tokens")

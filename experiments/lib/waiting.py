@@ -27,6 +27,7 @@ from experiments.lib.trace_runs import TraceFiles
 from specdec_jax import stopping
 from specdec_jax.costs.cost_model import CostModel, cost_model
 from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import Trace
 from specdec_jax.types import StoppingPolicy
 
 LONGEST = 7
@@ -87,22 +88,18 @@ def study(options: Waiting, console: Console) -> None:
     publish(run.folder, f"{note}{markdown(heads, lines)}\n", console)
 
 
-def _speedups(options: Waiting, trace: Any, machine: Machine) -> list[float]:
+def _speedups(options: Waiting, trace: Trace, machine: Machine) -> list[float]:
     """Of survival, goodput and fixed lengths, in the table's order."""
     factors = np.asarray(options.factors)
     more = factors[:, None] * (machine.costs.verification_times(LONGEST) - 1.0)
     step = factors * machine.costs.ratio
-    asked: list[tuple[StoppingPolicy, Mapping[str, Any]]] = [
+    rules: list[tuple[StoppingPolicy, Mapping[str, Any]]] = [
         (stopping.survival(), {"drafter_cost": step, "verification_times": 1.0 + more}),
         (stopping.goodput(), {"drafter_cost": step, "verification_cost": more[:, -1] / LONGEST, "least": 0}),
         (stopping.static(), {"draft_length": np.asarray(options.lengths)}),
     ]
-    found = []
-    for policy, settings in asked:
-        record = replay(trace, policy, settings, max_draft_length=LONGEST, record=True).record
-        assert record is not None  # asked for
-        found += [in_step(one, machine, options.seed) for one in record]
-    return found
+    records = [replay(trace, rule, settings, max_draft_length=LONGEST, record=True).record for rule, settings in rules]
+    return [in_step(record, machine, options.seed) for of_rule in records for record in of_rule]  # type: ignore[union-attr]
 
 
 def in_step(record: np.ndarray, machine: Machine, seed: int) -> float:

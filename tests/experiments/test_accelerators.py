@@ -185,7 +185,6 @@ def test_gpus_have_target_files_and_flags_only_where_they_belong():
     job = Job("h100", "tiny", "run", "out", one_graph=False)
     assert "--xla_gpu_autotune_level=0" in environment(job)["XLA_FLAGS"]
     assert "XLA_FLAGS" not in environment(Job("tpu-v5e", "a", "b", "c"))
-    assert "--no-one-graph" in job.arguments() and job.arguments()[:2] == ["--chip", "h100"]
 
 
 def test_an_environment_that_cannot_be_made_is_a_line(tmp_path, monkeypatch, capsys):

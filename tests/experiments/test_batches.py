@@ -38,7 +38,7 @@ def test_a_run_in_slices_is_the_run_in_one_piece(tmp_path):
     whole = pair.decoder.run(pair.params, start(pair, request).state, leave=1)
     run = batches._Run(pair, request)
     batches._take_turns([run])
-    found, counts = run.found(), jax.device_get(whole.statistics)
+    found, counts = run.counts(), jax.device_get(whole.statistics)
     assert found.pop("seconds") > 0
     assert found == {name: int(np.sum(getattr(counts, name))) for name in found} and found["num_draft_tokens"] > 0
     np.testing.assert_array_equal(run._state.tokens, whole.tokens)

@@ -7,8 +7,7 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments.calibrate import main
-from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of
-from experiments.lib.calibrate_report import prior_gain
+from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of, prior_gain
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.metrics.prior import fit_prior

@@ -12,7 +12,7 @@ from experiments import (
     record,
     step_cost,
 )
-from experiments.lib import judge_command as judge
+from experiments.lib import judged as judge
 from experiments.lib import precision_study as precision
 from specdec_jax.app import cli
 
