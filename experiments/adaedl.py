@@ -21,20 +21,20 @@ the distribution that fails its check still gives its token. Other models, promp
 shapes, not values. `long` carries the rule's state from text to text (specdec_jax.replay.long says what is exact).
 """
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import subcommands
-from experiments.lib.plots import COLOURS, INK, legend_below, panels, rule_colours
+from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, TraceOptions, Variant, variant, write
@@ -54,16 +54,14 @@ TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "
 
 
 class Published(NamedTuple):
-    """tokens/s of plain decoding, and at each L of the three METHODS."""
+    """tokens/s of plain decoding, and of the three METHODS at each of LENGTHS."""
 
     plain: float
-    three: tuple[float, float, float]
-    seven: tuple[float, float, float]
-    sixteen: tuple[float, float, float]
+    rates: tuple[tuple[float, float, float], ...]
 
     def ratio(self, length: int, method: str) -> float:
         """Over plain decoding."""
-        return self[1 + LENGTHS.index(length)][METHODS.index(method)] / self.plain  # type: ignore[index]
+        return self.rates[LENGTHS.index(length)][METHODS.index(method)] / self.plain
 
     def best(self, method: str) -> float:
         """At the fastest L, over plain decoding."""
@@ -71,18 +69,18 @@ class Published(NamedTuple):
 
 
 PUBLISHED: dict[tuple[str, float], Published] = {
-    ("summarization", 0.7): Published(25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
-    ("instructions", 0.7): Published(29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
-    ("translation", 0.7): Published(29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
-    ("instructions", 1.0): Published(29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
-    ("instructions", 1.3): Published(28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
-    ("instructions", 1.7): Published(29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
-    ("translation", 1.0): Published(29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
-    ("translation", 1.3): Published(29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
-    ("translation", 1.7): Published(29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
-    ("summarization", 1.0): Published(25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
-    ("summarization", 1.3): Published(23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
-    ("summarization", 1.7): Published(25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
+    ("summarization", 0.7): Published(25.74, ((54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1))),
+    ("instructions", 0.7): Published(29.02, ((54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1))),
+    ("translation", 0.7): Published(29.80, ((40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9))),
+    ("instructions", 1.0): Published(29.1, ((53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4))),
+    ("instructions", 1.3): Published(28.7, ((47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0))),
+    ("instructions", 1.7): Published(29.1, ((28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7))),
+    ("translation", 1.0): Published(29.6, ((40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4))),
+    ("translation", 1.3): Published(29.1, ((40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2))),
+    ("translation", 1.7): Published(29.9, ((30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0))),
+    ("summarization", 1.0): Published(25.9, ((50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8))),
+    ("summarization", 1.3): Published(23.3, ((37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4))),
+    ("summarization", 1.7): Published(25.7, ((23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6))),
 }
 
 
@@ -291,7 +289,7 @@ def moving_lambda(options: Lambda, console: Console) -> None:
     run = runs.open_traces("adaedl-lambda", options, console)
     rows = runs.sweep(run, variants)
     blocks = [tables.about(run), f"The checked token is {'kept' if options.keep_checked_token else 'discarded'}."]
-    lines = {}
+    lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in tables.sections(run):
         here = runs.of_source(rows, source)
         whole = {what: runs.find(here, what=what, task=ALL) for what in variants}
@@ -299,7 +297,7 @@ def moving_lambda(options: Lambda, console: Console) -> None:
         blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:
             mine = {what: whole[f"{what} from {start:g}"] for what in MOVES}
-            blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": rounds_a_text})]
+            blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": per_text})]
         lines[title] = {what: (LAMBDAS, whole[what]["curve"]) for what in MOVES}
     dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
     styles = {what: {"color": colour, "ls": style, "lw": 2} for what, colour, style in dashes}
@@ -312,11 +310,6 @@ NOTE_LAMBDA = (
     "prompts, paired; bold: the interval excludes 0. Chosen: lambda on one half / on the other. Ten times the step: "
     "Algorithm 1 with epsilon 0.1 instead of 0.01."
 )
-
-
-def rounds_a_text(row: Row) -> str:
-    """Target passes of a text, mean."""
-    return f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
 
 
 @dataclass(frozen=True)
@@ -355,27 +348,50 @@ def long_texts(options: Long, console: Console) -> None:
     run = runs.open_traces("adaedl-long", options, console, sources=sources)
     tokens = min(options.tokens, SMOKE_TOKENS) if options.smoke else options.tokens
     whats = {f"{name} from {start:g}": (name, at) for name in options.rules for at, start in enumerate(options.starts)}
-    replays: dict[tuple[str, float, str], LongRun] = {}
+
+    @functools.cache
+    def long_run(group: str, temperature: float, name: str) -> LongRun:
+        """All starts of a rule over one trace."""
+        (source,) = (source for source in sources if source[:2] == (group, temperature))
+        entry, longest = rule(name), options.max_draft_length
+        published = entry.hyperparameters([dict(entry.policy.given)], source.costs, longest)
+        hyperparameters = {key: float(value[0]) for key, value in published.items()}
+        hyperparameters |= {"threshold": np.array(options.starts)}
+        order = text_order(source.trace, tokens, options.seed)
+        return long_replay(source.trace, entry.policy, hyperparameters, order, max_draft_length=longest)
 
     def measure(source: Source, what: str) -> Mapping[str, Row]:
         name, at = whats[what]
-        key = (*source[:2], name)
-        if key not in replays:  # all starts of a rule are one replay
-            replays[key] = long_run(source, name, options, tokens)
-        figures = figures_of(replays[key], at, options.within)
+        figures = figures_of(long_run(*source[:2], name), at, options.within)
         return {ALL: {"rule": name, "start": options.starts[at], **figures}}
 
     rows = runs.fill(run, tuple(whats), measure)
-    lines, panels_of = [], {}
+    lines, courses = [], {}
     for source, title in tables.sections(run):
         for name in options.rules:
             mine = [row for row in runs.of_source(rows, source) if row["rule"] == name]
-            lines.append([f"{name}, {title.lower()}", *long_cells(mine)])
-            panels_of[f"{name}, {title.lower()}"] = mine
+            title_of_rule, end = f"{name}, {title.lower()}", mine[0]["forgotten_tokens"]
+            rounds = [row["forgotten_rounds"] for row in mine]
+            when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
+            late = ("threshold", "deviation", "acceptance", "undrafted")
+            threshold, deviation, taken, undrafted = (np.mean([row[f"late_{name}"] for row in mine]) for name in late)
+            ends = [f"{row['course_threshold'][-1]:.3f}" for row in mine]
+            lines.append(
+                [title_of_rule, *when, f"{threshold:.3f} ±{deviation:.3f}", share(taken), share(undrafted), *ends]
+            )
+            courses[title_of_rule] = {
+                f"from {row['start']:g}": (row["course_tokens"], row["course_threshold"]) for row in mine
+            }
     about = f"{rows[0]['tokens']} tokens from one state; all lambdas within {options.within:g}: forgotten."
     heads = ["rule", "forgotten after tokens", "rounds", "late lambda", "acceptance", "no draft"]
     table = markdown([*heads, *(f"from {start:g}" for start in options.starts)], lines)
-    write(run, "Long runs", [f"{tables.about_traces(run)} {about}", table], NOTE_LONG, course=course_figure(panels_of))
+    shades = np.linspace(0, 1, len(options.starts))
+    styles = {
+        f"from {start:g}": {"color": (0.15 + 0.7 * shade, 0.35, 0.75 - 0.6 * shade)}
+        for start, shade in zip(options.starts, shades, strict=True)
+    }
+    figure = tables.lines_figure(courses, ("tokens", "lambda"), styles)
+    write(run, "Long runs", [f"{tables.about_traces(run)} {about}", table], NOTE_LONG, course=figure)
 
 
 SMOKE_TOKENS, POINTS = 600, 50  # points of a stored course
@@ -384,16 +400,6 @@ NOTE_LONG = (
     "second half of the tokens, all starts; lambda with its standard deviation over rounds; acceptance: accepted over "
     "drafted tokens; no draft: rounds without any. From: lambda at the end, by start."
 )
-
-
-def long_run(source: Source, name: str, options: Long, tokens: int) -> LongRun:
-    """All starts of a rule over one trace."""
-    entry, longest = rule(name), options.max_draft_length
-    published = entry.hyperparameters([dict(entry.policy.given)], source.costs, longest)
-    hyperparameters = {key: float(value[0]) for key, value in published.items()}
-    hyperparameters |= {"threshold": np.array(options.starts)}
-    order = text_order(source.trace, tokens, options.seed)
-    return long_replay(source.trace, entry.policy, hyperparameters, order, max_draft_length=longest)
 
 
 def text_order(trace: Trace, tokens: int, seed: int) -> list[int]:
@@ -421,32 +427,6 @@ def figures_of(run: LongRun, row: int, within: float) -> dict[str, Any]:
         "course_tokens": edges,
         "course_threshold": at_positions(run, run.threshold, edges - 1)[row],
     }
-
-
-def long_cells(rows: Sequence[Row]) -> list[str]:
-    """When the starts of a rule are forgotten, means over them, and where each ends."""
-    end, rounds = rows[0]["forgotten_tokens"], [row["forgotten_rounds"] for row in rows]
-    when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
-    names = ("threshold", "deviation", "acceptance", "undrafted")
-    threshold, deviation, taken, undrafted = (np.mean([row[f"late_{name}"] for row in rows]) for name in names)
-    ends = [f"{row['course_threshold'][-1]:.3f}" for row in rows]
-    return [*when, f"{threshold:.3f} ±{deviation:.3f}", share(taken), share(undrafted), *ends]
-
-
-def course_figure(rows: Mapping[str, Sequence[Row]]) -> Figure:
-    """Lambda over the tokens: a panel a rule and trace, a line a start, dotted where starts are forgotten."""
-    figure, grid = panels(list(rows), 2.6, width=3.2, least=5.3, sharey=True)
-    for axes, mine in zip(grid[0], rows.values(), strict=True):
-        for at, row in enumerate(mine):
-            shade = at / max(len(mine) - 1, 1)
-            colour = (0.15 + 0.7 * shade, 0.35, 0.75 - 0.6 * shade)
-            axes.plot(row["course_tokens"], row["course_threshold"], color=colour, label=f"from {row['start']:g}")
-        if mine[0]["forgotten_tokens"] is not None:
-            axes.axvline(mine[0]["forgotten_tokens"], color=INK, lw=0.8, ls=":")
-        axes.set(xlabel="tokens", ylim=(0, 1.02))
-    grid[0, 0].set_ylabel("lambda")
-    legend_below(figure, grid[0, 0], 5)
-    return figure
 
 
 main = subcommands(

@@ -21,6 +21,7 @@ at temperatures 0 (raw distributions) and 1. All pairs are given the costs of on
 acceptance. The factor is fitted to the tokens it is then judged on, which favours it a little: it is one number.
 """
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,8 +94,7 @@ def study(options: Entropy, console: Console) -> None:
 
     found = runs.fill(run, (BOUND,), compared)
     rows = runs.sweep(run, variants())
-    blocks = [tables.about(run), pairs_table(run, rows, found), "Mean entropy in nats: the share accepted:"]
-    blocks.append(equal_bins_table(run, found))
+    blocks = [tables.about(run), *pairs_tables(run, rows, found)]
     for source, title in titled(run):
         here = {row["task"]: row for row in runs.of_source(found, source)}
         blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here, options.entropy_factor)]
@@ -173,32 +173,26 @@ def positions_of(source: Source, texts: np.ndarray) -> Positions:
     return Positions(owner, np.maximum(entropy, 0.0), np.clip(overlap, 0.0, 1.0), accepted, cross)
 
 
-def cross_is_known(source: Source) -> bool:
-    """Whether entropy and cross-entropy are of distributions at the same temperature, nothing cut off."""
-    warp = source.trace.about.get("warp") or {}
-    whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
-    return source.temperature in (0.0, 1.0) and whole
-
-
 def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
     """A row: bins by entropy, of given edges and of equally many tokens, all positions, fits, ratio of entropies."""
-    found, known = positions_of(source, texts), cross_is_known(source)
+    found, warp = positions_of(source, texts), source.trace.about.get("warp") or {}
+    whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
+    known = source.temperature in (0.0, 1.0) and whole  # both entropies are of one temperature, and nothing is cut off
     edges = np.clip(np.searchsorted(EDGES, found.entropy, side="right") - 1, 0, len(EDGES) - 2)
     order = np.array_split(np.argsort(found.entropy, kind="stable"), min(options.bins, len(found.text)))
-    describe = lambda some: described(some, len(found.text), options.entropy_factor, known)  # noqa: E731
+
+    def describe(chosen: Any) -> dict[str, Any]:
+        part = Positions(*(column[chosen] for column in found))
+        return described(part, len(found.text), options.entropy_factor, known)
+
     return {
         "positions": len(found.text),
-        "bins": [describe(part(found, edges == index)) for index in range(len(EDGES) - 1)],
-        "fine": [describe(part(found, indices)) for indices in order],
-        "whole": describe(found),
+        "bins": [describe(edges == index) for index in range(len(EDGES) - 1)],
+        "fine": [describe(indices) for indices in order],
+        "whole": describe(slice(None)),
         "fits": fits(found),
         "ratio": ratios(found) if known else None,
     }
-
-
-def part(found: Positions, chosen: np.ndarray) -> Positions:
-    """Some of the positions, by mask or index."""
-    return Positions(*(column[chosen] for column in found))
 
 
 def described(found: Positions, of: int, factor: float, known: bool) -> dict[str, Any]:
@@ -245,10 +239,10 @@ def ratios(found: Positions) -> dict[str, Any]:
     return {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
 
 
-def pairs_table(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> str:
-    """A line a pair and temperature: what fits, and what it is worth."""
+def pairs_tables(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> list[str]:
+    """A line a pair and temperature: what fits and what it is worth; and the share accepted in equally large bins."""
     words = (f"{one} over {other}".replace("adaedl, ", "") for one, other in GAINS)
-    lines = []
+    lines, bins = [], []
     for source, title in titled(run):
         here = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
         (mine,) = runs.of_source(found, source, ALL)
@@ -257,21 +251,18 @@ def pairs_table(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> str:
         speed = [interval(runs.speedup(row)) for row in here.values()]
         more = [tables.percent_more(runs.gain(here[one], here[other])) for one, other in GAINS]
         lines.append([title, *about, interval(mine["fits"]["squares"], ".3f"), *speed, *more])
-    return markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines)
-
-
-def equal_bins_table(run: Run, found: Sequence[Row]) -> str:
-    """A line a pair and temperature: the share accepted in bins of equally many tokens."""
-    lines = []
-    for source, title in titled(run):
-        (mine,) = runs.of_source(found, source, ALL)
-        lines.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in mine["fine"])])
-    return markdown(["pair", *(f"bin {at}" for at in range(1, max(map(len, lines))))], lines)
+        bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in mine["fine"])])
+    return [
+        markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines),
+        "Mean entropy in nats: the share accepted:",
+        markdown(["pair", *(f"bin {at}" for at in range(1, max(map(len, bins))))], bins),
+    ]
 
 
 def edges_table(row: Row) -> str:
     """Acceptance and bound by entropy."""
-    names = [f"{low:g}–{high:g}" if high < np.inf else f"{low:g} and more" for low, high in zip(EDGES, EDGES[1:])]  # noqa: B905
+    edges = itertools.pairwise(EDGES)
+    names = [f"{low:g}–{high:g}" if high < np.inf else f"{low:g} and more" for low, high in edges]
     lines = []
     for name, bin_ in [*zip(names, row["bins"], strict=True), ("all", row["whole"])]:
         if bin_["share"] > 0:

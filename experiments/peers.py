@@ -28,7 +28,7 @@ from rich.console import Console
 from experiments.lib.commands import command
 from experiments.lib.environments import NoEnvironment, llama_cpp, python_of
 from experiments.lib.options import Models, Output, check_least
-from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process, Side
+from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process
 from experiments.lib.peer_report import report
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -126,7 +126,7 @@ class Sides:
 
     def __init__(self, config: Peers, folder: RunFolder, weights: Mapping[str, str], console: Console):
         self._config, self._folder, self._weights, self._console = config, folder, weights, console
-        self._up: dict[tuple[str, ...], Side] = {}
+        self._up: dict[tuple[str, ...], Process | LlamaCpp] = {}
         self._down: dict[tuple[str, ...], str] = {}
 
     def answer(self, contender: Contender, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Sides:
         for side in self._up.values():
             side.close()
 
-    def _start(self, contender: Contender) -> Side:
+    def _start(self, contender: Contender) -> Process | LlamaCpp:
         config, weights = self._config, self._weights
         name = "-".join(filter(None, (contender.peer, contender.dtype, contender.process)))
         log = self._folder.path / f"{name}.log"

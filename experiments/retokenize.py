@@ -57,16 +57,18 @@ class Retokenize:
 def compare(config: Retokenize, console: Console) -> None:
     """Prints the table. Raises ValueError, FileNotFoundError: bad input."""
     check_least(config, 1, "drafts", "samples")
-    target, drafter = (tokenizer_of(source) for source in (config.target, config.drafter))
+    target, drafter = (  # of a .gguf file also where its model is of no family here
+        tokenizer_from_gguf(read_gguf(source)) if source.endswith(".gguf") else outline(source).tokenizer
+        for source in (config.target, config.drafter)
+    )
     ways = ways_of(target, drafter, config.drafts)
-    columns = [column(config, name, target, drafter, ways) for name in config.prompts]
-    lines = [[way, *(f"{found[way]:.2%}" for found in columns)] for way in ways]
+    lines = [[way] for way in ways]
+    for name in config.prompts:
+        text = "\n".join(prompt.turns[0] for prompt in load_prompts(name))
+        drafted, wanted = samples(target, drafter, text, config.drafts, config.samples)
+        for line, again in zip(lines, ways.values(), strict=True):
+            line.append(f"{sum(map(agreed, again(drafted), wanted)) / sum(map(len, wanted)):.2%}")
     console.print(markdown(["way", *(Path(name).stem for name in config.prompts)], lines))
-
-
-def tokenizer_of(source: str) -> Tokenizer:
-    """The tokenizer of a source; of a .gguf file also where its model is of no family here."""
-    return tokenizer_from_gguf(read_gguf(source)) if source.endswith(".gguf") else outline(source).tokenizer
 
 
 def ways_of(target: Tokenizer, drafter: Tokenizer, drafts: int) -> dict[str, Way]:
@@ -79,16 +81,6 @@ def ways_of(target: Tokenizer, drafter: Tokenizer, drafts: int) -> dict[str, Way
         "merges within words": by_tables(known, drafts, target.vocab_size),
         "the tokenizer itself": lambda texts: [itself(target, said(drafter, text)) for text in texts],
     }
-
-
-def column(
-    config: Retokenize, name: str, target: Tokenizer, drafter: Tokenizer, ways: dict[str, Way]
-) -> dict[str, float]:
-    """Of each way, the share of the target's tokens that it proposes before the first that is another."""
-    text = "\n".join(prompt.turns[0] for prompt in load_prompts(name))
-    drafted, wanted = samples(target, drafter, text, config.drafts, config.samples)
-    total = sum(map(len, wanted))
-    return {way: sum(map(agreed, again(drafted), wanted)) / total for way, again in ways.items()}
 
 
 def samples(

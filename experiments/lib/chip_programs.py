@@ -96,26 +96,22 @@ def _reader(decoder: Decoder, params: ModelParams) -> Any:
 def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
     """The same on a mesh: chips share rows, the weights and heads of caches; a small drafter is whole on each."""
 
+    def laid(leaf: Any, place: Any) -> Any:
+        return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=place)
+
     def put(leaf: Any, *axes: Any) -> Any:
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding(mesh, np.shape(leaf), *axes))
+        return laid(leaf, sharding(mesh, np.shape(leaf), *axes))
 
     def weights(config: llama.LlamaConfig, tree: Any) -> Any:
         return placed_shapes(family_of(config).parameter_table(config), tree, lambda one: weight_sharding(mesh, one))
 
     def caches(tree: Any, shared: bool) -> Any:
-        def laid(leaf: Any, place: Any) -> Any:
-            return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=place)
-
         return jax.tree.map(laid, tree, caches_laid(mesh, tree, shared))
 
-    own = shapes.params.drafter
-    drafter = weights(pair.drafter, own) if is_shared(pair) else jax.tree.map(put, own)
+    shared, params, caches_of = is_shared(pair), shapes.params.drafter, shapes.state
+    drafter = weights(pair.drafter, params) if shared else jax.tree.map(put, params)
     request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
-    given = shapes.state
-    state = state._replace(
-        target_cache=caches(given.target_cache, True), drafter=caches(given.drafter, is_shared(pair))
-    )
+    state = state._replace(target_cache=caches(caches_of.target_cache, True), drafter=caches(caches_of.drafter, shared))
     return Shapes(shapes.decoder, ModelParams(weights(pair.target, shapes.params.target), drafter), request, state)
 
 

@@ -54,7 +54,8 @@ def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: s
         doc: what the help begins with: the experiment's docstring.
         program: as the usage line has it; unless given, that of the module that `kind` stands in.
     """
-    program = program or command_of(kind)
+    spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
+    program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
     return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
 
 
@@ -95,32 +96,20 @@ def subcommands(
     program, names = f"python -m experiments.{experiment}", "|".join(studies)
 
     @exit_codes()
-    def main(arguments: Sequence[str] | None = None) -> int:
-        words = sys.argv[1:] if arguments is None else list(arguments)
+    def main(words: Sequence[str]) -> int:
         if words and words[0] in ("-h", "--help"):
             print(f"usage: {program} {names} ...; {program} {next(iter(studies))} --help\n\n{described(doc)}")
             return 0
-        if not words or words[0] not in studies:
-            wrong = f", got {words[0]!r}" if words else ""
-            raise ValueError(f"name one of {', '.join(studies)} first{wrong}: {program} {names} ...")
-        kind, run = studies[words[0]]
-        config = told(kind, doc, words[1:], f"{program} {words[0]}")
-        use_mesh(getattr(config, "mesh", None))
-        run(config, terminal())
-        return 0
+        wrong = f", got {words[0]!r}" if words else ""
+        raise ValueError(f"name one of {', '.join(studies)} first{wrong}: {program} {names} ...")
 
-    return main
+    mains = {name: command(kind, run, doc, f"{program} {name}") for name, (kind, run) in studies.items()}
+    return with_studies(main, **mains)
 
 
 def terminal() -> Console:
     """Where experiments print: words as they are given, neither coloured nor read as markup."""
     return Console(highlight=False, markup=False)
-
-
-def command_of(kind: Any) -> str:
-    """`python -m experiments.NAME`, also where that is the program that runs."""
-    spec = getattr(sys.modules[kind.__module__], "__spec__", None)
-    return f"python -m {kind.__module__ if spec is None else spec.name}"
 
 
 def described(doc: str | None) -> str:
@@ -136,12 +125,9 @@ def described(doc: str | None) -> str:
             lines, hang = [" ".join(line.strip() for line in lines)], ""
         else:
             hang = " " * max(found.end() for line in lines if (found := ENTRY.match(line)))
-        blocks.append("\n".join("\n".join(_wrapped(line, width, hang)) for line in lines))
+        options = {"subsequent_indent": hang, "break_long_words": False, "break_on_hyphens": False}
+        blocks.append("\n".join(textwrap.fill(line, width, **options) for line in lines))
     return textwrap.indent("\n\n".join(blocks), " ")
-
-
-def _wrapped(line: str, width: int, hang: str) -> list[str]:
-    return textwrap.wrap(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def config_command(

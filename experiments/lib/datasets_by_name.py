@@ -1,24 +1,15 @@
 """Prompts from data sets of the Hugging Face hub, by name: which rows are taken and what the model is asked about them.
 
-`hub:NAME` loads the set with the package `datasets`, which is optional (pip install datasets). `hub:NAME@FOLDER` reads
-a local copy instead: .jsonl files as they are, .parquet files with `pyarrow`. NAME is the short name or the hub's id.
+`hub:NAME` loads the set with the package `datasets`, which is optional (pip install datasets). `hub:NAME@FILE` reads a
+copy of its split instead, .jsonl, or .parquet with `pyarrow`. NAME is the short name or the hub's id.
 
-| name | hub id | config, split | the prompt |
-| --- | --- | --- | --- |
-| cnn_dailymail | abisee/cnn_dailymail | 3.0.0, test | Summarise the following text in ... sentences. + article |
-| databricks-dolly-15k | databricks/databricks-dolly-15k | train | instruction, and context if there is one |
-| wmt19/de-en | wmt/wmt19 | de-en, validation | Translate the following German text to English. + translation.de |
-| gsm8k | openai/gsm8k | main, test | question + Work it out step by step. |
-| openai_humaneval | openai/openai_humaneval | test | Complete the following Python function. + prompt as a code block |
-
-The first three are the sets of AdaEDL (arXiv 2410.18351), which leaves its instructions open: these are ours. It takes
-the creative writing of Dolly, whose rows of other categories are left out here too; WMT19 has no public test split.
-Rows with nothing to ask about are skipped.
+The first three of DATASETS are the sets of AdaEDL (arXiv 2410.18351), which leaves its instructions open: these are
+ours. It takes the creative writing of Dolly, whose rows of other categories are left out here too; WMT19 has no public
+test split. Rows with nothing to ask about are skipped.
 """
 
 import importlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +37,6 @@ class HubDataset(NamedTuple):
     keep: Callable[[Row], bool] = lambda row: True
 
 
-def _dolly(row: Row) -> str:
-    context = row["context"].strip()
-    return row["instruction"].strip() + (f"\n\n{context}" if context else "")
-
-
 def _asked(before: str, text: str, after: str = "") -> str:
     return f"{before}{text.strip()}{after}" if text.strip() else ""
 
@@ -64,7 +50,7 @@ DATASETS = {
         None,
         "train",
         "instructions",
-        _dolly,
+        lambda row: row["instruction"].strip() + _asked("\n\n", row["context"]),
         keep=lambda row: row["category"] == "creative_writing",
     ),
     "wmt19/de-en": HubDataset(
@@ -85,25 +71,31 @@ DATASETS = {
 
 
 def entries(source: str) -> list[dict[str, Any]]:
-    """The lines that `hub:NAME` or `hub:NAME@FOLDER` would have as a prompt file: id, category and turns.
+    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns.
 
     Raises:
-        FileNotFoundError: no such folder, or no file of the set in it.
+        FileNotFoundError: no such file.
         ValueError: an unknown name, a package that is missing, a set that cannot be loaded, or a row of another shape.
     """
-    name, _, folder = source.removeprefix(PREFIX).partition("@")
-    dataset = find_dataset(name)
-    rows = _from_hub(source, dataset) if not folder else _from_copy(Path(folder), dataset)
+    name, _, file = source.removeprefix(PREFIX).partition("@")
+    names = {alias: entry for short, entry in DATASETS.items() for alias in (short, entry.hub_id)}
+    names |= {f"{entry.hub_id}/{entry.config}": entry for entry in DATASETS.values()}
+    if name not in names:
+        raise ValueError(f"no data set {name!r} is known by name{nearest(name, DATASETS)}")
+    dataset, path = names[name], Path(file)
+    if not file:
+        datasets = _optional("datasets", f"{source} (or a local copy: {source}@FILE)")
+        try:
+            rows = datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split)
+        except Exception as error:  # the package raises dozens of types, from requests' to its own
+            raise ValueError(f"cannot load {dataset.hub_id} from the hub: {error}") from error
+    elif not path.is_file():
+        raise FileNotFoundError(f"no file {file!r} of the split {dataset.split!r} of {dataset.hub_id}")
+    elif path.suffix == ".parquet":
+        rows = _optional("pyarrow.parquet", file).read_table(path).to_pylist()
+    else:
+        rows = [row for _, row in json_lines(path)]
     return as_entries(dataset, rows)
-
-
-def find_dataset(name: str) -> HubDataset:
-    """A set by its short name or the hub's id. Raises ValueError with the nearest name."""
-    for short, dataset in DATASETS.items():
-        ids = (dataset.hub_id, f"{dataset.hub_id}/{dataset.config}")
-        if name == short or name in ids:
-            return dataset
-    raise ValueError(f"no data set {name!r} is known by name{nearest(name, DATASETS)}")
 
 
 def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -112,7 +104,7 @@ def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]
     Raises:
         ValueError: a row lacks a column or has something else than text in it; the message says which row.
     """
-    found = []
+    lines = []
     for number, row in enumerate(rows):
         try:
             text = dataset.ask(row) if dataset.keep(row) else ""
@@ -122,41 +114,10 @@ def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]
             there = ", ".join(row) if isinstance(row, Mapping) else repr(row)
             raise ValueError(f"{dataset.hub_id}: row {number} {what} (it has: {there})") from None
         if text:
-            found.append({"id": str(name), "category": dataset.category, "turns": [text]})
-    if not found:
+            lines.append({"id": str(name), "category": dataset.category, "turns": [text]})
+    if not lines:
         raise ValueError(f"{dataset.hub_id}: no row to make a prompt of")
-    return found
-
-
-def _from_hub(source: str, dataset: HubDataset) -> Iterable[Row]:
-    datasets = _optional("datasets", f"{source} (or a local copy: {source}@FOLDER)")
-    try:
-        return datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split)
-    except Exception as error:  # the package raises dozens of types, from requests' to its own
-        raise ValueError(f"cannot load {dataset.hub_id} from the hub: {error}") from error
-
-
-def _from_copy(folder: Path, dataset: HubDataset) -> Iterator[Row]:
-    for path in _files(folder, dataset):
-        if path.suffix == ".jsonl":
-            yield from (row for _, row in json_lines(path))
-        else:
-            yield from _optional("pyarrow.parquet", str(path)).read_table(path).to_pylist()
-
-
-def _files(folder: Path, dataset: HubDataset) -> Sequence[Path]:
-    """The shards of the set's split below a folder laid out as on the hub, or the only file there."""
-    if folder.is_file():
-        return [folder]
-    there = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".parquet"))
-    if not there:
-        raise FileNotFoundError(f"no .jsonl or .parquet file of {dataset.hub_id} in {str(folder)!r}")
-    of_config = [path for path in there if dataset.config in path.relative_to(folder).parts[:-1]] or there
-    of_split = [path for path in of_config if re.match(rf"{dataset.split}\b", path.name)] or of_config
-    if len({re.sub(r"-\d+-of-\d+(?=\.\w+$)", "", str(path)) for path in of_split}) > 1:
-        names = ", ".join(path.name for path in of_split)
-        raise ValueError(f"{str(folder)!r}: which of {names} is the split {dataset.split!r} of {dataset.hub_id}?")
-    return of_split
+    return lines
 
 
 def _optional(module: str, what: str) -> Any:

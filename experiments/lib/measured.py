@@ -26,11 +26,7 @@ from specdec_jax.replay.trace import Trace, select
 from specdec_jax.types import StoppingPolicy
 
 NEAR = 0.15  # temperatures further apart are not compared
-ALIKE = {
-    "rejection": float("inf"),
-    "greedy": 0.0,
-    "block": 0.0,
-}  # accept what rejection does, up to this temperature
+ALIKE = {"rejection": float("inf"), "greedy": 0.0, "block": 0.0}  # accept what rejection does up to this temperature
 
 
 class Point(NamedTuple):
@@ -74,11 +70,18 @@ def measured_points(path: str | Path, traces: Mapping[float, Trace], costs: Cost
         row = next(row for row in rows if (row["method"], row["temperature"]) == (entry.method, entry.temperature))
         if not {"policy_hyperparameters", "monitor_hyperparameters"} <= row.keys():
             raise ValueError(f"{str(path)!r} is of an earlier version: its rows do not hold the hyperparameters")
-        trace, same = _of_prompts(shortened(traces[near], config["max_new_tokens"]), list(prompts))
+        trace = shortened(traces[near], config["max_new_tokens"])
+        place = {str(name): index for index, name in enumerate(trace.about.get("ids", ()))}
+        same = all(prompt in place for prompt in prompts)
+        trace = select(trace, [place[prompt] for prompt in prompts]) if same else trace
         longest = int(method["max_draft_length"] or config["max_draft_length"])
         widths = run_costs.get(entry.method, {}).get("widths") or config["verification_widths"]
         here = between(costs, widths or default_widths(longest))
-        predicted = _predict(trace, _policy(method), row, longest, here)
+        try:
+            policy = rebuild(method["policy"])
+        except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"the rule of {method['name']!r} cannot be built again: {error}") from None
+        predicted = _predict(trace, policy, row, longest, here)
         fields = (entry.method, entry.temperature, near, same, entry.speedup_total, entry.draft_acceptance_rate)
         points.append(Point(*fields, *predicted))
     if not points:
@@ -96,14 +99,6 @@ def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperat
     return temperature <= ALIKE.get(method["verifier"]["strategy"].rpartition(":")[2], -1.0)
 
 
-def _of_prompts(trace: Trace, prompts: Sequence[str]) -> tuple[Trace, bool]:
-    """The texts of these prompts, or all texts where some are missing."""
-    place = {str(name): index for index, name in enumerate(trace.about.get("ids", ()))}
-    if not all(prompt in place for prompt in prompts):
-        return trace, False
-    return select(trace, [place[prompt] for prompt in prompts]), True
-
-
 def shortened(trace: Trace, most: int) -> Trace:
     """The trace that a run with at most `most` new tokens would have had; exact, for answers are prefixes of longer
     ones and no draft reaches the last token that the budget allows."""
@@ -111,14 +106,6 @@ def shortened(trace: Trace, most: int) -> Trace:
     length = np.minimum(trace.length, limit)
     within = np.arange(trace.accepted.shape[1])[None, :] < length[:, None]
     return trace._replace(limit=limit, length=length, accepted=trace.accepted & within)
-
-
-def _policy(method: Mapping[str, Any]) -> StoppingPolicy:
-    """The rule as the manifest describes it."""
-    try:
-        return rebuild(method["policy"])
-    except (ImportError, AttributeError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"the rule of {method['name']!r} cannot be built again: {error}") from None
 
 
 def _predict(

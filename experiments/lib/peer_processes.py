@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from experiments.lib.environments import run_group
 
@@ -34,16 +34,10 @@ class Failed(RuntimeError):
     """A side that cannot go on; the message says why in a line."""
 
 
-class Side(Protocol):
-    """Who decodes. `answer` gives tokens or text, seconds with the prompt's, passes and peak memory."""
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
 class Process:
     """A side that lives as long as the run: a request a line in, an answer a line out.
+
+    `answer` gives tokens or text, seconds with the prompt's, passes and peak memory.
 
     Raises:
         Failed: it does not start, or from `answer` it ends or does not answer in time.

@@ -12,7 +12,7 @@ HALVES = ("calibrate", "judge")
 
 
 def load_prompts(source: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
-    """The prompts of a JSONL file, of `hub:NAME`, or of `hub:NAME@FOLDER`, a local copy; of `SOURCE:n` every n-th.
+    """The prompts of a JSONL file, of `hub:NAME`, or of `hub:NAME@FILE`, a local copy; of `SOURCE:n` every n-th.
 
     The names, and how their rows become prompts, are in `lib/datasets_by_name.py`. `split` comes first, then every
     n-th, then `limit`, so no limit moves a prompt from one half to the other. A source without splits is halved for

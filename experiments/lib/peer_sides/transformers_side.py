@@ -2,17 +2,14 @@
 
     transformers_side.py TARGET DRAFTER DTYPE THREADS
 
-Reads a request as a line of JSON (ids, new, temperature, seed, mode) and writes its answer as one: tokens, seconds,
-passes of the target, peak memory, and that before models were loaded. Modes: plain; assisted-N, with N drafts a round;
-assisted-dynamic, which stops by the drafter's confidence; lookup.
+Modes: plain; assisted-N, with N drafts a round; assisted-dynamic, which stops by the drafter's confidence; lookup.
 """
 
-import json
 import sys
 import time
 
 import torch
-from peak_memory import peak
+from serving import peak, serve
 from transformers import AutoModelForCausalLM
 
 DRAFTS, CONFIDENCE = 20, 0.4  # transformers' own defaults
@@ -52,7 +49,7 @@ def answer(target, drafter, request, passes):
         out = target.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=-1, pad_token_id=0, **options)
     seconds = time.perf_counter() - watch
     tokens = out[0, ids.shape[1] :].tolist()
-    return {"tokens": tokens, "seconds": seconds, "passes": len(passes), "peak_kb": peak()}
+    return {"tokens": tokens, "seconds": seconds, "passes": len(passes)}
 
 
 def main():
@@ -63,9 +60,7 @@ def main():
     target, drafter = load(target_path, dtype), load(drafter_path, dtype)
     passes = []
     target.register_forward_hook(lambda *_: passes.append(1))
-    print(json.dumps({"ready": f"transformers on torch {torch.__version__}"}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(target, drafter, json.loads(line), passes) | {"base_kb": base}), flush=True)
+    serve(f"transformers on torch {torch.__version__}", lambda request: answer(target, drafter, request, passes), base)
 
 
 if __name__ == "__main__":

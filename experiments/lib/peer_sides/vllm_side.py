@@ -2,15 +2,14 @@
 
     vllm_side.py TARGET DRAFTER DTYPE THREADS DRAFTS
 
-Requests and answers as in transformers_side.py. The mode is the process's own: DRAFTS 0 is plain decoding.
+The mode is the process's own: DRAFTS 0 is plain decoding.
 """
 
-import json
 import os
 import sys
 import time
 
-from peak_memory import peak
+from serving import peak, serve
 
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 if len(sys.argv) > 4:
@@ -34,20 +33,20 @@ def main():
     os.dup2(2, 1)  # what vLLM prints is no answer
     options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
     llm = LLM(model=target, dtype=dtype, speculative_config=told, **options)
+
+    def answer(request):
+        before, new = passes_of(llm), request["new"]
+        params = SamplingParams(
+            temperature=request["temperature"], max_tokens=new, seed=request["seed"], ignore_eos=True
+        )
+        watch = time.perf_counter()
+        result = llm.generate([{"prompt_token_ids": request["ids"]}], params, use_tqdm=False)[0]
+        seconds, after = time.perf_counter() - watch, passes_of(llm)
+        passes = new if after is None else int(after - (before or 0))
+        return {"tokens": list(result.outputs[0].token_ids), "seconds": seconds, "passes": passes}
+
     with os.fdopen(out, "w") as answers:
-        print(json.dumps({"ready": f"vLLM {version}"}), file=answers, flush=True)
-        for line in sys.stdin:
-            request, before = json.loads(line), passes_of(llm)
-            new, seed = request["new"], request["seed"]
-            params = SamplingParams(temperature=request["temperature"], max_tokens=new, seed=seed, ignore_eos=True)
-            watch = time.perf_counter()
-            result = llm.generate([{"prompt_token_ids": request["ids"]}], params, use_tqdm=False)[0]
-            seconds = time.perf_counter() - watch
-            after = passes_of(llm)
-            passes = new if after is None else int(after - (before or 0))
-            tokens = list(result.outputs[0].token_ids)
-            found = {"tokens": tokens, "seconds": seconds, "passes": passes, "peak_kb": peak(), "base_kb": base}
-            print(json.dumps(found), file=answers, flush=True)
+        serve(f"vLLM {version}", answer, base, answers)
 
 
 if __name__ == "__main__":
