@@ -1,4 +1,4 @@
-"""How often is the drafter's second, third or fourth candidate right, and what do combs and trees bring?
+"""How often is the drafter's second, third or fourth candidate right, and what do combs bring?
 
 Question:  Where the first draft is rejected, what is the chance h that the next candidate is the target's token, by
            depth, entropy, task and temperature; and how much faster are rounds that verify siblings too?
@@ -9,7 +9,7 @@ Expected:  docs/combs.md
 Output:    runs/siblings-<time>/ with manifest.json and table.md
 
 Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
-texts. Combs and trees are predicted (experiments/lib/predicted_combs.py); combs are also replayed.
+texts. Combs are replayed; trees cannot be, and are decoded: python -m experiments.compare configs/trees.py.
 """
 
 import itertools
@@ -23,13 +23,11 @@ from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
-from experiments.lib.predicted_combs import AS_BUILT, UNBOUNDED, halves, predicted
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, faster, replay_rule, write
 from specdec_jax.contrib.trees.rejections import chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
-from specdec_jax.replay.candidates import CANDIDATES
 
 EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, float("inf"))  # nats
 LEAST = 20  # rejections; of fewer a line says nothing
@@ -47,22 +45,20 @@ class Siblings(TraceOptions):
 
 
 def study(options: Siblings, console: Console) -> None:
-    """Counts, predicts and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    """Counts, replays and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
     run = runs.open_traces("siblings", options, console)
     blocks = [tables.about(run)]
     for source, title in tables.sections(run):
         with console.status(title):
             longest = min(options.max_draft_length, source.trace.max_draft_length)
-            blocks += [f"## {title}", chances_table(source), predicted_table(source, longest)]
-            blocks.append(replayed_table(source, longest))
+            blocks += [f"## {title}", chances_table(source), replayed_table(source, longest)]
     write(run, "Siblings", blocks, NOTES)
 
 
 NOTES = (
     "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
-    "Then predicted speed-ups of chains over plain decoding, and of combs and trees over chains; bold where an "
-    "interval excludes 0. Outside: tokens a round drafted outside its chain; taken: rounds that leave the chain. Last "
-    "the rules, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it."
+    "Then the rules, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it, bold where an "
+    "interval excludes 0."
 )
 
 
@@ -94,22 +90,6 @@ def machines(costs: CostModel) -> dict[str, CostModel]:
         "flat verification": cost_model(costs.ratio, dict.fromkeys(WIDTHS, 1.0)),
         tpu.device: between(tpu, [width for width in WIDTHS if width > 1]),
     }
-
-
-def predicted_table(source: Source, longest: int) -> str:
-    """Chains, combs and trees on every machine."""
-    lines, every, trace = [], CANDIDATES - 1, source.trace
-    plain_passes = trace.length[np.concatenate(halves(trace.num_texts))]
-    for name, costs in machines(source.costs).items():
-        chain = predicted(trace, costs, longest, siblings=0)
-        cells = [interval(faster(chain.seconds, plain_passes * costs.plain_pass))]
-        for siblings, tree in ((1, None), (every, None), (every, UNBOUNDED), (every, AS_BUILT)):
-            result = predicted(trace, costs, longest, siblings, tree)
-            cells.append(tables.percent_more(faster(result.seconds, chain.seconds)))
-        outside, taken = (values.sum() / result.rounds.sum() for values in (result.tried, result.taken))
-        lines.append([name, *cells, f"{outside:.1f}", f"{taken:.0%}"])
-    heads = ["machine", "chains", "one sibling", "three siblings", "trees", "two expanded", "outside", "taken"]
-    return markdown(heads, lines)
 
 
 def replayed_table(source: Source, longest: int) -> str:

@@ -1,14 +1,11 @@
-"""Candidates of whole traces: those of the tables, of chains as of texts; what is counted of them and predicted."""
+"""Candidates of whole traces: those of the tables, of chains as of texts; what is counted of them."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_candidates import by_enumeration
 
-from experiments.lib.predicted_combs import UNBOUNDED, Fitted, Starts, Tree, fitted, play, predicted, starts
-from experiments.lib.smoke import made_up_trace
 from specdec_jax.contrib.trees.rejections import candidates, chances, entropies, rejections, runs
-from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
@@ -120,57 +117,3 @@ def test_entropies_follow_the_text_and_then_the_tail(greedy):
     np.testing.assert_allclose(found[text, at, :2], greedy.path[text, at : at + 2, column], rtol=1e-6)
     tail = greedy.tails[greedy.tail_of[text, at + 2]]
     np.testing.assert_allclose(found[text, at, 2:], tail[:2, column], rtol=1e-6)
-
-
-def counted(run, right, tokens, siblings, tree=None, widths=(1, 2, 4, 8), links=3):
-    """Rounds, and those that leave the chain, on a machine where everything pays: drafts are nearly always accepted."""
-    length = tokens + 1
-    run, right = (np.array([[*values, *[0] * (length - len(values))]]) for values in (run, right))
-    seen = Starts(run, right, np.zeros((1, length, links), int), np.array([tokens]))
-    chance = Fitted(np.full(9, 0.9), np.full((9, 3), 0.5), 0.9)
-    free = cost_model(0.0, dict.fromkeys(widths, 1.0))
-    found = play(seen, free, chance, links, siblings, tree)
-    return found.rounds[0], found.taken[0]
-
-
-def test_a_sibling_saves_the_round_it_is_right_in():
-    """Two drafts are right, then the second candidate is, and after it all is."""
-    run, right = [2, 1, 0, 3, 3, 3, 2, 1], [1, 1, 1, 0, 0, 0, 0, 0]
-    assert counted(run, right, 8, siblings=0) == (3, 0)  # 3, 4 and 1 tokens
-    assert counted(run, right, 8, siblings=1) == (2, 1)  # 4 and 4
-    assert counted(run, [2, 2, 2], 8, siblings=1) == (3, 0)  # the third candidate is, and is not drafted
-    assert counted(run, [2, 2, 2], 8, siblings=2, widths=(1, 2, 4, 16)) == (2, 1)
-    assert counted(run, right, 8, siblings=1, widths=(1, 2, 4)) == (3, 0)  # no place after three drafts
-
-
-def test_a_tree_goes_on_after_its_sibling():
-    run, right = [0, 3, 2, 1, 0], [1, 0, 0, 0, 0]
-    assert counted(run, right, 5, siblings=1) == (2, 1)
-    assert counted(run, right, 5, siblings=1, tree=UNBOUNDED, widths=(1, 2, 4, 16)) == (2, 1)  # two after it: 4 of 5
-    assert counted(run, right, 4, siblings=1, tree=UNBOUNDED, widths=(1, 2, 4, 16)) == (1, 1)
-    assert counted(run, right, 4, siblings=1) == (2, 1)
-
-
-def test_children_are_leaves_of_which_several_are_drafted():
-    wide = (1, 2, 4, 16)
-    run, right = [0, 3, 2, 1, 0], [1, 0, 0, 0, 0]
-    one = Tree(expanded=1, levels=1, children=1)
-    assert counted(run, right, 3, siblings=1, tree=one, widths=wide) == (1, 1)  # the sibling, its child and a bonus
-    assert counted(run, right, 4, siblings=1, tree=one, widths=wide) == (2, 1)
-    run, right = [0, 0, 2, 1, 0], [1, 2, 0, 0, 0]  # after the sibling the third candidate is right
-    assert counted(run, right, 3, siblings=1, tree=one._replace(children=3), widths=wide) == (1, 1)
-    assert counted(run, right, 3, siblings=1, tree=one._replace(children=2), widths=wide) == (2, 1)
-    run, right = [0, 3, 2, 1, 0], [2, 0, 0, 0, 0]  # of two drafts' siblings one is read: the first's first
-    assert counted(run, right, 3, siblings=2, tree=one, widths=wide, links=2) == (2, 1)
-    assert counted(run, right, 3, siblings=2, tree=one._replace(expanded=2), widths=wide, links=2) == (1, 1)
-
-
-def test_chances_are_fitted_to_what_rounds_reach():
-    trace = made_up_trace(1.0, texts=400)
-    seen = starts(trace)
-    one_bin = fitted(seen._replace(bins=np.zeros_like(seen.bins)))
-    np.testing.assert_allclose(one_bin.right[0], [0.3, 0.15 / 0.7, 0.05 / 0.55], atol=0.03)
-    within = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-    assert abs(one_bin.mean - trace.accepted[within].mean()) < 0.2
-    comb, chain = (predicted(trace, cost_model(0.1, {1: 1.0, 32: 1.0}), 5, siblings) for siblings in (3, 0))
-    assert comb.taken.sum() > 0 and comb.rounds.sum() < chain.rounds.sum()
