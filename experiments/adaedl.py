@@ -11,8 +11,8 @@ Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive r
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
            half a percent of the best fixed lambda. long: starts are forgotten after 1,000 to 1,500 rounds where the
            checked token is kept, after 6,000 or more as published
-Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and a picture; a stopped run goes on
-           where it was with the same --out
+Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and, but for factor, a picture; a
+           stopped run goes on where it was with the same --out
 
 Rules are replayed with measured costs, not timed; settings are those that were fastest on the other half of the prompts
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
@@ -227,21 +227,14 @@ def factor(options: Factor, console: Console) -> None:
         f"{name}, {kind}": variant(entry, [fixed | {"threshold": value} for value in values])
         for name, (entry, fixed) in rules.items() for kind, values in KINDS.items()
     })  # fmt: skip
-    blocks, lines = [tables.about(run)], {}
+    blocks = [tables.about(run)]
     for source, title in tables.sections(run):
-        here, series = runs.of_source(rows, source), lines.setdefault(title, {})
+        here = runs.of_source(rows, source)
         blocks.append(f"## {title}")
         for kind in KINDS:
             mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
             blocks += [f"Lambda {kind}:", tables.compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
-            series[f"lambda {kind}"] = factors, [runs.speedup(mine[f"{value:g}"]) for value in factors]
-            series[f"lambda {kind}, factor fitted"] = factors, [runs.speedup(mine[FITTED]).estimate] * len(factors)
-    styles = {}
-    for colour, kind in zip(COLOURS[1:], KINDS, strict=False):
-        styles[f"lambda {kind}"] = {"color": colour, "marker": "o"}
-        styles[f"lambda {kind}, factor fitted"] = {"color": colour, "ls": "--"}
-    figure = tables.lines_figure(lines, ("entropy factor", AXES), styles, ticks=factors, log=True)
-    write(run, "The entropy factor", blocks, NOTE_FACTOR, factors=figure)
+    write(run, "The entropy factor", blocks, NOTE_FACTOR)
 
 
 NOTE_FACTOR = (

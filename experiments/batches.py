@@ -7,7 +7,7 @@ Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
 Expected:  two cores, greedily: survival-together 1.30, 1.16 and 1.03 times plain decoding at 2, 4 and 8 rows, survival
            by row 1.25, 0.99 and 0.93 (docs/batches.md)
 Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
-           table.md and speedup.png; a stopped run goes on with the same --out
+           table.md; a stopped run goes on with the same --out
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
 place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls
@@ -24,14 +24,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import waiting
 from experiments.lib.cells import at_temperature, interval, markdown
 from experiments.lib.commands import command, with_studies
 from experiments.lib.options import Models, Output, check_least
-from experiments.lib.plots import legend_below, panels, rule_colours
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
@@ -114,7 +112,7 @@ def batches(config: Batches, console: Console) -> None:
     rates = {
         tuple(row[name] for name in KEY): row["num_emitted_tokens"] / row["seconds"] for row in folder.rows()
     }  # tokens/s
-    publish(folder, _table(config, rates, methods), console, speedup=_figure(config, rates, methods))
+    publish(folder, _table(config, rates, methods), console)
 
 
 def _request(config: Batches, pair: Pair, prompts: list[str], key: Key) -> Request:
@@ -161,42 +159,18 @@ def _take_turns(runs: list[_Run]) -> None:
             runs[(index + place) % len(runs)].slice(index)
 
 
-def _speedup(config: Batches, rates: Rates, batch: int, temperature: float, method: str) -> tuple[float, float, float]:
-    """Over plain decoding of the same repeat: median, least and most of the repeats."""
-    each = [
-        rates[batch, temperature, method, repeat] / rates[batch, temperature, PLAIN, repeat]
-        for repeat in range(config.repeats)
-    ]
-    return float(np.median(each)), min(each), max(each)
-
-
 def _table(config: Batches, rates: Rates, methods: list[str]) -> str:
     parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most."]
     for temperature in config.temperatures:
         lines = []
         for batch in config.batches:
-            plain = np.median([rates[batch, temperature, PLAIN, repeat] for repeat in range(config.repeats)])
-            cells = [interval(_speedup(config, rates, batch, temperature, method)) for method in methods[1:]]
-            lines.append([str(batch), f"{plain:.0f}", *cells])
+            of = {m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)]) for m in methods}
+            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # of the same repeat
+            cells = [interval((np.median(each), each.min(), each.max())) for each in ratios]
+            lines.append([str(batch), f"{np.median(of[PLAIN]):.0f}", *cells])
         heads = ["batch", "plain, tokens/s", *methods[1:]]
         parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _figure(config: Batches, rates: Rates, methods: list[str]) -> Figure:
-    figure, grid = panels([at_temperature(one) for one in config.temperatures], sharey=True)
-    colours = rule_colours(methods)
-    for axes, temperature in zip(grid[0], config.temperatures, strict=True):
-        for method in methods[1:]:
-            medians = [_speedup(config, rates, batch, temperature, method)[0] for batch in config.batches]
-            axes.plot(config.batches, medians, marker="o", ms=4, color=colours.get(method), label=method)
-        axes.axhline(1.0, color="#888888", lw=0.8)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(config.batches, [str(batch) for batch in config.batches])
-        axes.set_xlabel("batch")
-    grid[0][0].set_ylabel("speed-up over plain decoding")
-    legend_below(figure, grid[0][0], columns=3)
-    return figure
 
 
 main = with_studies(command(Batches, batches, __doc__, "python -m experiments.batches"), waiting=waiting.main)

@@ -109,12 +109,15 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                         pairs = load_pairs(config)
                         _say_costs(pairs, folder, console)
                 bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                row, generation = _measure(config, job, pair, request, known, _costs_of(pairs, name, slots))
+                plain = known.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
+                row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
                 if judge is not None:
                     row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
                 known[job.key] = row
                 folder.append(row)
-                console.print(_line(config, job, known))
+                rates = [one["num_emitted_tokens"] / one["seconds"] for one in (row, plain or row)]
+                line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
+                console.print(f"{line} {rates[0] / rates[1]:6.2f}")
                 bar.advance(task)
         if missing and config.live:  # a stream is a program of its own to compile
             last, name = missing[-1], missing[-1].method.name
@@ -216,21 +219,8 @@ def _warm_up(
     return decoded
 
 
-def _line(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], Row]) -> str:
-    """What was just measured, and how much faster than the baseline it was."""
-    row, plain = known[job.key], _plain(config, job, known)
-    rate = row["num_emitted_tokens"] / row["seconds"]
-    line = f"{job.method.name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rate:6.1f} tokens/s"
-    return line if plain is None else f"{line} {rate * plain['seconds'] / plain['num_emitted_tokens']:6.2f}"
-
-
 def _measure(
-    config: CompareConfig,
-    job: Job,
-    pair: Pair,
-    request: Request,
-    known: dict[tuple[Any, ...], Row],
-    costs: CostModel | None,
+    job: Job, pair: Pair, request: Request, plain: Row | None, costs: CostModel | None
 ) -> tuple[Row, Generation]:
     """One row: a timed generation, what `costs` predict of it and, under greedy, whether it equals plain decoding."""
     (result,), state = decode(pair, request)
@@ -240,7 +230,7 @@ def _measure(
         if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
     }
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
-    plain, equality = _plain(config, job, known), {"equals_plain": None, "first_difference": None}
+    equality: Row = {"equals_plain": None, "first_difference": None}
     if job.temperature == 0 and plain is not None:
         texts = plain["tokens"], result.tokens
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
@@ -267,11 +257,6 @@ def _measure(
         "text": result.text,
     }
     return row, result
-
-
-def _plain(config: CompareConfig, job: Job, known: dict[tuple[Any, ...], Row]) -> Row | None:
-    """The baseline's row of the same job, once there is one."""
-    return known.get((*job.key[:3], config.chosen_methods()[0].name))
 
 
 def _report(
@@ -304,18 +289,13 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
     different = [row for row in compared if not row["equals_plain"]]
     if not compared:
         return "No greedy outputs to compare."
-    if not different:
-        equal = "the output equals" if len(compared) == 1 else f"all {len(compared)} outputs equal"
-        return f"Greedy: {equal} plain decoding token for token."
-    lines = [
-        f"Greedy: {len(compared) - len(different)} of {len(compared)} outputs equal plain decoding token for token."
-    ]
+    equal = f"{len(compared) - len(different)} of {len(compared)} outputs equal"
+    lines = [f"Greedy: {equal} plain decoding token for token."]
     for row in different:
-        at = row["first_difference"]
-        gap = at["logit_gap"]
+        position, gap = row["first_difference"]["position"], row["first_difference"]["logit_gap"]
         why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
         kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
-        lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {at['position']}, {why}{kind}")
+        lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {position}, {why}{kind}")
     return "\n".join(lines)
 
 

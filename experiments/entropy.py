@@ -23,10 +23,8 @@ acceptance. The factor is fitted to the tokens it is then judged on, which favou
 
 import itertools
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +84,9 @@ class Positions(NamedTuple):
 
 def study(options: Entropy, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
-    run = runs.open_traces("entropy", options, console, sources=sources_of(options))
+    made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
+    sources = runs.read_sources(options, made_up, group=pair_of)
+    run = runs.open_traces("entropy", options, console, sources=sources)
 
     def compared(source: Source, what: str) -> Mapping[str, Row]:
         del what
@@ -114,31 +114,9 @@ NOTES = (
 )
 
 
-def sources_of(options: Entropy) -> list[Source]:
-    """The traces, each pair of models a group."""
-    made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
-    sources = runs.read_sources(options, made_up, group=lambda trace: " for ".join(models_of(trace)))
-    if options.smoke:
-        return sources
-    names = [models_of(source.trace) for source in sources]
-    called = short_names({name for pair in names for name in pair})
-    return [s._replace(group=f"{called[d]} for {called[t]}") for s, (d, t) in zip(sources, names, strict=True)]
-
-
-def models_of(trace: Trace) -> tuple[str, str]:
-    """Drafter and target that a trace names."""
-    drafter, target = (str(trace.about.get(role, role)) for role in ("drafter", "target"))
-    return drafter, target
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of models for tables: the last part of a path but for the `drafter` that distillation writes.
-
-    Names that would be told apart no more stay whole.
-    """
-    short = {name: [part for part in Path(name).parts if part != "drafter"][-1:] for name in names}
-    often = Counter(map(tuple, short.values()))
-    return {name: part[0] if part and often[tuple(part)] == 1 else name for name, part in short.items()}
+def pair_of(trace: Trace) -> str:
+    """The drafter and the target that a trace names."""
+    return f"{trace.about.get('drafter', 'drafter')} for {trace.about.get('target', 'target')}"
 
 
 def titled(run: Run) -> list[tuple[Source, str]]:

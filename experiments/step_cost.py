@@ -6,8 +6,8 @@ Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2
            python -m experiments.step_cost precision   (what the weights in fewer bits change and save)
 Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
-Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json, table.md and
-           passes.png; a finished folder is only reported again
+Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json and table.md; a
+           finished folder is only reported again
 
 cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
 configs/costs/cpu.json, which they take unless told otherwise, is one of an earlier version, from width 2 on. It holds
@@ -28,14 +28,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import precision_study
 from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
 from experiments.lib.commands import command, with_studies
 from experiments.lib.options import Models, Output, Smoke, check_least
-from experiments.lib.plots import COLOURS, panels
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.terminal import publish
@@ -129,7 +127,7 @@ def measure(config: StepCost, console: Console) -> None:
     passes = {name: Cost(**entry) for name, entry in measured["passes"].items()}
     model = costs_of(config, passes, measured["device"])
     save_cost_model(folder.path / COST_MODEL, model)
-    publish(folder, report(config, passes, measured["checks"], measured["prompt"]), console, passes=picture(model))
+    publish(folder, report(config, passes, measured["checks"], measured["prompt"]), console)
     console.print(f"c = {model.ratio:.3f}")
 
 
@@ -137,20 +135,6 @@ def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> 
     """The cost model of the first dtype, with the greedy program's drafter step."""
     times = {width: passes[f"target {config.dtypes[0]} {width}"].median for width in config.widths}
     return cost_model(passes["drafter 0"].median, times, device=device, batch=config.batch)
-
-
-def picture(model: CostModel) -> Figure:
-    """A pass against its width, in passes of plain decoding, and drafter steps beside it."""
-    figure, ((axes,),) = panels([f"{model.device}, batch {model.batch}"], height=3.8, width=6.4)
-    axes.title.set_fontsize(10)  # machines have long names
-    passes = [time / model.plain_pass for time in model.target_pass]
-    axes.plot(model.widths, passes, "o-", color=COLOURS[1], label="target pass")
-    axes.axhline(model.ratio, color=COLOURS[2], lw=2, label=f"drafter step (c = {model.ratio:.3f})")
-    for width, share in zip(model.widths, passes, strict=True):
-        axes.annotate(f"{share:.2f}", (width, share), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    axes.set(xlabel="tokens verified", ylabel="passes of plain decoding", ylim=(0, 1.2 * max(passes)))
-    axes.legend(frameon=False)
-    return figure
 
 
 def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: LoadedModel) -> dict[str, Cost]:

@@ -42,12 +42,6 @@ def plain_axes(axes: Axes, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """One legend for all panels, under them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-
-
 def rule_colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each rule, the same in every picture for those that are always compared."""
     others = [name for name in names if name not in RULE_COLOURS]

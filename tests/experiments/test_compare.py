@@ -100,7 +100,7 @@ def test_repeats_draw_with_the_next_seed(config, tmp_path):
 def test_the_table_has_greedy_and_sampled_rows_and_the_equality(finished):
     text = (finished[1] / "table.md").read_text()
     assert text.count("| static-2 |") + text.count("| **static-2** |") == 2
-    assert "Greedy: all 2 outputs equal plain decoding token for token." in text and "Doubtful" not in text
+    assert "Greedy: 2 of 2 outputs equal plain decoding token for token." in text and "Doubtful" not in text
 
 
 def test_methods_are_measured_against_another_one_too(finished):
@@ -125,7 +125,7 @@ def test_a_stopped_run_goes_on_where_it_was(finished, config, tmp_path, monkeypa
     (out / "results.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:40])  # killed inside a line
     measured = []
     real = compare._measure
-    monkeypatch.setattr(compare, "_measure", lambda *args: measured.append(args[1].key) or real(*args))
+    monkeypatch.setattr(compare, "_measure", lambda *args: measured.append(args[0].key) or real(*args))
     assert main([str(config), "--out", str(out)]) == 0
     assert len(measured) == 3
     shown = [line.split() for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
@@ -151,7 +151,7 @@ def test_each_method_is_compiled_when_its_turn_comes_and_the_last_can_be_seen_li
     events = []
     warm_up, measure = compare._warm_up, compare._measure
     monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[1].name}") or warm_up(*args))
-    monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[1].method.name) or measure(*args))
+    monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[0].method.name) or measure(*args))
     monkeypatch.setattr(compare, "show_live", lambda console, pair, name, *args, **kw: events.append(f"live {name}"))
     assert main([str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0", "--live"]) == 0
     assert events == ["+plain", "plain", "+static-2", "static-2", "live static-2"]
@@ -247,7 +247,7 @@ def test_the_equality_summary_names_every_difference_and_its_gap():
         return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
 
     assert equality_summary([row("a", None), row("a", None)]) == "No greedy outputs to compare."
-    assert equality_summary([row("a", True)]) == "Greedy: the output equals plain decoding token for token."
+    assert equality_summary([row("a", True)]) == "Greedy: 1 of 1 outputs equal plain decoding token for token."
     lines = equality_summary(
         [row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)]
     ).splitlines()

@@ -38,7 +38,7 @@ def ran(tmp_path_factory):
             first = (out / "results.jsonl").read_bytes() if (out / "results.jsonl").exists() else b""
             assert module.main(command) == 0  # goes on where nothing is left to do
             assert not first or (out / "results.jsonl").read_bytes() == first
-            assert (out / "table.md").read_text().startswith(("#", "tiny")) and list(out.glob("*.png"))
+            assert (out / "table.md").read_text().startswith(("#", "tiny"))
             known[key] = (out, read_rows(out))
         return known[key]
 

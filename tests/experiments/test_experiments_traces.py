@@ -24,7 +24,7 @@ COMMANDS = {
         ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
     ),
     "lambda": (adaedl, ("lambdas.png",), ()),
-    "factor": (adaedl, ("factors.png",), ("--factors", "0.05", "0.2")),
+    "factor": (adaedl, (), ("--factors", "0.05", "0.2")),
     "tables": (adaedl, ("paper.png",), ()),
     "entropy": (entropy, ("entropy.png",), ("--bins", "5")),
 }
@@ -362,7 +362,7 @@ def test_acceptance_by_entropy_of_a_pair_by_a_plain_loop(finished):
     assert np.sum(told["seconds"]) == pytest.approx(seconds)
 
 
-def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tmp_path, capsys):
+def test_pairs_are_named_by_drafter_and_target(tmp_path):
     names = {"gpt2": ("runs/gpt2-shaped/drafter", "smollm2"), "gemma": ("smollm2", "/some/gemma.gguf")}
     for folder, (drafter, target) in names.items():
         (tmp_path / folder).mkdir()
@@ -374,14 +374,8 @@ def test_pairs_are_named_by_the_last_part_of_a_path_and_both_targets_are_said(tm
     folders = [str(tmp_path / folder) for folder in names]
     assert entropy.main([*folders, "--out", str(tmp_path / "out")]) == 0
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "| gpt2-shaped for smollm2, t" in table and "| smollm2 for gemma.gguf, t" in table
+    assert "| runs/gpt2-shaped/drafter for smollm2, t" in table and "| smollm2 for /some/gemma.gguf, t" in table
     assert "Traces of smollm2, /some/gemma.gguf with" in table
-
-
-def test_names_that_would_be_alike_stay_whole():
-    names = ("runs/a/drafter", "runs/b/drafter", "org/model", "other/model", "drafter", "smollm2")
-    short = ("a", "b", "org/model", "other/model", "drafter", "smollm2")
-    assert entropy.short_names(names) == dict(zip(names, short, strict=True))
 
 
 def test_a_pair_that_comes_twice_is_refused(tmp_path, capsys):
