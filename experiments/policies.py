@@ -38,6 +38,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from experiments.lib import pairs
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, PARENTHESES, at_temperature, emphasised, interval, markdown
@@ -338,7 +339,10 @@ def by_machine(options: Policies, console: Console) -> None:
     points = [point for path in options.measured for point in measured_points(path, traces, options.machine())]
     run = runs.open_traces("policies", options, console, sources=sources)
     played = variants_of(tuple(dict.fromkeys((STATIC, *(options.rules or COMPARED)))), options.settings)
-    rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | {ORACLE: REFERENCES[ORACLE]})
+    references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
+    if options.groups and "survival" in played:
+        played[pairs.LEFT_OUT] = pairs.left_out(sources)
+    rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
         kind = KINDS.get(source.group.partition(", c = ")[0])
@@ -350,6 +354,9 @@ def by_machine(options: Policies, console: Console) -> None:
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
         lines[title] = {name: (ratios, [runs.speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
+    if options.groups:
+        cells = [(source, {row["what"]: row for row in runs.of_source(rows, source, ALL)}) for source in sources]
+        blocks += ["## All pairs", pairs.NOTE, pairs.pairs_table(cells, list(played))]
     colours = rule_colours(list(played)) | {ORACLE: INK}
     styles = {
         name: {"color": colours[name], "marker": ".", "ls": "--" if name == ORACLE else "-"}
@@ -424,8 +431,10 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
         emitted = f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
         figures = [f"{source.costs.ratio:.3f}", tables.plus_minus(taken, 3), emitted]
         best = emphasised(texts, [fast[name] for name in names])
-        lines.append([source.group, *figures, *best, f"{fast[ORACLE]:.2f}"])
-    return markdown(["group", "c", "a", "tokens a pass", *headings([*names, ORACLE])], lines)
+        limits = [f"{fast[name]:.2f}" for name in (FORESIGHT, ORACLE) if name in fast]
+        lines.append([source.group, *figures, *best, *limits])
+    heads = [*names, *(name for name in (FORESIGHT, ORACLE) if name in rows[0])]
+    return markdown(["group", "c", "a", "tokens a pass", *headings(heads)], lines)
 
 
 main = command(Policies, study, __doc__)

@@ -80,7 +80,6 @@ RULES: tuple[Rule, ...] = (
     Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson")),
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival()),
-    Rule("survival-one-step", stopping.survival(look_ahead=False)),
     Rule("comb", comb()),
     Rule("survival-siblings", survival_tree(siblings=3)),
     Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),

@@ -9,73 +9,62 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping.survival import Prior
+from specdec_jax.stopping._survival_state import LEAST_ENTROPY, Prior
+from specdec_jax.stopping.survival import SAMPLED
 
-LEAST, MOST = Prior(-3, -4, 0, 0, -4, 0, -2, 0), Prior(5, 0, 3, 1, 4, 3, 3, 1)
-"""Where weights may lie: acceptance never rises with entropy, and never falls with confidence."""
 RIDGE = 1e-4
+MOST_SURPRISE = 1.5
 
 
 class Positions(NamedTuple):
     """Every draft that a trace holds as the rule sees it, [M] each."""
 
-    sqrt_entropy: np.ndarray
-    confidence: np.ndarray  # logit of the largest probability
+    evidence: np.ndarray  # logits: of the largest probability where greedy, the negative log entropy where sampled
     surprise: np.ndarray  # log q of the drafted token plus entropy; 0 where greedy
-    log_temperature: np.ndarray  # log temperature; 0 where greedy
+    log_temperature: np.ndarray  # 0 where greedy
     accepted: np.ndarray  # bool
-    chain: np.ndarray  # int; drafts of one chain, one behind the other, may be those of one round
 
 
 def positions(trace: Trace) -> Positions:
-    """The draft before every token of every text; of a drafter that reads its target, every chain's drafts."""
-    texts, chain, features, accepted = _along(trace) if trace.chains is None else _of_chains(trace)
-    entropy, largest, log_q = (features[:, FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
-    largest = np.clip(largest, 1e-4, 1 - 1e-4)
-    temperature = trace.temperature[texts].astype(np.float64)
-    surprise = np.where(temperature > 0, log_q + entropy, 0.0)
-    log_temperature = np.log(np.where(temperature > 0, temperature, 1.0))
-    return Positions(np.sqrt(entropy), np.log(largest) - np.log1p(-largest), surprise, log_temperature, accepted, chain)
+    """The draft before every token of every text; of a drafter that reads its target, every chain's drafts up to the
+    first that is rejected, or to the text's end.
+    """
+    if trace.chains is None or trace.run is None:
+        at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
+        features, accepted = trace.path[at].astype(np.float64), trace.accepted[at]
+        log_q = FEATURES.index("log_q")
+        features[~accepted, log_q] = trace.tails[trace.tail_of[at][~accepted], 0, log_q]
+    else:
+        begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
+        at = (step <= trace.run[:, :, None]) & (begin + step < trace.length[:, None, None])
+        features = trace.chains[at].astype(np.float64)
+        accepted = np.broadcast_to(step < trace.run[:, :, None], at.shape)[at]
+    return Positions(*_read(features, trace.temperature[np.nonzero(at)[0]].astype(np.float64)), accepted)
 
 
-def _along(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(text, chain, features, accepted) of every position: a text is a chain."""
-    at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-    texts, _ = np.nonzero(at)
-    features, accepted = trace.path[at].astype(np.float64), trace.accepted[at]
-    log_q = FEATURES.index("log_q")
-    features[~accepted, log_q] = trace.tails[trace.tail_of[at][~accepted], 0, log_q]
-    return texts, texts, features, accepted
-
-
-def _of_chains(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same of every chain's drafts up to the first that is rejected, or to the text's end."""
-    assert trace.chains is not None and trace.run is not None
-    begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
-    run = trace.run[:, :, None]
-    at = (step <= run) & (begin + step < trace.length[:, None, None])
-    texts, begun, _ = np.nonzero(at)
-    accepted = np.broadcast_to(step < run, at.shape)[at]
-    return texts, texts * trace.run.shape[1] + begun, trace.chains[at].astype(np.float64), accepted
+def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(evidence, surprise, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
+    entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
+    largest, sampled = np.clip(largest.astype(np.float64), 1e-4, 1 - 1e-4), temperature > 0
+    entropy = np.maximum(entropy, 0.0)
+    evidence = np.where(sampled, -np.log(entropy + LEAST_ENTROPY), np.log(largest) - np.log1p(-largest))
+    log_temperature = np.log(np.where(sampled, temperature, 1.0))
+    return evidence, np.where(sampled, log_q + entropy, 0.0), np.broadcast_to(log_temperature, evidence.shape)
 
 
 def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
     """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts."""
-    entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
-    largest, sampled = np.clip(largest.astype(np.float64), 1e-4, 1 - 1e-4), temperature > 0
-    log_temperature = np.log(np.where(sampled, temperature, 1.0))
-    slope = np.minimum(prior.entropy + prior.entropy_log_temperature * log_temperature, 0.0)
-    logit = prior.bias + prior.log_temperature * log_temperature + slope * np.sqrt(np.maximum(entropy, 0.0))
-    logit = logit + prior.confidence * (np.log(largest) - np.log1p(-largest))
-    return 1 / (1 + np.exp(-logit - np.where(sampled, prior.surprise * (log_q + entropy), 0.0)))
+    evidence, surprise, log_temperature = _read(features, temperature)
+    logit = prior.bias + prior.log_temperature * log_temperature + evidence + prior.surprise * surprise
+    return 1 / (1 + np.exp(-logit))
 
 
 def fit_prior(*traces: Trace) -> Prior:
-    """The prior of greatest likelihood: logistic regressions, within their bounds.
+    """The prior of greatest likelihood, by logistic regression; every trace weighs the same.
 
-    The first tells acceptance from the distribution before the draw, the second adds the token's surprise after it, the
-    third tells the acceptance of the position after an accepted one from that one's logit. Give greedy traces or
-    sampled ones; several temperatures teach what temperature does, from one it is taken to do nothing.
+    The bias and what temperature does are learnt from the distributions before the draw, then the weight of the token's
+    surprise after it. Give greedy traces or sampled ones; several temperatures teach what temperature does, from one it
+    does what it did to the pairs of the default prior.
 
     Raises:
         ValueError: no traces, or such in which nothing, or everything, was accepted.
@@ -83,43 +72,32 @@ def fit_prior(*traces: Trace) -> Prior:
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")
     parts = [positions(trace) for trace in traces]
-    offsets = np.cumsum([0, *(part.chain.max(initial=0) + 1 for part in parts[:-1])])
-    shifted = [part._replace(chain=part.chain + offset) for part, offset in zip(parts, offsets, strict=True)]
-    seen = Positions(*(np.concatenate(fields) for fields in zip(*shifted, strict=True)))
+    seen = Positions(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))
+    weight = np.concatenate([np.full(len(part.accepted), 1 / len(part.accepted)) for part in parts]) / len(parts)
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
-    columns = np.stack(
-        [
-            np.ones_like(seen.log_temperature),
-            seen.sqrt_entropy,
-            seen.confidence,
-            seen.log_temperature,
-            seen.sqrt_entropy * seen.log_temperature,
-        ],
-        axis=1,
-    )
-    names = ("bias", "entropy", "confidence", "log_temperature", "entropy_log_temperature")
-    before = _logistic(columns, seen.accepted, *([getattr(end, name) for name in names] for end in (LEAST, MOST)))
-    logit = columns @ before
-    with_token = np.stack([np.ones_like(logit), logit, seen.surprise], axis=1)
-    surprise = _logistic(with_token, seen.accepted, (0.0, 1.0, LEAST.surprise), (0.0, 1.0, MOST.surprise))[2]
-    follows = (seen.chain[1:] == seen.chain[:-1]) & seen.accepted[:-1]
-    after = np.stack([np.ones(int(follows.sum())), logit[:-1][follows]], axis=1)
-    following = _logistic(after, seen.accepted[1:][follows], LEAST[-2:], MOST[-2:])
-    fitted = {name: float(value) for name, value in zip(names, before, strict=True)}
-    return Prior(**fitted, surprise=float(surprise), next_bias=float(following[0]), next_slope=float(following[1]))
+    columns, bounds = [np.ones_like(seen.evidence)], [(-np.inf, np.inf)]
+    by_default = SAMPLED.log_temperature if seen.log_temperature.any() else 0.0
+    if np.ptp(seen.log_temperature) > 0:
+        columns, bounds, by_default = [*columns, seen.log_temperature], [*bounds, (0.0, np.inf)], 0.0
+    logit = seen.evidence + by_default * seen.log_temperature
+    found = _logistic(np.stack(columns, axis=1), logit, seen.accepted, weight, bounds)
+    logit = logit + np.stack(columns, axis=1) @ found
+    bias, temperature = (*found, by_default)[:2]
+    surprise = _logistic(seen.surprise[:, None], logit, seen.accepted, weight, ((0.0, MOST_SURPRISE),))[0]
+    return Prior(float(bias), float(temperature), float(surprise))
 
 
-def _logistic(columns: np.ndarray, labels: np.ndarray, low: Any, high: Any) -> np.ndarray:
-    """Weights of a logistic regression with a little ridge on all but the first, within bounds."""
+def _logistic(
+    columns: np.ndarray, logit: np.ndarray, labels: np.ndarray, weight: np.ndarray, bounds: Any
+) -> np.ndarray:
+    """Weights of columns that are added to a logit, within bounds, with a little ridge; `weight` sums to 1."""
     signs = np.where(labels, 1.0, -1.0)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        margin = signs * (columns @ weights)
-        value = float(np.mean(np.logaddexp(0.0, -margin)) + RIDGE * np.sum(weights[1:] ** 2))
-        slope = -(signs / (1.0 + np.exp(margin))) @ columns / len(labels)
-        slope[1:] += 2 * RIDGE * weights[1:]
+        margin = signs * (logit + columns @ weights)
+        value = float(weight @ np.logaddexp(0.0, -margin) + RIDGE * np.sum(weights**2))
+        slope = -(weight * signs / (1.0 + np.exp(margin))) @ columns + 2 * RIDGE * weights
         return value, slope
 
-    start = np.clip(np.zeros(columns.shape[1]), low, high)
-    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True))).x
+    return minimize(loss, np.zeros(columns.shape[1]), jac=True, method="L-BFGS-B", bounds=bounds).x

@@ -12,56 +12,63 @@ from specdec_jax.types import Array, RoundContext
 class Ahead(NamedTuple):
     """The tokens that may be drafted next."""
 
-    first: Array  # [B] float32, the chance of the next one
-    later: Array  # [B] float32, of each of those after it
+    tokens: Array  # [B, P] float32, what 1, 2 ... P of them bring if all before survive
     drafted: Array  # [B] int32, drafts of the round so far
     paid: float  # passes of them that are paid for already
-    horizon: int  # N, the most that are weighed
+
+
+def unknown(state: SurvivalState, level: Array | int, drafted: Array) -> Ahead:
+    """Tokens whose distributions are not known, after a distribution of that level."""
+    at = jnp.broadcast_to(jnp.asarray(level, jnp.int32), drafted.shape)[:, None, None]
+    return Ahead(jnp.take_along_axis(state.forecast, at, axis=1)[:, 0], drafted, 0.0)
+
+
+def known(state: SurvivalState, chance: Array, level: Array, drafted: Array) -> Ahead:
+    """A token of a distribution that is paid for, accepted with `chance` [B], and unknown ones after it."""
+    after = unknown(state, level, drafted).tokens[:, :-1]
+    return Ahead(chance[:, None] * (1.0 + jnp.pad(after, ((0, 0), (1, 0)))), drafted, 1.0)
 
 
 def further(ahead: Ahead) -> Array:
-    """1, 2 ... N further tokens, [1, N] int32."""
-    return jnp.arange(1, ahead.horizon + 1, dtype=jnp.int32)[None, :]
+    """1, 2 ... P further tokens, [1, P] int32."""
+    return jnp.arange(1, ahead.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
 
 
 def gain_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """The most that 1 to N further tokens bring beyond the worth of their time, [B] float32 in tokens, of every row for
+    """The most that 1 to P further tokens bring beyond the worth of their time, [B] float32 in tokens, of every row for
     itself; rows without room get minus infinity.
     """
     return best_within(net_by_row(state, ahead, context), ahead, context)
 
 
 def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """What 1, 2 ... N further tokens bring less the worth of their time, [B, N] float32 in tokens."""
-    first, later, drafted, paid, _ = ahead
+    """What 1, 2 ... P further tokens bring less the worth of their time, [B, P] float32 in tokens."""
     count = further(ahead)
-    share = jnp.minimum(later, 0.999)[:, None]
-    series = (1.0 - share ** count.astype(jnp.float32)) / (1.0 - share)  # 1 + later + later^2 + ..., count terms
-    wider = time_of(state, drafted[:, None] + count) - time_of(state, drafted[:, None])
+    wider = time_of(state, ahead.drafted[:, None] + count) - time_of(state, ahead.drafted[:, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
-    time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
-    return (state.survival * first)[:, None] * series - rate_of(state)[:, None] * time
+    time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider
+    return state.survival[:, None] * ahead.tokens - rate_of(state)[:, None] * time
 
 
 def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:
-    """The most [B] of what 1, 2 ... N further tokens bring, `net` [B, N], within each row's budget."""
+    """The most [B] of what 1, 2 ... P further tokens bring, `net` [B, P], within each row's budget."""
     return jnp.max(jnp.where(further(ahead) <= (context.budget - ahead.drafted)[:, None], net, -jnp.inf), axis=1)
 
 
 def gain_together(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row` for the batch: what all rows with room may win by 1 to N more passes, less their time.
+    """As `gain_by_row` for the batch: what all rows with room may win by 1 to P more passes, less their time.
 
     One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together, at their budget or
     where a lookup finds nothing, so a row's own passes and drafts are nearly the batch's.
     """
-    first, later, drafted, paid, _ = ahead
+    tokens, drafted, paid = ahead
     longest = jnp.max(jnp.where(context.alive, drafted, 0))
     going = context.alive & (drafted == longest)
     room = jnp.where(going, jnp.maximum(context.budget - drafted, 0), 0)
     count = further(ahead)
-    share = jnp.minimum(later, 0.999)[:, None]
-    terms = jnp.minimum(count, room[:, None]).astype(jnp.float32)
-    won = jnp.sum((state.survival * first)[:, None] * (1.0 - share**terms) / (1.0 - share), axis=0, keepdims=True)
+    within = jnp.minimum(count, room[:, None])
+    brought = jnp.take_along_axis(tokens, jnp.maximum(within, 1) - 1, axis=1)
+    won = jnp.sum(jnp.where(within > 0, state.survival[:, None] * brought, 0.0), axis=0, keepdims=True)
     wider = time_of(state, longest + count) - time_of(state, longest[None, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
     each = (count.astype(jnp.float32) - paid) * cost[:, None] + wider

@@ -4,40 +4,39 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.stopping._readings import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
+OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round
+# Levels of confidence by the chance before the offset: their bounds, and the chance that stands for each.
+BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
+EDGES, CENTRES = (np.log(chance / (1 - chance)).astype(np.float32)[None, :] for chance in (BOUNDS, CHANCES))
+LEVELS = len(CHANCES)
+LEAST_ENTROPY = 0.02  # nats, added to every entropy: a distribution of one token is not certain to be right
 
 
 class Prior(NamedTuple):
-    """Weights of the chance that a drafted token is accepted, in logits."""
+    """The chance that a drafted token is accepted, in logits beyond the evidence of its distribution (`logit_of`)."""
 
     bias: float
-    entropy: float  # of sqrt(entropy), entropy in nats
-    confidence: float  # of the logit of the largest probability
-    surprise: float  # of log q(token) + entropy, once it is drawn; unused at temperature 0
     log_temperature: float  # of log temperature; unused at temperature 0, as the next
-    entropy_log_temperature: float
-    # of sqrt(entropy) log temperature: a high one makes distributions uncertain that are not
-    next_bias: float  # the mean of tokens whose distribution is not known yet
-    next_slope: float  # how much of the last distribution's logit they inherit
+    surprise: float  # of log q(token) + entropy, once the token is drawn
 
 
 class Settings(NamedTuple):
     """Hyperparameters as the rule reads them: nothing changes them."""
 
-    greedy: Array  # [B, 8] float32, a Prior
-    sampled: Array  # [B, 8]
+    greedy: Array  # [B, 3] float32, a Prior
+    sampled: Array  # [B, 3]
     drafter_cost: Array  # [B] float32, c
     verification: Array  # [B, P+1] float32, V(k)
     widest: Array  # [B] int32, the last k whose time is told
     prior_precision: Array  # [B]
-    decay: Array  # [B]
     initial_rate: Array  # [B]
     rate_weight: Array  # [B]
-    rate_decay: Array  # [B]
 
 
 class SurvivalState(NamedTuple):
@@ -45,10 +44,13 @@ class SurvivalState(NamedTuple):
 
     survival: Array  # S, of this round's draft
     logit: Array  # of the last distribution, without the offset
-    predicted: Array  # [B, P], chances told before the draws of this round
+    predicted: Array  # [B, P], chances before the draws of this round
+    levels: Array  # [B, P] int32, of this round's distributions; -1 where there was none
+    forecast: Array  # [B, LEVELS + 1, P], expected tokens of 1, 2 ... further drafts after each level, and of a round
     passes: Array  # of this round, in units of drafter_cost
     offset: Array  # logits, learnt
     precision: Array  # of the offset
+    moves: Array  # [B, LEVELS + 1, LEVELS], how often a level followed each; those that begin a round are the last row
     tokens: Array  # decayed sums: tokens emitted ...
     time: Array  # ... and their time in passes of plain decoding; R is their ratio
     settings: Settings
@@ -62,15 +64,49 @@ def prior_of(state: SurvivalState, context: RoundContext) -> Prior:
 
 
 def logit_of(distribution: Distribution, prior: Prior, context: RoundContext) -> Array:
-    """Of the chance that the token drawn from this distribution is accepted, without the offset; [B] float32."""
+    """Of the chance that the token drawn from this distribution is accepted, without the offset; [B] float32.
+
+    The odds of acceptance are proportional to those of the most probable token where decoding is greedy, and inversely
+    proportional to the entropy where it is sampled. On every pair that was recorded, fitted powers of either lie near 1
+    (docs/survival.md).
+    """
     temperature = context.warp.temperature.astype(jnp.float32)
-    log_temperature = jnp.log(jnp.where(temperature > 0, temperature, 1.0))
-    confidence = jnp.clip(distribution.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
-    # uncertainty never speaks for a token
-    slope = jnp.minimum(prior.entropy + prior.entropy_log_temperature * log_temperature, 0.0)
-    by_entropy = slope * jnp.sqrt(distribution.entropy.astype(jnp.float32))
-    by_confidence = prior.confidence * (jnp.log(confidence) - jnp.log1p(-confidence))
-    return prior.bias + prior.log_temperature * log_temperature + by_entropy + by_confidence
+    is_sampled = temperature > 0
+    largest = jnp.clip(distribution.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
+    by_confidence = jnp.log(largest) - jnp.log1p(-largest)
+    by_entropy = -jnp.log(distribution.entropy.astype(jnp.float32) + LEAST_ENTROPY)
+    warmth = jnp.where(is_sampled, prior.log_temperature * jnp.log(jnp.where(is_sampled, temperature, 1.0)), 0.0)
+    return prior.bias + warmth + jnp.where(is_sampled, by_entropy, by_confidence)
+
+
+def level_of(logit: Array) -> Array:
+    """The level of confidence of each logit without offset, [B] int32."""
+    return jnp.sum(logit[:, None] > EDGES, axis=1, dtype=jnp.int32)
+
+
+def forecast(state: SurvivalState) -> Array:
+    """Expected accepted tokens of 1, 2 ... P further drafts, [B, LEVELS + 1, P]: after each level, and of a new round.
+
+    With T the chances of moves between levels (Laplace's rule of succession: one count more for each) and A the chances
+    of acceptance, n drafts after level z bring f_n(z) = sum over z' of T(z, z') A(z') (1 + f_(n-1)(z')). Those of all n
+    up to 2 m follow from those up to m: f_(m+n) = f_m + (T A)^m f_n.
+    """
+    most = state.predicted.shape[1]
+    counts = state.moves + 1.0
+    share = counts / jnp.sum(counts, axis=2, keepdims=True)
+    reach = share * jax.nn.sigmoid(CENTRES + state.offset[:, None])[:, None, :]
+    power = reach[:, :LEVELS]
+    found = jnp.sum(power, axis=2, keepdims=True)
+    while found.shape[2] < most - 1:
+        found = jnp.concatenate([found, found[:, :, -1:] + _product(power, found)], axis=2)
+        power = _product(power, power)
+    after = jnp.pad(found[:, :, : most - 1], ((0, 0), (0, 0), (1, 0)))  # nothing comes after the last one
+    return _product(reach, 1.0 + after[:, :, :most])
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Small matrices multiplied in float32 on every platform."""
+    return jnp.sum(left[:, :, :, None] * right[:, None, :, :], axis=2)
 
 
 def chance_of(state: SurvivalState, logit: Any) -> Array:
@@ -92,15 +128,25 @@ def time_of(state: SurvivalState, drafts: Array) -> Array:
     return jnp.take_along_axis(times, jnp.clip(drafts, 0, times.shape[1] - 1), axis=1)
 
 
+def learn_moves(state: SurvivalState, result: VerificationResult) -> SurvivalState:
+    """Counts the levels that followed accepted drafts, and that a round began with."""
+    levels = state.levels
+    reached = jnp.arange(levels.shape[1], dtype=jnp.int32)[None, :] < result.length[:, None]
+    after = jax.nn.one_hot(jnp.where(reached, levels, -1), LEVELS)
+    before = jnp.pad(levels[:, :-1], ((0, 0), (1, 0)), constant_values=LEVELS)
+    seen = jnp.sum(jax.nn.one_hot(before, LEVELS + 1)[:, :, :, None] * after[:, :, None, :], axis=1)
+    return state._replace(moves=state.moves + seen)
+
+
 def learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
     """One step of the filter: the offset moves by what was accepted beyond what was predicted, over its precision."""
     evaluated, accepted = evaluated_positions(draft, result, positions)
     weight, chance = evaluated.astype(jnp.float32), state.predicted
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
     information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
-    decay, prior = state.settings.decay, state.settings.prior_precision
-    precision = prior + decay * (state.precision - prior) + information
-    forgotten = (1.0 - decay) * prior / precision  # what was learnt long ago gives way to the prior
+    prior = state.settings.prior_precision
+    precision = prior + OFFSET_DECAY * (state.precision - prior) + information
+    forgotten = (1.0 - OFFSET_DECAY) * prior / precision  # what was learnt long ago gives way to the prior
     offset = state.offset * (1.0 - forgotten) + excess / precision
     return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
 
@@ -114,6 +160,6 @@ def learn_rate(state: SurvivalState, verified: Array, emitted: Array) -> Surviva
     settings = state.settings
     spent = time_of(state, verified[:, None])[:, 0] + settings.drafter_cost * state.passes
     prior = settings.rate_weight * settings.initial_rate
-    tokens = prior + settings.rate_decay * (state.tokens - prior) + emitted.astype(jnp.float32)
-    time = settings.rate_weight + settings.rate_decay * (state.time - settings.rate_weight) + spent
+    tokens = prior + RATE_DECAY * (state.tokens - prior) + emitted.astype(jnp.float32)
+    time = settings.rate_weight + RATE_DECAY * (state.time - settings.rate_weight) + spent
     return state._replace(tokens=tokens, time=time)

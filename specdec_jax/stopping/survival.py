@@ -6,15 +6,18 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 
 - a distribution that is paid for gives its token unless the wider verification costs more than it and its successors
   bring;
-- n more passes pay iff  S (a_1 + a_1 a_2 + ... n terms)  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
+- n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
   and the best n within the budget decides, because V is a staircase: the first token of a wider width alone is costly.
 
 The chance of a token is a logistic function of the distribution's entropy and largest probability before it is drawn
-(and of the temperature, which changes what an entropy means), and of the drawn token's surprise after; the chance of
-tokens whose distribution is not known yet is their mean, moved a little by the last distribution. The few weights are a
-prior, learnt once per pair of models (metrics/prior.py) for greedy and for sampled decoding. One number a row,
-an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and
-positions that are rarely evaluated need no estimate of their own.
+(and of the temperature, which changes what an entropy means), and of the drawn token's surprise after. The few weights
+are a prior, learnt from pairs of models (metrics/prior.py) for greedy and for sampled decoding. One number a row, an
+offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and positions
+that are rarely evaluated need no estimate of their own.
+
+Tokens whose distribution is not known yet follow a Markov chain over four levels of confidence. A row counts its moves
+between levels, starting from one of each (Laplace's rule), so nothing about the future is taken from another pair: a
+drafter whose confidence comes in long runs is found out in the first rounds.
 
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
@@ -32,14 +35,18 @@ import numpy as np
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._readings import relative_drafter_cost, remember
-from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together
+from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together, known, unknown
 from specdec_jax.stopping._survival_state import (
+    LEVELS,
     Prior,
     Settings,
     SurvivalState,
     chance_of,
+    forecast,
+    learn_moves,
     learn_offset,
     learn_rate,
+    level_of,
     logit_of,
     prior_of,
     rate_of,
@@ -47,44 +54,38 @@ from specdec_jax.stopping._survival_state import (
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
-# `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1. But
-# next_bias, which was 0.33 and -0.05, is chosen by replays of that pair and of Qwen2.5-Coder 1.5B with 0.5B
-# (docs/survival.md).
-GREEDY = Prior(0.55, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.25)
-SAMPLED = Prior(2.02, -1.23, 0.1, 0.18, 0.72, 1.17, 1.0, 0.3)
+# `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1.
+GREEDY = Prior(0.7, 0.0, 0.0)
+SAMPLED = Prior(0.92, 2.1, 0.1)
 
 
 @strategy
-def survival(look_ahead: bool = True, positions: int = 32, together: bool = False) -> StoppingPolicy:
+def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
-        look_ahead: weigh any number of further tokens at once; without it the next one alone.
         positions: drafts a round that are weighed and learnt from (P).
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
             (`measure_costs(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
-    gives what is measured of the pair), verification_times ([P+1] or
-    fewer, the pass that verifies k drafts over one of plain decoding, the last holding for longer drafts; 1 + 0.02 k
-    unless given), greedy and sampled (a Prior each), prior_precision (6: how many verified tokens' worth the prior is,
-    roughly times four), decay (0.95, of what was learnt, per round), initial_rate (1.5 tokens per pass of plain
-    decoding, R before anything is seen), rate_weight (5 passes that it counts for), rate_decay (0.98 per round).
+    gives what is measured of the pair), verification_times ([P+1] or fewer, the pass that verifies k drafts over one of
+    plain decoding, the last holding for longer drafts; 1 + 0.02 k unless given), greedy and sampled (a Prior each),
+    prior_precision (4: how many verified tokens' worth the prior is, roughly times four), initial_rate (1.5 tokens per
+    pass of plain decoding, R before anything is seen), rate_weight (5 passes that it counts for).
 
     Raises:
         ValueError: positions below 1.
     """
     if positions < 1:
         raise ValueError(f"survival needs positions of 1 or more, got {positions}")
-    return survival_with(
-        gain_together if together else gain_by_row, positions if look_ahead else 1, positions, together
-    )
+    return survival_with(gain_together if together else gain_by_row, positions, together)
 
 
 def survival_with(
-    gain: Callable[[SurvivalState, Ahead, RoundContext], Array], horizon: int, positions: int, together: bool = False
+    gain: Callable[[SurvivalState, Ahead, RoundContext], Array], positions: int, together: bool = False
 ) -> StoppingPolicy:
-    """`survival` by a gain, which weighs up to `horizon` further tokens at once; P (`positions`) as of `survival`."""
+    """`survival` by a gain; P (`positions`) as of `survival`."""
 
     def init(
         batch: int,
@@ -92,11 +93,9 @@ def survival_with(
         verification_times: Any = None,
         greedy: Any = GREEDY,
         sampled: Any = SAMPLED,
-        prior_precision: Any = 6.0,
-        decay: Any = 0.95,
+        prior_precision: Any = 4.0,
         initial_rate: Any = 1.5,
         rate_weight: Any = 5.0,
-        rate_decay: Any = 0.98,
     ) -> SurvivalState:
         zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
         rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
@@ -108,56 +107,59 @@ def survival_with(
             verification=_verification(batch, verification_times, positions),
             widest=per_row(batch, _last(verification_times, positions), "widest", dtype=np.int32),
             prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
-            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
             initial_rate=rate,
             rate_weight=weight,
-            rate_decay=per_row(batch, rate_decay, "rate_decay", low=0.0, high=1.0),
         )
         return SurvivalState(
             survival=one,
             logit=zero,
             predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
+            levels=jnp.full((batch, positions), -1, jnp.int32),
+            forecast=jnp.zeros((batch, LEVELS + 1, positions), jnp.float32),
             passes=zero,
             offset=zero,
             precision=settings.prior_precision,
+            moves=jnp.zeros((batch, LEVELS + 1, LEVELS), jnp.float32),
             tokens=rate * weight,
             time=weight,
             settings=settings,
         )
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
-        state = state._replace(survival=jnp.ones_like(state.survival), passes=jnp.zeros_like(state.passes))
-        mean = chance_of(state, prior_of(state, context).next_bias)
-        return gain(state, Ahead(mean, mean, jnp.zeros_like(context.budget), 0.0, horizon), context) > 0, state
+        state = state._replace(
+            survival=jnp.ones_like(state.survival),
+            levels=jnp.full_like(state.levels, -1),
+            forecast=forecast(state),
+            passes=jnp.zeros_like(state.passes),
+        )
+        return gain(state, unknown(state, LEVELS, jnp.zeros_like(context.budget)), context) > 0, state
 
     def check(
         state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
-        prior = prior_of(state, context)
-        logit = logit_of(distribution, prior, context)
-        chance = chance_of(state, logit)
+        logit = logit_of(distribution, prior_of(state, context), context)
+        chance, level = chance_of(state, logit), level_of(logit)
         state = state._replace(
             logit=logit,
             predicted=remember(state.predicted, drafted, chance),
+            levels=remember(state.levels, drafted, level),
             passes=state.passes + relative_drafter_cost(context),
         )
-        later = chance_of(state, prior.next_bias)
-        return gain(state, Ahead(chance, later, drafted, 1.0, horizon), context) > 0, state
+        return gain(state, known(state, chance, level, drafted), context) > 0, state
 
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
-        prior = prior_of(state, context)
         drawn = log_prob_of(distribution, token).astype(jnp.float32)
         is_sampled = context.warp.temperature > 0
-        surprise = jnp.where(is_sampled, prior.surprise * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
+        weight = prior_of(state, context).surprise
+        surprise = jnp.where(is_sampled, weight * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
         state = state._replace(survival=state.survival * chance_of(state, state.logit + surprise))
-        first = chance_of(state, prior.next_bias + prior.next_slope * state.logit)
-        later = chance_of(state, prior.next_bias)
-        return gain(state, Ahead(first, later, drafted, 0.0, horizon), context) > 0, state
+        return gain(state, unknown(state, level_of(state.logit), drafted), context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
-        return learn_rate(learn_offset(state, draft, result, positions), draft.length, result.length)
+        state = learn_moves(learn_offset(state, draft, result, positions), result)
+        return learn_rate(state, draft.length, result.length)
 
     reads = frozenset({"rows"} if together else ())
     return StoppingPolicy(init, begin, check, proceed, update, rate_of, reads)

@@ -213,8 +213,9 @@ def malformed(rng):
         "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
         "system": [3, [], {}, "\udc00", None],
         "id": [[], {}, [1]],
-        "policy": [1, "survival", None, [], {"threshold": 1}, {"decay": "x"}, {"decay": 2.0}, {"decay": [0.1, 0.2]}]
-        + [{"decay": 10**400}, {"greedy": 8 * [10**400]}, {"decay": None}, {"decay": float("nan")}, {"decay": {}}]
+        "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}]
+        + [{"initial_rate": [0.1, 0.2]}, {"initial_rate": 10**400}, {"greedy": 3 * [10**400]}, {"initial_rate": None}]
+        + [{"initial_rate": float("nan")}, {"initial_rate": {}}]
         + [{"greedy": [1.0]}, {"greedy": [[1.0]]}, {"": 1}],
         "verifier": [{"lenience": 0.5}, 3, None],
         rng.choice(["promt", "Prompt", "n", "stream", "", "\ud800", "max_tokens"]): [1, None, "x"],

@@ -28,7 +28,7 @@ def made_up(**changes):
             "adaedl": {"threshold": 0.11},
             "max_confidence": {"threshold": 0.12},
             "phase_length": {"routine_length": 13, "reasoning_length": 14},
-            "survival": {"greedy": [0.15] * 8, "drafter_cost": 0.16},
+            "survival": {"greedy": [0.15] * 3, "drafter_cost": 0.16},
         },
         "verifier": {
             "lenience": {"lenience": 0.17},
@@ -49,7 +49,7 @@ def variant(kind, name, static_options, hyperparameters):
     return {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": hyperparameters}
 
 
-PRIOR = {"greedy": [0.15] * 8, "drafter_cost": 0.16}
+PRIOR = {"greedy": [0.15] * 3, "drafter_cost": 0.16}
 LENGTHS = {"routine_length": 13, "reasoning_length": 14}
 UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
 
@@ -61,7 +61,7 @@ UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", adaedl(keep_checked_token=True), {}),  # searched for under other static options
         ("policy", adaedl(raw_entropy=True), {}),
         ("policy", max_confidence(adaptive=False), {}),
-        ("policy", survival(look_ahead=False), PRIOR),  # the pair's own
+        ("policy", survival(positions=16), PRIOR),  # the pair's own
         ("policy", at_least(1, adaedl()), {"threshold": 0.11}),
         ("policy", at_least(1, adaedl(keep_checked_token=True)), {}),
         ("policy", update_every(), {"threshold": 0.11}),
@@ -72,8 +72,8 @@ UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", phase_length(policy=survival()), PRIOR),  # lengths alone are another thing than caps
         ("policy", phase_length(policy=update_every(adaedl())), {"threshold": 0.11}),
         ("policy", policy_bandit([survival(), static()]), {}),  # its drafter_cost is its own
-        ("policy", survival(drafter_cost=0.5), {"greedy": [0.15] * 8}),
-        ("policy", update_every(at_least(1, survival(drafter_cost=0.5))), {"greedy": [0.15] * 8}),
+        ("policy", survival(drafter_cost=0.5), {"greedy": [0.15] * 3}),
+        ("policy", update_every(at_least(1, survival(drafter_cost=0.5))), {"greedy": [0.15] * 3}),
         ("policy", at_least(1, adaedl(threshold=0.5)), {}),
         ("verifier", by_phase(lenience(lenience=0.9), lenience()), {"reasoning_lenience": 0.17}),
         ("verifier", lenience(), {"lenience": 0.17}),
@@ -104,7 +104,7 @@ def test_hyperparameters_of_further_static_options_are_found():
     assert hyperparameters_for(calibration, "policy", adaedl(True, raw_entropy=True), 0.0) == {}
     assert hyperparameters_for(calibration, "policy", adaedl(), 0.0) == {"threshold": 0.11}
     assert hyperparameters_for(calibration, "policy", phase_length(survival()), 0.0) == {"routine_length": 7} | PRIOR
-    assert hyperparameters_for(calibration, "policy", phase_length(survival(look_ahead=False)), 0.0) == PRIOR
+    assert hyperparameters_for(calibration, "policy", phase_length(survival(positions=16)), 0.0) == PRIOR
     assert hyperparameters_for(calibration, "monitor", phases(raw_entropy=False), 0.0) == {"enter": 1.2}
     assert hyperparameters_for(calibration, "monitor", phases(raw_entropy=False), 0.7) == {}
 
@@ -128,9 +128,9 @@ def test_files_of_before_there_were_variants_are_read(tmp_path):
     model = {"name": "m", "parameters": 1, "scale": 1.0}
     text = {"target": model, "drafter": model, "hyperparameters": made_up().hyperparameters, "figures": {}}
     path.write_text(json.dumps(text))
-    assert hyperparameters_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == PRIOR
+    assert hyperparameters_for(read_calibration(path), "policy", survival(positions=16), 0.0) == PRIOR
     path.write_text(json.dumps(text | {"any_static_options": {}}))
-    assert hyperparameters_for(read_calibration(path), "policy", survival(look_ahead=False), 0.0) == {}
+    assert hyperparameters_for(read_calibration(path), "policy", survival(positions=16), 0.0) == {}
     assert hyperparameters_for(read_calibration(path), "policy", survival(), 0.0) == PRIOR
     path.write_text(json.dumps(text | {"variants": {"greedy": [{"kind": "policy"}]}}))
     with pytest.raises(ValueError, match="name of a variant is missing"):

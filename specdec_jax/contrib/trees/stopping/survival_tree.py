@@ -18,11 +18,11 @@ from specdec_jax.contrib.trees.stopping._siblings import check_expanded, ranks, 
 from specdec_jax.hyperparameters import vector_per_row
 from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
 from specdec_jax.stopping._survival_state import (
+    LEVELS,
     SurvivalState,
-    chance_of,
+    learn_moves,
     learn_offset,
     learn_rate,
-    prior_of,
     rate_of,
     time_of,
 )
@@ -41,11 +41,10 @@ class SurvivalTreeState(NamedTuple):
 
 
 @strategy
-def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 3, expanded: int = 0) -> TreePolicy:
+def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> TreePolicy:
     """Draft while it pays, and verify the siblings that pay.
 
     Args:
-        look_ahead: as of `survival`.
         positions: tokens of a pass that are weighed (P): drafts, siblings and children.
         siblings: most siblings verified beside a draft (M), 1 to 3.
         expanded: siblings that a drafter pass reads besides (W), for their children; 0 drafts none.
@@ -61,7 +60,6 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
     if not 1 <= siblings <= len(GREEDY_SIBLINGS):
         raise ValueError(f"survival_tree needs siblings of 1 to {len(GREEDY_SIBLINGS)}, got {siblings}")
     check_expanded("survival_tree", expanded, siblings)
-    horizon = positions if look_ahead else 1
 
     def right(state: SurvivalTreeState, context: RoundContext) -> Array:
         """h [B, M], by whether a row is sampled."""
@@ -70,9 +68,9 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
 
     def rule(state: SurvivalTreeState, context: RoundContext) -> StoppingPolicy:
         """The rule for chains whose gain counts siblings too."""
-        return survival_with(partial(_gain, right(state, context)), horizon, positions)
+        return survival_with(partial(_gain, right(state, context)), positions)
 
-    chain = survival(look_ahead, positions)
+    chain = survival(positions)
 
     def init(
         batch: int,
@@ -102,7 +100,7 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
         return answer, state._replace(policy=policy)
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
-        policy = learn_offset(state.policy, draft, result, positions)  # type: ignore[arg-type]
+        policy = learn_moves(learn_offset(state.policy, draft, result, positions), result)  # type: ignore[arg-type]
         return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
 
     def beside(
@@ -131,11 +129,11 @@ def survival_tree(look_ahead: bool = True, positions: int = 32, siblings: int = 
 def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
     """As `gain_by_row`, with what siblings bring beside further drafts less what they bring without.
 
-    Siblings of the next draft are counted, of chance `first`; those of later ones are worth less.
+    Siblings of the next draft are counted, by its chance; those of later ones are worth less.
     """
     drafted, net = ahead.drafted, net_by_row(state, ahead, context)
     next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
-    chance = jnp.where(next_one, ahead.first[:, None], state.predicted)
+    chance = jnp.where(next_one, ahead.tokens[:, :1], state.predicted)
     now, then = (worths(chance, drafted + more, right) for more in (0, 1))
     drafts = drafted[:, None] + further(ahead)
     net = net + (_net_gain(state, then, drafts) - _net_gain(state, now, drafted[:, None]))
@@ -162,8 +160,8 @@ def _wanted(
     worth, most = worths(state.predicted, length, right), right.shape[1]
     flat = worth.reshape(worth.shape[0], -1)
     if parent is not None:
-        later = chance_of(state, prior_of(state, context).next_bias)
-        children = worths_of_children(worth, parent, later, right)
+        first = state.forecast[:, LEVELS, 0]  # a child comes after a rejected draft, as a round's first token does
+        children = worths_of_children(worth, parent, first, right)
         flat = jnp.concatenate([flat, children.reshape(worth.shape[0], -1)], axis=1)
     rank, spaces, siblings = ranks(flat), state.predicted.shape[1], worth[0].size
     count = jnp.arange(spaces + 1, dtype=jnp.int32)[None, :]
