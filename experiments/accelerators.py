@@ -34,7 +34,7 @@ from experiments.lib.cells import markdown
 from experiments.lib.chip_compile import COMMAND, Job, environment
 from experiments.lib.chip_reports import PATHS
 from experiments.lib.chips import CHIPS, TARGETS
-from experiments.lib.commands import exit_codes, terminal, told
+from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import check_least
 from experiments.lib.plots import COLOURS, plain_axes
@@ -94,7 +94,7 @@ class Accelerators:
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles and reports; 1 where a budget is exceeded, 2 on bad input."""
-    config = told(Accelerators, __doc__, arguments)
+    config = parsed(Accelerators, __doc__, arguments)
     return study(config, terminal())
 
 
@@ -120,8 +120,8 @@ def study(config: Accelerators, console: Console) -> int:
         python = pythons[CHIPS[key[0]].packages]
         if python is not None:
             with console.status(" ".join(map(str, key))):
-                found = dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python)
-            died.append(found) if "device" not in found else folder.append(found)
+                row = dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python)
+            died.append(row) if "device" not in row else folder.append(row)
     rows = [row for row in [*folder.rows(), *died] if tuple(row[key] for key in KEYS) in wanted]
     for row in rows:
         model = estimated_costs(row, config.max_draft_length)
@@ -275,11 +275,11 @@ def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
     """What a program has more of than its budget allows, a line each."""
     if row["error"]:
         return [f"{row['chip']} does not compile: {row['error']}"]
-    found = measures(row)
+    values = measures(row)
     lines = [
-        f"{row['chip']}: {found[name]:,} {name}, {limit['most']:,} allowed ({limit['why']})"
+        f"{row['chip']}: {values[name]:,} {name}, {limit['most']:,} allowed ({limit['why']})"
         for name, limit in budget.items()
-        if found[name] > limit["most"]
+        if values[name] > limit["most"]
     ]
     return lines + ([] if row["alias"] >= row["caches"] else [f"{row['chip']}: not every cache is donated"])
 

@@ -116,9 +116,9 @@ def paper_tables(options: Tables, console: Console) -> None:
     })  # fmt: skip
     blocks, lines = [tables.about(run)], {}
     for source, title in tables.sections(run):
-        here = runs.of_source(rows, source)
-        blocks += [f"## {title}", lengths_table(source, here)] if tasks_of_sets(source) else []
-        lines |= length_lines(source, here, title)
+        table, panels = by_length(source, runs.of_source(rows, source), title)
+        blocks += [f"## {title}", table] if panels else []
+        lines |= panels
     blocks += ["## What AdaEDL gains", gains_table(run, rows)]
     colours = rule_colours(OURS)
     styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
@@ -144,28 +144,31 @@ def made_up_sets(temperature: float) -> Trace:
 
 def tasks_of_sets(source: Source) -> dict[str, str]:
     """The source's tasks that stand for the paper's sets: {'summarization': the task here}."""
-    found = {name: name for name in SETS if name in source.tasks}
+    names = {name: name for name in SETS if name in source.tasks}
     for task, name in TASKS.items():
         if task in source.tasks:
-            found.setdefault(name, task)
-    return {name: found[name] for name in SETS if name in found}
+            names.setdefault(name, task)
+    return {name: names[name] for name in SETS if name in names}
 
 
-def lengths_table(source: Source, rows: Sequence[Row]) -> str:
-    """Methods and lengths, published and ours, for every set."""
-    tasks = tasks_of_sets(source)
-    lines = []
-    for length in LENGTHS:
+def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dict[str, dict[str, tables.Line]]]:
+    """Methods at each length, published and ours: the table of all sets, and lines by length, a panel a set."""
+    tasks, cells, panels = tasks_of_sets(source), {}, {}
+    for name, task in tasks.items():
+        paper, series = PUBLISHED.get((name, source.temperature)), panels.setdefault(f"{name}, {title.lower()}", {})
         for method in OURS:
-            line = [f"{length}, {method}"]
-            for name, task in tasks.items():
-                known = PUBLISHED.get((name, source.temperature))
-                row = runs.find(rows, task=task, what=f"{method}, {length}")
-                line.append(f"{known.ratio(length, method):.2f}" if known and method in METHODS else NONE)
-                line.append(f"{interval(runs.speedup(row))} ({share(runs.acceptance(row))})")
-            lines.append(line)
+            here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
+            series[method] = LENGTHS, [runs.speedup(row) for row in here]
+            published = [paper.ratio(length, method) for length in LENGTHS] if paper and method in METHODS else []
+            if published:
+                series[f"{method}, published"] = LENGTHS, published
+            texts = [f"{value:.2f}" for value in published] or [NONE] * len(LENGTHS)
+            for length, text, row in zip(LENGTHS, texts, here, strict=True):
+                ours = f"{interval(runs.speedup(row))} ({share(runs.acceptance(row))})"
+                cells[length, method] = [*cells.get((length, method), ()), text, ours]
     heads = [text for name, task in tasks.items() for text in (f"{SETS[name]}, published", f"{task}, here")]
-    return markdown(["L, method", *heads], lines)
+    lines = [[f"{length}, {method}", *cells[length, method]] for length in LENGTHS for method in OURS if tasks]
+    return markdown(["L, method", *heads], lines), panels
 
 
 def gains_table(run: Run, rows: Sequence[Row]) -> str:
@@ -176,9 +179,9 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
         for name, task in tasks_of_sets(source).items():
             here = runs.of_source(rows, source, task)
             best = {method: fastest(here, method) for method in OURS}
-            known, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
+            paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
             for other in ("static", "max-confidence"):
-                published = f"{100 * (known.best('adaedl') / known.best(other) - 1):+.1f} %" if known else NONE
+                published = f"{100 * (paper.best('adaedl') / paper.best(other) - 1):+.1f} %" if paper else NONE
                 line += [published, tables.percent_more(runs.gain(best["adaedl"], best[other]))]
             line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
             lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
@@ -188,19 +191,6 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
 def fastest(rows: Sequence[Row], method: str) -> Row:
     """The method's row at its best L."""
     return min((runs.find(rows, what=f"{method}, {length}") for length in LENGTHS), key=lambda r: np.sum(r["seconds"]))
-
-
-def length_lines(source: Source, rows: Sequence[Row], title: str) -> dict[str, dict[str, tables.Line]]:
-    """Speed-up by L, ours and the paper's, a panel a set."""
-    lines: dict[str, dict[str, tables.Line]] = {}
-    for name, task in tasks_of_sets(source).items():
-        known, series = PUBLISHED.get((name, source.temperature)), lines.setdefault(f"{name}, {title.lower()}", {})
-        for method in OURS:
-            here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
-            series[method] = LENGTHS, [runs.speedup(row) for row in here]
-            if known and method in METHODS:
-                series[f"{method}, published"] = LENGTHS, [known.ratio(length, method) for length in LENGTHS]
-    return lines
 
 
 FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
@@ -249,8 +239,8 @@ def cutoffs(row: Row) -> str:
     """The entropies above which a draft stops, of each setting."""
     if "entropy_factor" not in row["settings"][0]:
         return NONE
-    found = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
-    return " / ".join(dict.fromkeys(f"{value:.2g}" for value in found))
+    entropies = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
+    return " / ".join(dict.fromkeys(f"{value:.2g}" for value in entropies))
 
 
 STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's

@@ -133,7 +133,7 @@ def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str,
     parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
     for index, source in enumerate(config.prompts):
         place = folder.path / "traces" / f"{index}-{re.sub(r'[^A-Za-z0-9]+', '-', Path(source).name)}"
-        asked = Record(
+        recording = Record(
             prompts=source,
             target=config.target,
             drafter=config.drafter,
@@ -144,9 +144,9 @@ def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str,
             seed=config.seed,
             out=str(place),
         )
-        for kind, path in zip(KINDS, record(asked, console), strict=True):
+        for kind, path in zip(KINDS, record(recording, console), strict=True):
             parts[kind].append(load_trace(path))
-    return {kind: join(found) for kind, found in parts.items()}
+    return {kind: join(traces) for kind, traces in parts.items()}
 
 
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         padded = np.array([texts[row] + [0] * (size - length[row]) for row in rows], np.int32)
         at, last = np.arange(size - 1)[None, :], length[rows, None] - 1
         judged = (at < last) & (at >= last - trace.length[rows, None])
-        found = deviations(
+        figures = deviations(
             pair.decoder,
             pair.params,
             padded,
@@ -175,7 +175,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
             hyperparameters={"lenience": np.float32(LENIENCES)},
             warp=make_warp(len(rows), temperature),
         )
-        totals += np.sum(np.asarray(found.total_variation), axis=(1, 2), where=judged[None])
+        totals += np.sum(np.asarray(figures.total_variation), axis=(1, 2), where=judged[None])
     means = totals / trace.num_positions
     allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]
     return {

@@ -84,8 +84,8 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     console.print(f"compiled programs are {kept(cache)}", style="dim")
     each = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
     jobs = [Job(*entry) for entry in each]
-    known = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
-    missing = [job for job in jobs if job.key not in known]
+    measured = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
+    missing = [job for job in jobs if job.key not in measured]
     compiled: set[str] = set()
     try:
         with progress(console) as bar:
@@ -101,7 +101,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
                     looked = [
                         look_at(one, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
-                        for one in (costs if not known else ())
+                        for one in (costs if not measured else ())
                         if used <= one.slots
                     ]
                     if any(looked):
@@ -109,11 +109,11 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                         pairs = load_pairs(config)
                         _say_costs(pairs, folder, console)
                 bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                plain = known.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
+                plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
                 row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
                 if judge is not None:
                     row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
-                known[job.key] = row
+                measured[job.key] = row
                 folder.append(row)
                 rates = [one["num_emitted_tokens"] / one["seconds"] for one in (row, plain or row)]
                 line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
@@ -126,7 +126,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise
-    _report(config, folder, [known[job.key] for job in jobs], pairs, console)
+    _report(config, folder, [measured[job.key] for job in jobs], pairs, console)
     return folder
 
 
@@ -169,15 +169,15 @@ def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | N
 
 
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
-    """What rules that weigh costs are told, by method, and a line for each machine and drafter."""
-    known = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
+    """Writes the costs of every method to costs.json, and prints a line for each machine and drafter."""
+    costs_by_method = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
     target = next(iter(pairs.values())).target
     folder.update_manifest(dtype=dtype_of(target), about_dtype=dtype_sentence(target))
-    if known and not folder.rows():  # a run that goes on has decoded by those that are there
-        folder.write_json("costs.json", {name: costs._asdict() for name, costs in known.items()})
-    for drafted in dict.fromkeys(known.values()):
-        names = [name for name, costs in known.items() if costs == drafted]
-        console.print(f"{', '.join(names)}: {sentence(drafted)}", style="yellow" if drafted.doubts else "dim")
+    if costs_by_method and not folder.rows():  # a run that goes on has decoded by those that are there
+        folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
+    for shared in dict.fromkeys(costs_by_method.values()):
+        names = [name for name, costs in costs_by_method.items() if costs == shared]
+        console.print(f"{', '.join(names)}: {sentence(shared)}", style="yellow" if shared.doubts else "dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
@@ -197,14 +197,14 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
 
 def _sampling(config: CompareConfig, job: Job) -> SamplingParams:
     names = ("max_new_tokens", "top_k", "top_p", "min_p")
-    given = {name: getattr(config, name) for name in names}
-    return SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **given)
+    options = {name: getattr(config, name) for name in names}
+    return SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **options)
 
 
 def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
     has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
-    said = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
-    return prepare(pair, [job.prompt.turns[0]], _sampling(config, job), slots=slots, **said)
+    options = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
+    return prepare(pair, [job.prompt.turns[0]], _sampling(config, job), slots=slots, **options)
 
 
 def _warm_up(

@@ -92,13 +92,13 @@ def study(options: Entropy, console: Console) -> None:
         del what
         return {task: measured(source, texts, options) for task, texts in source.tasks.items()}
 
-    found = runs.fill(run, (BOUND,), compared)
+    comparisons = runs.fill(run, (BOUND,), compared)
     rows = runs.sweep(run, variants())
-    blocks = [tables.about(run), *pairs_tables(run, rows, found)]
+    blocks = [tables.about(run), *pairs_tables(run, rows, comparisons)]
     for source, title in titled(run):
-        here = {row["task"]: row for row in runs.of_source(found, source)}
+        here = {row["task"]: row for row in runs.of_source(comparisons, source)}
         blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here, options.entropy_factor)]
-    write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, found))
+    write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
 
 NOTES = (
@@ -125,12 +125,12 @@ def titled(run: Run) -> list[tuple[Source, str]]:
 
 
 def variants() -> dict[str, Variant]:
-    """The rules, of which one is told the factor that fits the pair."""
+    """The rules, one of them with the factor that fits the pair."""
     adaedl = rule("adaedl")
 
     def fitted(source: Source, longest: int) -> Replay:
-        found = positions_of(source, source.tasks[ALL])
-        factor = fitted_entropy_factor(found.entropy, found.accepted)
+        seen = positions_of(source, source.tasks[ALL])
+        factor = fitted_entropy_factor(seen.entropy, seen.accepted)
         return variant(adaedl, [{"entropy_factor": factor}]).replay(source, longest)
 
     published = variant(adaedl, [{"entropy_factor": 0.2}])
@@ -153,83 +153,83 @@ def positions_of(source: Source, texts: np.ndarray) -> Positions:
 
 def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
     """A row: bins by entropy, of given edges and of equally many tokens, all positions, fits, ratio of entropies."""
-    found, warp = positions_of(source, texts), source.trace.about.get("warp") or {}
+    seen, warp = positions_of(source, texts), source.trace.about.get("warp") or {}
     whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
-    known = source.temperature in (0.0, 1.0) and whole  # both entropies are of one temperature, and nothing is cut off
-    edges = np.clip(np.searchsorted(EDGES, found.entropy, side="right") - 1, 0, len(EDGES) - 2)
-    order = np.array_split(np.argsort(found.entropy, kind="stable"), min(options.bins, len(found.text)))
+    known_cross = source.temperature in (0.0, 1.0) and whole  # at one temperature, nothing cut off
+    edges = np.clip(np.searchsorted(EDGES, seen.entropy, side="right") - 1, 0, len(EDGES) - 2)
+    order = np.array_split(np.argsort(seen.entropy, kind="stable"), min(options.bins, len(seen.text)))
 
     def describe(chosen: Any) -> dict[str, Any]:
-        part = Positions(*(column[chosen] for column in found))
-        return described(part, len(found.text), options.entropy_factor, known)
+        part = Positions(*(column[chosen] for column in seen))
+        return described(part, len(seen.text), options.entropy_factor, known_cross)
 
     return {
-        "positions": len(found.text),
+        "positions": len(seen.text),
         "bins": [describe(edges == index) for index in range(len(EDGES) - 1)],
         "fine": [describe(indices) for indices in order],
         "whole": describe(slice(None)),
-        "fits": fits(found),
-        "ratio": ratios(found) if known else None,
+        "fits": fits(seen),
+        "ratio": ratios(seen) if known_cross else None,
     }
 
 
-def described(found: Positions, of: int, factor: float, known: bool) -> dict[str, Any]:
+def described(seen: Positions, of: int, factor: float, known_cross: bool) -> dict[str, Any]:
     """What a bin holds: its share, the bound, the acceptance and how often and how far that is below it."""
-    if not len(found.text):
+    if not len(seen.text):
         return {"share": 0.0}
-    bound = np.maximum(1.0 - np.sqrt(factor * found.entropy), 0.0)
-    below = found.acceptance < bound - 1e-6
+    bound = np.maximum(1.0 - np.sqrt(factor * seen.entropy), 0.0)
+    below = seen.acceptance < bound - 1e-6
     return {
-        "share": len(found.text) / of,
-        "entropy": found.entropy.mean(),
+        "share": len(seen.text) / of,
+        "entropy": seen.entropy.mean(),
         "bound": bound.mean(),
-        "acceptance": list(mean_over_texts(found, found.acceptance)),
-        "accepted": list(mean_over_texts(found, found.accepted)),
+        "acceptance": list(mean_over_texts(seen, seen.acceptance)),
+        "accepted": list(mean_over_texts(seen, seen.accepted)),
         "below": below.mean(),
-        "by": float((bound - found.acceptance)[below].mean()) if below.any() else 0.0,
-        "cross_ratio": float(found.cross.sum() / found.entropy.sum()) if known and found.entropy.sum() > 0 else None,
+        "by": float((bound - seen.acceptance)[below].mean()) if below.any() else 0.0,
+        "cross_ratio": float(seen.cross.sum() / seen.entropy.sum()) if known_cross and seen.entropy.sum() > 0 else None,
     }
 
 
-def mean_over_texts(found: Positions, values: np.ndarray) -> Interval:
+def mean_over_texts(seen: Positions, values: np.ndarray) -> Interval:
     """The mean over positions, its interval over texts."""
-    texts, index = np.unique(found.text, return_inverse=True)
+    texts, index = np.unique(seen.text, return_inverse=True)
     return ratio_of_totals(np.bincount(index, values, len(texts)), np.bincount(index, minlength=len(texts)))
 
 
-def fits(found: Positions) -> dict[str, Any]:
+def fits(seen: Positions) -> dict[str, Any]:
     """Factors that fit: by squares, by moments, and the one that covers most positions; intervals over texts."""
-    top, bottom = np.bincount(found.text, 1.0 - found.acceptance), np.bincount(found.text, np.sqrt(found.entropy))
-    some = found.entropy > 0
-    needed = (1.0 - found.acceptance[some]) ** 2 / found.entropy[some]
+    top, bottom = (np.bincount(seen.text, values) for values in (1.0 - seen.acceptance, np.sqrt(seen.entropy)))
+    some = seen.entropy > 0
+    needed = (1.0 - seen.acceptance[some]) ** 2 / seen.entropy[some]
     return {
-        "squares": list(entropy_factor_interval(found.entropy, found.accepted, found.text)),
+        "squares": list(entropy_factor_interval(seen.entropy, seen.accepted, seen.text)),
         "moments": [value**2 for value in ratio_of_totals(top[bottom > 0], bottom[bottom > 0])],
         "covers": float(np.quantile(needed, COVERED)),
     }
 
 
-def ratios(found: Positions) -> dict[str, Any]:
+def ratios(seen: Positions) -> dict[str, Any]:
     """Cross-entropy over entropy: of the totals, and its spread over positions with some entropy."""
-    top, bottom = (np.bincount(found.text, values) for values in (found.cross, found.entropy))
-    some = found.entropy >= LEAST
-    quantiles = np.quantile(found.cross[some] / found.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
+    top, bottom = (np.bincount(seen.text, values) for values in (seen.cross, seen.entropy))
+    some = seen.entropy >= LEAST
+    quantiles = np.quantile(seen.cross[some] / seen.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
     return {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
 
 
-def pairs_tables(run: Run, rows: Sequence[Row], found: Sequence[Row]) -> list[str]:
+def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> list[str]:
     """A line a pair and temperature: what fits and what it is worth; and the share accepted in equally large bins."""
     words = (f"{one} over {other}".replace("adaedl, ", "") for one, other in GAINS)
     lines, bins = [], []
     for source, title in titled(run):
         here = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
-        (mine,) = runs.of_source(found, source, ALL)
+        (comparison,) = runs.of_source(comparisons, source, ALL)
         shared = source.trace.about.get("probability_shared")
-        about = [NONE if shared is None else f"{shared:.1%}", f"{mine['whole']['accepted'][0]:.3f}"]
+        about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(runs.speedup(row)) for row in here.values()]
         more = [tables.percent_more(runs.gain(here[one], here[other])) for one, other in GAINS]
-        lines.append([title, *about, interval(mine["fits"]["squares"], ".3f"), *speed, *more])
-        bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in mine["fine"])])
+        lines.append([title, *about, interval(comparison["fits"]["squares"], ".3f"), *speed, *more])
+        bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in comparison["fine"])])
     return [
         markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines),
         "Mean entropy in nats: the share accepted:",
@@ -266,7 +266,7 @@ def fits_table(rows: Mapping[str, Row], factor: float) -> str:
     return markdown(head, lines)
 
 
-def picture(run: Run, found: Sequence[Row]) -> Figure:
+def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     """Acceptance by entropy, and AdaEDL's bound with both factors."""
     factor = run.options.entropy_factor
     names = ("accepted", f"1 - sqrt({factor:g} H)", "1 - sqrt(factor H), fitted")
@@ -274,11 +274,11 @@ def picture(run: Run, found: Sequence[Row]) -> Figure:
     styles = {name: {"color": COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))}
     lines = {}
     for source, title in titled(run):
-        (mine,) = runs.of_source(found, source, ALL)
-        entropy = [bin_["entropy"] for bin_ in mine["fine"]]
+        (comparison,) = runs.of_source(comparisons, source, ALL)
+        entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
-        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (factor, mine["fits"]["squares"][0])]
-        taken = entropy, [Interval(*bin_["accepted"]) for bin_ in mine["fine"]]
+        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (factor, comparison["fits"]["squares"][0])]
+        taken = entropy, [Interval(*bin_["accepted"]) for bin_ in comparison["fine"]]
         columns = taken, *((smooth.tolist(), bound.tolist()) for bound in bounds)
         lines[title.replace(", ", "\n")] = dict(zip(names, columns, strict=True))
     axes = "the drafter's entropy, nats", "accepted"

@@ -10,22 +10,23 @@ Expected:  aims: plain decoding reads weights at 80 % of the bandwidth that a co
 Output:    runs/gpu_suite-<time>/ with manifest.json, results.jsonl (a line a measurement, part by part),
            costs.json and table.md; a stopped run goes on with the same --out
 
-The pair of large shapes is the built-in one with ballast (experiments/lib/ballast.py): text and acceptance are the
-small models', passes cost what Llama 8B's and 1B's do. Rows say so. Against transformers on a GPU: `python -m
+The pair of large shapes is the built-in one with ballast: each of its passes is followed by a pass of a random model in
+the shape of Llama 8B or 1B over the same tokens, whose result changes nothing. Text and acceptance are the small
+models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m
 experiments.peers --only transformers` there, with a torch for its CUDA in the environment.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments.lib.ballast import with_ballast
 from experiments.lib.cells import PARENTHESES, interval, markdown
 from experiments.lib.chip_programs import LLAMA_1B, LLAMA_8B, weights_read
 from experiments.lib.chip_programs import Pair as Shapes
@@ -41,16 +42,19 @@ from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.one_graph import CAPTURED, FLAG, options_here
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.loading import LoadedModel
 from specdec_jax.models import llama
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import Array, Cache, LanguageModel
 
 PARTS = ("bandwidth", "graph", "ballast")
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 COPIED = 2**31  # bytes
 TINY = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=1024)
 LOOPS_FROM_HOST = {FLAG: CAPTURED.removesuffix(",WHILE")}  # what XLA captures by itself
+NEVER = 3e38  # no logit of the ballast is larger
 Measurement = dict[str, Any]
 
 
@@ -102,8 +106,8 @@ def bandwidth(config: Suite) -> Iterator[Measurement]:
     size = (2**20 if config.smoke else COPIED) // 4
     array = jnp.arange(size, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
-    found = alternate({"copy": lambda: copy(array).block_until_ready()}, 3 * config.repeats, {})["copy"]
-    yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(found)], "GB/s")
+    times = alternate({"copy": lambda: copy(array).block_until_ready()}, 3 * config.repeats, {})["copy"]
+    yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
 
 
 def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
@@ -143,12 +147,58 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
     pairs = {"plain": build_pair(target, None), "survival": build_pair(target, drafter, costs=costs)}
     for batch in config.batches:
         seconds, tokens = in_turns(config, pairs, batch)
-        told = note if batch == 1 else f"{note}; told V(k) of batch 1"
+        about = note if batch == 1 else f"{note}; given V(k) of batch 1"
         for name, times in seconds.items():
             speeds = [sum(map(len, tokens[name])) / each for each in times]
-            yield measurement(f"ballast: batch {batch}, {name}", speeds, "tokens/s", told)
+            yield measurement(f"ballast: batch {batch}, {name}", speeds, "tokens/s", about)
         ratio = [a / b for a, b in zip(seconds["plain"], seconds["survival"], strict=True)]
-        yield measurement(f"ballast: batch {batch}, survival over plain", ratio, "", told)
+        yield measurement(f"ballast: batch {batch}, survival over plain", ratio, "", about)
+
+
+class BallastCache(NamedTuple):
+    """Both caches; they have one length."""
+
+    real: Any
+    ballast: Any
+
+    @property
+    def length(self) -> Array:
+        """[B] int32."""
+        return self.real.length
+
+
+def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> LoadedModel:
+    """The loaded model with a random model of that shape as ballast; parameters are a pair, theirs and the ballast's.
+
+    Raises:
+        ValueError: a drafter with a draft vocabulary, whose pass cannot be left whole.
+    """
+    if loaded.model.reduced is not None:
+        raise ValueError(f"{loaded.name!r} has a draft vocabulary: ballast goes with whole models")
+    model = ballasted(loaded.model, llama.language_model(config, jnp.dtype(dtype)))
+    extra = jax.jit(functools.partial(llama.init_params, config, dtype=jnp.dtype(dtype)))(jax.random.key(0))
+    return loaded._replace(model=model, params=(loaded.params, extra), name=f"{loaded.name} with ballast")
+
+
+def ballasted(real: LanguageModel, ballast: LanguageModel) -> LanguageModel:
+    """Both passes, one after the other."""
+
+    def init_cache(params, batch, slots, source=None):
+        first, second = params if params is not None else (None, None)
+        return BallastCache(real.init_cache(first, batch, slots, source), ballast.init_cache(second, batch, slots))
+
+    def apply(params, tokens, cache, positions=None, mask=None):
+        logits, real_cache = real.apply(params[0], tokens, cache.real, positions, mask)
+        tokens = tokens % ballast.spec.vocab_size
+        extra, ballast_cache = ballast.apply(params[1], tokens, cache.ballast, positions, mask)
+        # zero, which no compiler can know
+        weight = jnp.where(jnp.max(extra, axis=-1, keepdims=True) > NEVER, 1.0, 0.0).astype(logits.dtype)
+        return logits + weight, BallastCache(real_cache, ballast_cache)
+
+    def with_length(cache: Cache, length: Array) -> Cache:
+        return BallastCache(real.with_length(cache.real, length), ballast.with_length(cache.ballast, length))
+
+    return LanguageModel(init_cache, apply, with_length, real.spec._replace(by_position=False))
 
 
 def in_turns(
@@ -172,12 +222,12 @@ def measurement(what: str, values: list[float], unit: str, note: str = "") -> Me
 
 def report(rows: list[Measurement]) -> str:
     """The table, with the share of a copy's bandwidth that plain decoding reaches."""
-    known = {row["what"]: row["value"] for row in rows}
+    values = {row["what"]: row["value"] for row in rows}
     lines = [
         [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
         for row in rows
     ]
-    read, copied = known.get("ballast: weights read by plain passes"), known.get("bandwidth of a copy")
+    read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
     if read and copied:
         lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
     about = f"{device()}, jax {jax.__version__}; medians (quartiles)."

@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib.cells import markdown
-from experiments.lib.commands import exit_codes, terminal, told
+from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import Output
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
@@ -60,7 +60,7 @@ class Parity(Output):
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compares and reports; 1 where logits differ, 2 on bad input."""
-    return parity(told(Parity, __doc__, arguments), terminal())
+    return parity(parsed(Parity, __doc__, arguments), terminal())
 
 
 def parity(config: Parity, console: Console) -> int:
@@ -75,19 +75,19 @@ def parity(config: Parity, console: Console) -> int:
     folder = RunFolder.create("parity", config, config.out)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
-        asked = [str(python), str(SIDE), str(out), *config.models]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        command = [str(python), str(SIDE), str(out), *config.models]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"transformers on torch: {done.stderr.strip().splitlines()[-1]}")
     theirs = {path.parent.name: np.load(path) for path in sorted(out.glob("*/logits.npz"))}
-    known = {row["model"]: row for row in folder.rows()}
+    compared = {row["model"]: row for row in folder.rows()}
     sources = {slug(model): model for model in config.models}
-    for name, given in theirs.items():
-        if name not in known:
+    for name, logits in theirs.items():
+        if name not in compared:
             with console.status(name):
-                known[name] = {"model": name} | _compared(sources.get(name, str(out / name)), given)
-            folder.append(known[name])
-    rows = [known[name] for name in theirs]
+                compared[name] = {"model": name} | _compared(sources.get(name, str(out / name)), logits)
+            folder.append(compared[name])
+    rows = [compared[name] for name in theirs]
     cells = [[row["model"], row["model_type"], f"{row['pass']:.1e}", f"{row['cached']:.1e}"] for row in rows]
     note = "Largest difference from transformers on torch, over the largest logit.\n\n"
     publish(folder, note + markdown(["model", "family", "a pass", "a token behind a cache"], cells) + "\n", console)
@@ -120,8 +120,8 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
 
 def _write_reference(path: Path, out: Path, python: Path) -> None:
     """Logits of the float32 models at some positions, and how their weights are made."""
-    asked = "import torch, transformers; print(transformers.__version__, torch.__version__.split('+')[0])"
-    versions = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    question = "import torch, transformers; print(transformers.__version__, torch.__version__.split('+')[0])"
+    versions = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=True).stdout.split()
     head = {"made_by": f"transformers {versions[0]}, torch {versions[1]}, float32", "tokens": TOKENS}
     lines = []
     for folder in sorted(out.glob("*-float32")):

@@ -18,6 +18,7 @@ or gives no answer in time is a row that says so.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,18 +67,18 @@ def contenders_of(
     dtype: str, drafter: str = "smollm2-drafter", own_drafter: str | None = None
 ) -> tuple[Contender, ...]:
     """All that are compared; the first two are what speed-ups are measured against."""
-    found = [Contender(f"{OWN} {mode}", OWN, dtype, mode, mode) for mode in ("plain", "survival")]
+    contenders = [Contender(f"{OWN} {mode}", OWN, dtype, mode, mode) for mode in ("plain", "survival")]
     others = {"8,192 tokens drafted": f"{drafter}@8192"} | ({own_drafter: own_drafter} if own_drafter else {})
-    found += [
+    contenders += [
         Contender(f"{OWN} survival, {name}", OWN, dtype, "survival", f"with {i}", other)
         for i, (name, other) in enumerate(others.items())
     ]
     assisted = ("plain", "assisted-2", "assisted-3", "assisted-5", "assisted-dynamic", "lookup")
     for kind in dict.fromkeys((dtype, "float32")):
-        found += [Contender(f"transformers {mode}", "transformers", kind, mode) for mode in assisted]
-    found += [Contender(f"llama.cpp {mode}", "llama.cpp", dtype, mode) for mode in ("plain", "draft-2", "draft-4")]
-    found += [Contender(f"vllm {mode}", "vllm", dtype, mode, mode) for mode in ("plain", "draft-4")]
-    return tuple(found)
+        contenders += [Contender(f"transformers {mode}", "transformers", kind, mode) for mode in assisted]
+    contenders += [Contender(f"llama.cpp {mode}", "llama.cpp", dtype, mode) for mode in ("plain", "draft-2", "draft-4")]
+    contenders += [Contender(f"vllm {mode}", "vllm", dtype, mode, mode) for mode in ("plain", "draft-4")]
+    return tuple(contenders)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +185,9 @@ def peers(config: Peers, console: Console) -> None:
         )
     folder = RunFolder.create("peers", config, config.out)
     every = contenders_of(config.dtype, config.drafter, config.own_drafter)
-    wanted = [one for one in every if not config.only or one.peer in (OWN, *config.only)]
-    failed: dict[str, str] = {}
-    sides = Sides(config, folder, export(folder.path / "weights", target, drafter), console)
-    try:
-        measure(config, folder, prompts, target, wanted, sides, failed, console)
-    finally:
-        sides.close()
+    wanted = [contender for contender in every if not config.only or contender.peer in (OWN, *config.only)]
+    with closing(Sides(config, folder, export(folder.path / "weights", target, drafter), console)) as sides:
+        failed = measure(config, folder, prompts, target, wanted, sides, console)
     folder.write_json(FAILED, failed)
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) for model in (target, drafter)]
     publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
@@ -198,7 +195,7 @@ def peers(config: Peers, console: Console) -> None:
 
 def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, str]:
     """Both models in Hugging Face format and as GGUF, by role; unless they are there."""
-    found = {}
+    exported = {}
     place.mkdir(exist_ok=True)
     for role, model in (("target", target), ("drafter", drafter)):
         folder, file = place / role, place / f"{role}.gguf"
@@ -206,8 +203,8 @@ def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, 
             save_hf_folder(folder, model.config, model.params, model.tokenizer)
         if not file.exists():
             save_gguf(file, model.config, model.params, model.tokenizer, kind="BF16")
-        found |= {role: str(folder), f"{role}.gguf": str(file)}
-    return found
+        exported |= {role: str(folder), f"{role}.gguf": str(file)}
+    return exported
 
 
 def measure(
@@ -217,54 +214,58 @@ def measure(
     target: LoadedModel,
     wanted: Sequence[Contender],
     sides: Sides,
-    failed: dict[str, str],
     console: Console,
-) -> None:
-    """Every prompt at every temperature by every contender in turn; the first of each is decoded once more, before."""
-    known = {(row["prompt_id"], row["temperature"], row["name"], row["dtype"]) for row in folder.rows()}
+) -> dict[str, str]:
+    """Every prompt at every temperature by every contender in turn; the first of each is decoded once more, before.
+
+    Returns why contenders failed, by "name, dtype".
+    """
+    failed: dict[str, str] = {}
+    decoded = {(row["prompt_id"], row["temperature"], row["name"], row["dtype"]) for row in folder.rows()}
     ids = [encode(target, prompt.turns[0]) for prompt in prompts]
     slots = slots_for(max(map(len, ids)), config.max_new_tokens, WIDEST)
     warm: set[tuple[Contender, bool]] = set()
-    jobs = [(p, t, one) for t in config.temperatures for p in range(len(prompts)) for one in wanted]
+    jobs = [(p, t, contender) for t in config.temperatures for p in range(len(prompts)) for contender in wanted]
     with progress(console) as bar:
         task = bar.add_task("Decoding", total=len(jobs))
-        for index, temperature, one in jobs:
-            bar.update(task, advance=1, description=f"{one.name} in {one.dtype}")
-            label = f"{one.name}, {one.dtype}"
-            if label in failed or (prompts[index].id, temperature, one.name, one.dtype) in known:
+        for index, temperature, contender in jobs:
+            bar.update(task, advance=1, description=f"{contender.name} in {contender.dtype}")
+            label = f"{contender.name}, {contender.dtype}"
+            if label in failed or (prompts[index].id, temperature, contender.name, contender.dtype) in decoded:
                 continue
             fields = {"new": config.max_new_tokens, "temperature": temperature, "seed": config.seed, "slots": slots}
             text = target.tokenizer.decode(ids[index], skip_special=False)
             request = {"ids": ids[index], "text": text, **fields}
             try:
-                if (one, temperature > 0) not in warm and one.peer != "llama.cpp":
-                    sides.answer(one, request)
-                    warm.add((one, temperature > 0))
-                found = sides.answer(one, request)
+                if (contender, temperature > 0) not in warm and contender.peer != "llama.cpp":
+                    sides.answer(contender, request)
+                    warm.add((contender, temperature > 0))
+                answer = sides.answer(contender, request)
             except Failed as error:
                 failed[label] = str(error)
-                warm = {(other, sampled) for other, sampled in warm if other[1:3] != one[1:3]}  # it starts anew
+                warm = {(other, sampled) for other, sampled in warm if other[1:3] != contender[1:3]}  # it starts anew
                 console.print(f"{label}: {error}")
                 continue
-            row = {"prompt_id": prompts[index].id, "temperature": temperature, "name": one.name, "dtype": one.dtype}
-            row |= {"peer": one.peer, "mode": one.mode, **_plain(found, text, target)}
+            fields = {name: getattr(contender, name) for name in ("name", "dtype", "peer", "mode")}
+            row = {"prompt_id": prompts[index].id, "temperature": temperature, **fields, **_plain(answer, text, target)}
             folder.append(row)
             where = f"{prompts[index].id:16s} temperature {temperature:<4g}"
             console.print(f"{label:46s} {where} {row['num_emitted_tokens'] / row['seconds']:6.1f} tokens/s")
+    return failed
 
 
-def _plain(found: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
+def _plain(answer: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
     """What a row keeps of an answer: its text up to an end of sequence, counts and times."""
-    if "tokens" in found:
+    if "tokens" in answer:
         ends = {*target.model.spec.eos_ids, *target.tokenizer.eos_ids}
-        tokens = found["tokens"]
+        tokens = answer["tokens"]
         end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
         text, count = target.tokenizer.decode(tokens[:end]), len(tokens)
     else:
-        said, tail = found["text"], prompt[-20:]
-        text, count = said.rpartition(tail)[2] if tail in said else said, found["count"]
-    kept = {name: found[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
-    return {"text": text, "num_emitted_tokens": count, **kept}
+        printed, tail = answer["text"], prompt[-20:]
+        text, count = printed.rpartition(tail)[2] if tail in printed else printed, answer["count"]
+    figures = {name: answer[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
+    return {"text": text, "num_emitted_tokens": count, **figures}
 
 
 main = command(Peers, peers, __doc__)

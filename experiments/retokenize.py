@@ -73,13 +73,13 @@ def compare(config: Retokenize, console: Console) -> None:
 
 def ways_of(target: Tokenizer, drafter: Tokenizer, drafts: int) -> dict[str, Way]:
     """By what the table calls them."""
-    known = tables(target, drafter, drafter.vocab_size)
-    whole = known._replace(splits=jnp.zeros_like(known.splits))
+    merges = tables(target, drafter, drafter.vocab_size)
+    whole = merges._replace(splits=jnp.zeros_like(merges.splits))
     return {
-        "longest": lambda texts: [longest(target, said(drafter, text)) for text in texts],
+        "longest": lambda texts: [longest(target, bytes_of(drafter, text)) for text in texts],
         "merges": by_tables(whole, drafts, target.vocab_size),
-        "merges within words": by_tables(known, drafts, target.vocab_size),
-        "the tokenizer itself": lambda texts: [itself(target, said(drafter, text)) for text in texts],
+        "merges within words": by_tables(merges, drafts, target.vocab_size),
+        "the tokenizer itself": lambda texts: [itself(target, bytes_of(drafter, text)) for text in texts],
     }
 
 
@@ -88,57 +88,57 @@ def samples(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """`count` drafts that begin where a token of the target's does, and the target's tokens that end within each."""
     tokens = target.encode(text)
-    whole = said(target, tokens)
-    ends = np.cumsum([len(said(target, [token])) for token in tokens])
+    whole = bytes_of(target, tokens)
+    ends = np.cumsum([len(bytes_of(target, [token])) for token in tokens])
     drafted, wanted = [], []
     for at in np.random.default_rng(0).integers(1, len(tokens) - 1, count):
         begin = int(ends[at - 1])
         rest = whole[begin : begin + 64 * drafts].decode(errors="ignore")
         draft = itself(drafter, rest.encode())[:drafts]
-        own = said(drafter, draft)
-        if whole[begin:].startswith(own):  # what begins in the middle of a character is left out
-            inside = int(np.searchsorted(ends, begin + len(own), side="right"))
+        drafted_bytes = bytes_of(drafter, draft)
+        if whole[begin:].startswith(drafted_bytes):  # what begins in the middle of a character is left out
+            inside = int(np.searchsorted(ends, begin + len(drafted_bytes), side="right"))
             drafted.append(draft)
             wanted.append(tokens[at:inside][:drafts])  # no more are proposed
     return drafted, wanted
 
 
-def agreed(found: Sequence[int], wanted: Sequence[int]) -> int:
+def agreed(tokens: Sequence[int], wanted: Sequence[int]) -> int:
     """Tokens that are the same, from the first on."""
-    same = [one == other for one, other in zip(found, wanted, strict=False)]
+    same = [one == other for one, other in zip(tokens, wanted, strict=False)]
     return same.index(False) if False in same else len(same)
 
 
-def said(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
+def bytes_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
     """What tokens stand for."""
     keys = keys_of(tokenizer)
-    found = (keys[token] for token in tokens)
-    return b"".join(key if isinstance(key, bytes) else key.encode() for key in found)
+    keys_of_tokens = (keys[token] for token in tokens)
+    return b"".join(key if isinstance(key, bytes) else key.encode() for key in keys_of_tokens)
 
 
 def itself(tokenizer: Tokenizer, text: bytes) -> list[int]:
     """The tokenizer's tokens of a text that goes on: without the space that some put in front of a first word."""
     read = text.decode(errors="ignore")
     tokens = tokenizer.encode(read)
-    if said(tokenizer, tokens) == read.encode():
+    if bytes_of(tokenizer, tokens) == read.encode():
         return tokens
     return [piece.id for piece in tokenizer.backend.model.tokenize(read.replace(" ", "\u2581"))]
 
 
 def longest(tokenizer: Tokenizer, text: bytes) -> list[int]:
     """The longest token that fits, again and again."""
-    ids, most, found, at = ids_by_key(tokenizer), 32, [], 0
+    ids, longest_key, tokens, at = ids_by_key(tokenizer), 32, [], 0
     while at < len(text):
-        sizes = (size for size in range(min(most, len(text) - at), 0, -1) if text[at : at + size] in ids)
+        sizes = (size for size in range(min(longest_key, len(text) - at), 0, -1) if text[at : at + size] in ids)
         size = next(sizes, 0)
         if not size:
             break
-        found.append(ids[text[at : at + size]])
+        tokens.append(ids[text[at : at + size]])
         at += size
-    return found
+    return tokens
 
 
-def by_tables(known: Tables, drafts: int, vocab_size: int) -> Way:
+def by_tables(merges: Tables, drafts: int, vocab_size: int) -> Way:
     """As decoding does, with these tables."""
     again = jax.jit(retokenize, static_argnums=3)
 
@@ -147,8 +147,8 @@ def by_tables(known: Tables, drafts: int, vocab_size: int) -> Way:
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
         count = jnp.asarray([len(text) for text in texts], jnp.int32)
-        found, most, _ = again(known, jnp.asarray(tokens), count, vocab_size)
-        return [row[:size].tolist() for row, size in zip(np.asarray(found), np.asarray(most), strict=True)]
+        tokens_again, sizes, _ = again(merges, jnp.asarray(tokens), count, vocab_size)
+        return [row[:size].tolist() for row, size in zip(np.asarray(tokens_again), np.asarray(sizes), strict=True)]
 
     return way
 

@@ -64,18 +64,18 @@ NOTES = (
 
 def chances_table(source: Source) -> str:
     """h of every candidate over all rejections, and by depth, entropy and task."""
-    found, texts = rejections(source.trace), source.trace.num_texts
-    masks = {"anywhere": np.ones(len(found.text), bool)}
-    masks |= {f"draft {depth + 1}": found.depth == depth for depth in range(int(found.depth.max(initial=-1)) + 1)}
+    rejected, texts = rejections(source.trace), source.trace.num_texts
+    masks = {"anywhere": np.ones(len(rejected.text), bool)}
+    masks |= {f"draft {depth + 1}": rejected.depth == depth for depth in range(int(rejected.depth.max(initial=-1)) + 1)}
     for low, high in itertools.pairwise(EDGES):
         upper = f"to {high:g}" if np.isfinite(high) else "or more"
-        masks[f"{low:g} {upper} nats"] = (found.entropy >= low) & (found.entropy < high)
-    masks |= {task: np.isin(found.text, members) for task, members in source.tasks.items() if task != ALL}
+        masks[f"{low:g} {upper} nats"] = (rejected.entropy >= low) & (rejected.entropy < high)
+    masks |= {task: np.isin(rejected.text, members) for task, members in source.tasks.items() if task != ALL}
     lines = []
     for name, mask in masks.items():
         if mask.sum() >= LEAST:
             cells = []
-            for right, tried in chances(found.candidate[mask], found.text[mask], texts):
+            for right, tried in chances(rejected.candidate[mask], rejected.text[mask], texts):
                 some = tried > 0
                 cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
             lines.append([name, str(mask.sum()), *cells])

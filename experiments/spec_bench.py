@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
-from experiments.lib.cells import NONE, terminal_table
+from experiments.lib.cells import NONE, markdown
 from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows, write_text
+from experiments.lib.terminal import Whole
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.text.json_lines import json_lines
 
@@ -96,7 +96,9 @@ def spec_bench(config: SpecBench, console: Console) -> None:
     tokenizer = tokenizer_from_folder(config.retokenise) if config.retokenise else None
     count = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
     for path, method in zip(config.paths[1:], methods, strict=True):
-        console.print(table(speeds(baseline, method, count), f"{path.name} against {config.paths[0].name}"))
+        text = table(speeds(baseline, method, count))
+        console.print(f"Speed-ups of {path.name} against {config.paths[0].name}", style="bold")
+        console.print(Whole(text))
 
 
 def task_of(category: str) -> str:
@@ -153,17 +155,15 @@ def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = Non
     return tokens, seconds
 
 
-def table(rows: Iterable[TaskSpeed], title: str) -> Table:
-    """For a terminal."""
-    heads = ("task", "n", "mean\naccepted", "baseline\ntokens/s", "method\ntokens/s", "speed-up\nratio of\nmeans")
-    made = terminal_table(title, (*heads, "speed-up\nmean of\nratios", "speed-up\ntotal"), no_wrap=True)
-    made.padding, made.pad_edge = (0, 1, 0, 0), False  # fits into 80 columns
+def table(rows: Iterable[TaskSpeed]) -> str:
+    """As Markdown."""
+    heads = ["task", "n", "mean accepted", "baseline tokens/s", "method tokens/s"]
+    lines = []
     for row in rows:
         accepted = NONE if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
         speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
-        style = "bold" if row.task == OVERALL else None
-        made.add_row(row.task, str(row.questions), accepted, *speed, *(f"{v:.3f}" for v in row[5:]), style=style)
-    return made
+        lines.append([row.task, str(row.questions), accepted, *speed, *(f"{ratio:.3f}" for ratio in row[5:])])
+    return markdown([*heads, "ratio of means", "mean of ratios", "total"], lines)
 
 
 def write_answers(path: Path, answers: Iterable[Answer]) -> None:

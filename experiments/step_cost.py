@@ -10,7 +10,7 @@ Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), 
            finished folder is only reported again
 
 cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
-configs/costs/cpu.json, which they take unless told otherwise, is one of an earlier version, from width 2 on. It holds
+configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on. It holds
 the drafter step of the greedy program, the first dtype's target pass by width, and the pass of plain decoding, which is
 the narrowest.
 

@@ -230,7 +230,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "the package without contrib and distillation": (26_850, 22_000),
     "contrib": (3_170, 2_500),
     "distillation": (2_400, 2_500),
-    "experiments": (8_810, 7_000),
+    "experiments": (8_740, 7_000),
     "tests": (26_400, 18_000),
     "ten central files": (1_745, 1_700),
 }

@@ -1,11 +1,8 @@
-"""Tables as all reports make them, Markdown and on a terminal, and what stands in their cells."""
+"""Tables as all reports make them, in Markdown, and what stands in their cells."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 NONE = "–"
 BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
@@ -15,14 +12,6 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
-
-
-def terminal_table(title: str | None, heads: Sequence[str], left: int = 1, **column: Any) -> Table:
-    """An empty table for a terminal; the first `left` columns are text. `column`: options of all columns."""
-    table = Table(title=title, title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < left else "right", **column)
-    return table
 
 
 def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:

@@ -30,9 +30,9 @@ def exit_codes(
 
     def wrapped(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
-        def run(*given: P.args, **named: P.kwargs) -> int:
+        def run(*words: P.args, **named: P.kwargs) -> int:
             try:
-                return main(*given, **named)
+                return main(*words, **named)
             except (ValueError, OSError, *also) as error:
                 print("error:", " ".join(str(error).split()), file=sys.stderr)
                 return 2
@@ -47,7 +47,7 @@ def exit_codes(
     return wrapped
 
 
-def told(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
+def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
     """The command line as a `kind`. What cannot be parsed, and --help, end the program as tyro does it.
 
     Args:
@@ -66,7 +66,7 @@ def command(
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
-        config = told(kind, doc, arguments, program)
+        config = parsed(kind, doc, arguments, program)
         use_mesh(getattr(config, "mesh", None))
         run(config, terminal())
         return 0
@@ -153,11 +153,11 @@ def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | No
     Raises:
         ValueError: the first word is no config.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     usage = f"python -m experiments.{experiment} CONFIG.py [OPTIONS]"
-    if given and given[0] in ("-h", "--help"):
+    if words and words[0] in ("-h", "--help"):
         print(f"usage: {usage}; CONFIG.py --help lists them\n\n{described(doc)}")
         return []
-    if not given or given[0].startswith("-"):
+    if not words or words[0].startswith("-"):
         raise ValueError(f"name a config first: {usage}")
-    return given
+    return words

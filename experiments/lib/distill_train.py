@@ -2,8 +2,7 @@
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,21 +119,6 @@ def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any
         drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll
     )
     return Begun(state, drafter, step, BatchOrder(corpus, config.packing, config.seed, label))
-
-
-def timed_steps(begun: Begun, count: int) -> Iterator[tuple[Batch, float]]:
-    """Batches and seconds of so many steps, row lengths as they come; the first step of a length compiles."""
-    state, shapes, at = begun.state, set(), 0
-    while count:
-        batch = begun.order.at(at)
-        began = time.monotonic()
-        state, metrics = begun.step(state, batch)
-        jax.block_until_ready(metrics)
-        if batch.tokens.shape in shapes:
-            yield batch, time.monotonic() - began
-            count -= 1
-        shapes.add(batch.tokens.shape)
-        at += 1
 
 
 def as_model(config: DistillConfig, target: LoadedModel, state: TrainState, drafter: Any, name: str) -> LoadedModel:

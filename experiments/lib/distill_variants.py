@@ -11,7 +11,9 @@ held out: greedy agreement and acceptance over the whole vocabulary.
 """
 
 import dataclasses
+import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from rich.console import Console
 from configs.base_distillation import DistillConfig, VariantsConfig
 from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import config_command
-from experiments.lib.distill_train import as_model, begin, timed_steps
+from experiments.lib.distill_train import as_model, begin
 from experiments.lib.distill_write import bar
 from experiments.lib.run_folder import write_text
 from experiments.lib.terminal import Whole
@@ -90,8 +92,17 @@ def measure_paces(
     missing = [name for name in variants if name not in paces]
     with bar(console, "timing", len(missing), 0, unit="variants") as update:
         for at, name in enumerate(missing):
-            steps = timed_steps(begin(variants[name], target, corpus), TIMED)
-            paces[name] = float(np.median([seconds for _, seconds in steps]))
+            (state, _, step, order), seconds, shapes = begin(variants[name], target, corpus), [], set()
+            for index in itertools.count():
+                batch, began = order.at(index), time.monotonic()
+                state, metrics = step(state, batch)
+                jax.block_until_ready(metrics)
+                if batch.tokens.shape in shapes:  # the first step of a row length compiles
+                    seconds.append(time.monotonic() - began)
+                shapes.add(batch.tokens.shape)
+                if len(seconds) == TIMED:
+                    break
+            paces[name] = float(np.median(seconds))
             update(at + 1)
             write_text(path, json.dumps(paces, indent=1) + "\n")
     return paces
@@ -123,10 +134,10 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
     by_kind: dict[str, list[tuple[list[int], list[int]]]] = {}
     for shard in shards:
         for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
-            own = np.flatnonzero(shard.writer[start:stop] == BY_ASSISTANT)
-            size = int(np.argmax(np.append(np.diff(own), 2) > 1)) + 1  # the first answer, up to the next turn
+            answered = np.flatnonzero(shard.writer[start:stop] == BY_ASSISTANT)
+            size = int(np.argmax(np.append(np.diff(answered), 2) > 1)) + 1  # the first answer, up to the next turn
             if size >= LEAST:
-                first, tokens = int(own[0]), shard.tokens[start:stop].tolist()
+                first, tokens = int(answered[0]), shard.tokens[start:stop].tolist()
                 answer = tokens[first : first + min(size, ANSWER)]
                 by_kind.setdefault(shard.kinds[shard.kind[at]], []).append((tokens[:first], answer))
     each = -(-count // len(by_kind))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
+from specdec_jax.app.views.live import progress
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_openings, read_texts
@@ -152,24 +152,13 @@ def installed_documents() -> list[str]:
 
 @contextmanager
 def bar(console: Console, title: str, total: int, done: int, unit: str = "tokens") -> Iterator[Callable[[int], None]]:
-    """A progress bar with its rate and the time left; gives the function that moves it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=total, completed=done, rate="")
+    """A progress bar with its rate; gives the function that moves it."""
+    with progress(console) as shown:
+        task = shown.add_task(title, total=total, completed=done)
 
         def update(now: int) -> None:
-            speed = progress.tasks[0].speed
-            progress.update(
-                task,
-                completed=min(now, total),
-                rate="" if not speed else f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s",
-            )
+            speed = shown.tasks[0].speed
+            rate = "" if not speed else f", {speed:,.{0 if speed >= 10 else 1}f} {unit}/s"
+            shown.update(task, completed=min(now, total), description=f"{title}{rate}")
 
         yield update

@@ -46,16 +46,16 @@ def python_of(
     made_by = [_digest(ROOT / requirements), *packages, *([base] if base != sys.executable else [])]
     place = (folder / "-".join([Path(requirements).stem, *packages[:1]])).absolute()
     python, wanted = place / "bin" / "python", " ".join(made_by)
-    asked = ["-r", str(ROOT / requirements)]
+    requested = ["-r", str(ROOT / requirements)]
     if packages:
-        asked = ["-c", str(ROOT / requirements), *packages]
+        requested = ["-c", str(ROOT / requirements), *packages]
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if python.exists() and (place / STAMP).exists() and (place / STAMP).read_text() == wanted:
             return python
         shutil.rmtree(place, ignore_errors=True)
         removal = [[str(python), "-m", "pip", "uninstall", "-qq", "-y", *without]] if without else []
-        for command in ([base, "-m", "venv", str(place)], [str(python), *PIP, *asked], *removal):
+        for command in ([base, "-m", "venv", str(place)], [str(python), *PIP, *requested], *removal):
             _run(command, f"{requirements} does not install", seconds)
         (place / STAMP).write_text(wanted)
     return python
@@ -88,8 +88,8 @@ def llama_cpp(folder: Path, *, seconds: float, base: str = sys.executable) -> Pa
     return programs
 
 
-def _only(found: Iterable[Path], failed: str) -> Path:
-    for path in found:
+def _only(paths: Iterable[Path], failed: str) -> Path:
+    for path in paths:
         return path
     raise NoEnvironment(f"{failed}: its source is not where it was")
 

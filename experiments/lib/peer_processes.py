@@ -102,14 +102,14 @@ class LlamaCpp:
             ran = run_group([*MEASURED, *self._command(request, drafts)], self._seconds)
         except subprocess.TimeoutExpired:
             raise Failed(f"no answer in {self._seconds:.0f} s") from None
-        said = ran.stdout + "\n" + ran.stderr
-        self._log.write_text(said, encoding="utf-8")
+        printed = ran.stdout + "\n" + ran.stderr
+        self._log.write_text(printed, encoding="utf-8")
         if ran.returncode:
             raise Failed(f"ended with {ran.returncode}: {last_line(self._log)}")
         read = speculative_figures if drafts else plain_figures
         peak = re.findall(r"^peak_kb (\d+)$", ran.stderr, re.MULTILINE)
         figures = {"text": ran.stdout, "peak_kb": int(peak[-1]) if peak else 0, "base_kb": 0}
-        return read(said, request["new"]) | figures
+        return read(printed, request["new"]) | figures
 
     def _command(self, request: Mapping[str, Any], drafts: int) -> list[str]:
         name = "llama-speculative-simple" if drafts else "llama-completion"
@@ -126,18 +126,18 @@ class LlamaCpp:
         """Nothing runs between requests."""
 
 
-def plain_figures(said: str, new: int) -> dict[str, Any]:
+def plain_figures(printed: str, new: int) -> dict[str, Any]:
     """Seconds and passes from llama-completion's report. Raises Failed where there is none."""
-    found = dict(re.findall(r"(prompt eval|eval) time\s*=\s*([\d.]+) ms", said))
-    if set(found) != {"prompt eval", "eval"}:
+    milliseconds = dict(re.findall(r"(prompt eval|eval) time\s*=\s*([\d.]+) ms", printed))
+    if set(milliseconds) != {"prompt eval", "eval"}:
         raise Failed("llama-completion reported no times")
-    return {"seconds": sum(map(float, found.values())) / 1e3, "passes": new, "count": new}
+    return {"seconds": sum(map(float, milliseconds.values())) / 1e3, "passes": new, "count": new}
 
 
-def speculative_figures(said: str, new: int) -> dict[str, Any]:
+def speculative_figures(printed: str, new: int) -> dict[str, Any]:
     """The same from llama-speculative-simple's."""
-    times = dict(re.findall(r"(encoded|decoded)\s+(?:\d+) tokens in\s+([\d.]+) seconds", said))
-    counts = dict(re.findall(r"n_(predict|drafted|accept)\s*=\s*(\d+)", said))
+    times = dict(re.findall(r"(encoded|decoded)\s+(?:\d+) tokens in\s+([\d.]+) seconds", printed))
+    counts = dict(re.findall(r"n_(predict|drafted|accept)\s*=\s*(\d+)", printed))
     if set(times) != {"encoded", "decoded"} or "predict" not in counts:
         raise Failed("llama-speculative-simple reported no times")
     count = int(counts["predict"])

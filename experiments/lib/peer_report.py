@@ -35,36 +35,35 @@ def report(
     ]
     for temperature in config.temperatures:
         here = [row for row in rows if row["temperature"] == temperature]
-        lines = [_line(one, here, failed, sizes, config.dtype) for one in wanted]
+        lines = [_line(contender, here, failed, sizes, config.dtype) for contender in wanted]
         parts += [f"**{at_temperature(temperature)}**", markdown(HEADS, lines)]
     return "\n\n".join(parts) + "\n"
 
 
 def _line(
-    one: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str], sizes: Sequence[int], dtype: str
+    contender: Any, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str], sizes: Sequence[int], dtype: str
 ) -> list[str]:
-    own = by_prompt(rows, one.name, one.dtype)
-    if not own:
-        why = failed.get(f"{one.name}, {one.dtype}", "not run")
-        return [one.name, one.dtype, why.replace("|", "/"), *["–"] * (len(HEADS) - 3)]
-    plain = by_prompt(rows, f"{one.peer} plain", one.dtype)
-    ours = by_prompt(rows, OURS[one.mode != "plain"], dtype)
+    mine = by_prompt(rows, contender.name, contender.dtype)
+    if not mine:
+        why = failed.get(f"{contender.name}, {contender.dtype}", "not run")
+        return [contender.name, contender.dtype, why.replace("|", "/"), *["–"] * (len(HEADS) - 3)]
+    plain = by_prompt(rows, f"{contender.peer} plain", contender.dtype)
+    ours = by_prompt(rows, OURS[contender.mode != "plain"], dtype)
     reference = by_prompt(rows, OURS[0], dtype)
-    speeds = summary([_speed(row) for row in own.values()])
-    peak, base = (max(row[name] for row in own.values()) / 1e3 for name in ("peak_kb", "base_kb"))
-    held = (
-        sum(sizes[: 1 if one.mode == "plain" and one.peer != "transformers" else 2]) / 1e6 * (1 + (one.dtype != dtype))
-    )
-    passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in own.values()])
-    greedy = all(row["temperature"] == 0 for row in own.values())
-    shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in own.items() if prompt in reference]
-    ended = failed.get(f"{one.name}, {one.dtype}")
+    speeds = summary([_speed(row) for row in mine.values()])
+    peak, base = (max(row[name] for row in mine.values()) / 1e3 for name in ("peak_kb", "base_kb"))
+    models = 1 if contender.mode == "plain" and contender.peer != "transformers" else 2
+    held = sum(sizes[:models]) / 1e6 * (1 + (contender.dtype != dtype))
+    passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in mine.values()])
+    greedy = all(row["temperature"] == 0 for row in mine.values())
+    shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in mine.items() if prompt in reference]
+    ended = failed.get(f"{contender.name}, {contender.dtype}")
     return [
-        one.name + (f" (then: {ended})" if ended else ""),
-        one.dtype,
+        contender.name + (f" (then: {ended})" if ended else ""),
+        contender.dtype,
         interval(speeds, ".1f", PARENTHESES),
-        _ratio(own, plain),
-        _ratio(ours, own),
+        _ratio(mine, plain),
+        _ratio(ours, mine),
         f"{passes:.2f}",
         f"{np.mean(shares):.0%}" if greedy and shares else "–",
         f"{peak:.0f}",
@@ -87,6 +86,6 @@ def _speed(row: Mapping[str, Any]) -> float:
     return row["num_emitted_tokens"] / row["seconds"]
 
 
-def _ratio(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:
-    both = [_speed(one[prompt]) / _speed(other[prompt]) for prompt in one if prompt in other]
+def _ratio(rows: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:
+    both = [_speed(rows[prompt]) / _speed(other[prompt]) for prompt in rows if prompt in other]
     return interval(summary(both), bounds=PARENTHESES) if both else "–"

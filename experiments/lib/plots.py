@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.lib.cells import interval
 from experiments.lib.rules import COMPARED
-from experiments.lib.summary import prompt_speedups, summarise
+from experiments.lib.summary import summarise
 
-# Okabe and Ito's palette, told apart with any colour vision; yellow is left out, too pale on white.
+# Okabe and Ito's palette, distinct with any colour vision; yellow is left out, too pale on white.
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK = "#222222"
 RULE_COLOURS = dict(zip(COMPARED, ("#999999", "#0072B2", "#56B4E9", "#E69F00", "#009E73", "#D55E00"), strict=True))
@@ -54,16 +54,14 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
     Raises:
         ValueError: as `summarise`.
     """
-    rows = list(rows)
     summaries = summarise(rows, baseline)
-    ratios = prompt_speedups(rows, baseline)
     temperatures = list(dict.fromkeys(summary.temperature for summary in summaries))
     methods = list(dict.fromkeys(summary.method for summary in summaries))
     titles = ["greedy" if value == 0 else f"sampled, temperature {value:g}" for value in temperatures]
     figure, grid = panels(titles, 1.9 + 0.52 * len(methods), width=4.6, least=6.4, sharex=True, sharey=True)
     for summary in summaries:
         axes, place = grid[0][temperatures.index(summary.temperature)], methods.index(summary.method)
-        mean, dots = summary.speedup.mean, ratios[summary.temperature, summary.method]
+        mean, dots = summary.speedup.mean, summary.speedups
         axes.barh(place, mean.estimate, height=0.62, color=COLOURS[place % len(COLOURS)], alpha=0.85, zorder=2)
         if mean.high > mean.low:  # plain decoding against itself does not vary
             axes.plot([mean.low, mean.high], [place, place], color=INK, lw=2, solid_capstyle="butt", zorder=4)
@@ -75,7 +73,7 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
         axes.axvline(1.0, color=INK, lw=1, ls="--", zorder=1)
         axes.set_yticks(range(len(methods)), methods)
         axes.set_ylim(len(methods) - 0.5, -0.5)
-        axes.set_xlim(0, max(map(max, ratios.values())) * 1.45)
+        axes.set_xlim(0, max(max(summary.speedups) for summary in summaries) * 1.45)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5]))
         axes.grid(visible=False, axis="y")
     figure.suptitle(title, fontsize=12, fontweight="bold")

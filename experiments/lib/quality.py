@@ -37,9 +37,9 @@ def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature
 
     `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have.
     """
-    known = verifier.name in DISTRIBUTIONS
-    hyperparameters = {key: np.float32(value) for key, value in verifier.hyperparameters.items()} if known else {}
-    hyperparameters |= {key: value for key, value in verifier.options.items() if known and key == "top_n"}
+    exact = verifier.name in DISTRIBUTIONS
+    hyperparameters = {key: np.float32(value) for key, value in verifier.hyperparameters.items()} if exact else {}
+    hyperparameters |= {key: value for key, value in verifier.options.items() if exact and key == "top_n"}
     prompt, tokens = generation.prompt_tokens, generation.tokens
     text = np.zeros((1, size), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
@@ -47,13 +47,13 @@ def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature
         judge.decoder,
         judge.params,
         text,
-        verifier=verifier.name if known else "rejection",
+        verifier=verifier.name if exact else "rejection",
         hyperparameters=hyperparameters,
         warp=make_warp(1, temperature),
     )
     answer = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
     means = {name: float(np.asarray(values)[0, answer].mean()) for name, values in figures._asdict().items()}
-    return means if known else means | {"total_variation": None, "divergence": None}
+    return means if exact else means | {"total_variation": None, "divergence": None}
 
 
 def quality_tables(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
@@ -62,12 +62,12 @@ def quality_tables(rows: Sequence[Mapping[str, Any]], reference: str) -> list[st
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         figures = by_method([row for row in rows if row["temperature"] == temperature])
         lines = []
-        for method, own in figures.items():
-            likelihood, variation, divergence, first_choice = (own[name].mean() for name in MEANS)
-            difference = mean_interval(own["log_likelihood"] - figures[reference]["log_likelihood"])
+        for method, means in figures.items():
+            likelihood, variation, divergence, first_choice = (means[name].mean() for name in MEANS)
+            difference = mean_interval(means["log_likelihood"] - figures[reference]["log_likelihood"])
             cells = [f"{likelihood:.3f}", interval(difference, "+.3f", BOUNDS)]
             cells += [NONE if np.isnan(value) else f"{value:.4f}" for value in (variation, divergence)]
-            cells += [f"{first_choice:.1%}", NONE if own["before"] is None else f"{own['before']:.1%}"]
+            cells += [f"{first_choice:.1%}", NONE if means["before"] is None else f"{means['before']:.1%}"]
             lines.append([method, *cells])
         heads = ["method", "log-likelihood", "difference", "TV", "KL", "first choice", "before diverging"]
         blocks += [f"## Quality, {at_temperature(temperature)}", markdown(heads, lines)]

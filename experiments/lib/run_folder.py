@@ -185,8 +185,8 @@ def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
         manifest = read_manifest(path)
     except (OSError, ValueError):
         raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
-    if (known := manifest["config_hash"]) != digest:
-        raise ValueError(f"{str(path)!r} holds results of another config ({known}, this one is {digest})")
+    if (earlier := manifest["config_hash"]) != digest:
+        raise ValueError(f"{str(path)!r} holds results of another config ({earlier}, this one is {digest})")
     return manifest
 
 

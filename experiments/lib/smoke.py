@@ -75,9 +75,9 @@ def made_up_traces(boost: float = 0.0) -> dict[float, Trace]:
 
 def _features(entropy: np.ndarray) -> np.ndarray:
     """Statistics [..., F] of distributions with these entropies."""
-    most = np.exp(-0.7 * entropy)
-    columns = {"entropy": entropy, "raw_entropy": entropy, "max_prob": most, "raw_max_prob": most}
-    columns |= {"margin": most / 2, "log_q": np.log(most)}
+    max_prob = np.exp(-0.7 * entropy)
+    columns = {"entropy": entropy, "raw_entropy": entropy, "max_prob": max_prob, "raw_max_prob": max_prob}
+    columns |= {"margin": max_prob / 2, "log_q": np.log(max_prob)}
     return np.stack([columns[name] for name in FEATURES], axis=-1)
 
 
@@ -89,11 +89,11 @@ def tiny_pair(dtype: str = "float32") -> tuple[LoadedModel, LoadedModel]:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend, {}, chat_template=TEMPLATE)
-    pair, kept = [], precision(dtype)
+    pair, weights = [], precision(dtype)
     for layers, name in ((2, "tiny target"), (1, "tiny drafter")):
         config = llama.LlamaConfig(len(letters), 32, 48, layers, 2, 2, 16, max_position_embeddings=1024)
-        params = llama.init_params(config, jax.random.key(layers), kept.dtype)
-        if kept.int8:
-            params = llama.params_from_named(config, llama.named_from_params(config, params), kept.dtype, int8=True)
-        pair.append(LoadedModel(llama.language_model(config, kept.dtype), params, tokenizer, name, config))
+        params = llama.init_params(config, jax.random.key(layers), weights.dtype)
+        if weights.int8:
+            params = llama.params_from_named(config, llama.named_from_params(config, params), weights.dtype, int8=True)
+        pair.append(LoadedModel(llama.language_model(config, weights.dtype), params, tokenizer, name, config))
     return pair[0], pair[1]

@@ -20,6 +20,9 @@ COUNTS = (
 )
 
 
+Totals = dict[str, dict[str, Any]]  # sums over repeats, by prompt
+
+
 class MethodSummary(NamedTuple):
     """One method at one temperature, over all prompts. None: does not apply (plain decoding drafts nothing)."""
 
@@ -28,7 +31,8 @@ class MethodSummary(NamedTuple):
     prompts: int
     tokens_per_second_mean: float  # mean of the prompts' tokens/s, as Spec-Bench has it
     tokens_per_second_total: float  # all tokens over all seconds
-    speedup: Spread  # of the prompts' ratios to the baseline
+    speedups: list[float]  # ratios to the baseline, in the prompts' order
+    speedup: Spread  # of these
     speedup_total: Interval  # total tokens/s over the baseline's
     speedup_clean: Spread | None  # `speedup` over prompts free of repeated text; None if there are none
     repeated_share: float  # of all tokens
@@ -47,26 +51,9 @@ def summarise(rows: Iterable[Mapping[str, Any]], baseline: str | None = None) ->
     Raises:
         ValueError: no rows, a key is missing, or a prompt of a method has no row of the baseline.
     """
-    groups = _grouped(rows, baseline)
-    return [_summary(method, temperature, *pair) for (temperature, method), pair in groups.items()]
-
-
-def prompt_speedups(
-    rows: Iterable[Mapping[str, Any]], baseline: str | None = None
-) -> dict[tuple[float, str], list[float]]:
-    """The prompts' speed-ups by (temperature, method), in the prompts' order. Arguments and errors as `summarise`."""
-    return {key: _ratios(*pair) for key, pair in _grouped(rows, baseline).items()}
-
-
-Totals = Mapping[str, Mapping[str, Any]]  # by prompt
-
-
-def _grouped(rows: Iterable[Mapping[str, Any]], baseline: str | None) -> dict[tuple[float, str], tuple[Totals, Totals]]:
-    """By (temperature, method): that method's totals of each prompt, and the baseline's of the same temperature."""
-    groups: dict[tuple[float, str], dict[str, dict[str, Any]]] = {}
-    first = baseline
+    groups: dict[tuple[float, str], Totals] = {}
     for row in rows:
-        first = first or row["method"]
+        baseline = baseline or row["method"]
         prompts = groups.setdefault((row["temperature"], row["method"]), {})
         total = prompts.setdefault(str(row["prompt_id"]), {})
         try:
@@ -79,14 +66,14 @@ def _grouped(rows: Iterable[Mapping[str, Any]], baseline: str | None) -> dict[tu
             raise ValueError(f"the result of prompt {row.get('prompt_id')!r} has no {error}") from None
     if not groups:
         raise ValueError("no results to summarise")
-    paired = {}
+    summaries = []
     for temperature, method in sorted(groups, key=lambda key: key[0]):  # stable: methods keep the rows' order
-        prompts, plain = groups[temperature, method], groups.get((temperature, str(first)), {})
+        prompts, plain = groups[temperature, method], groups.get((temperature, str(baseline)), {})
         missing = [name for name in prompts if name not in plain]
         if missing:
-            raise ValueError(f"no result of {first!r} for prompt {missing[0]!r} at temperature {temperature:g}")
-        paired[temperature, method] = (prompts, plain)
-    return paired
+            raise ValueError(f"no result of {baseline!r} for prompt {missing[0]!r} at temperature {temperature:g}")
+        summaries.append(_summary(method, temperature, prompts, plain))
+    return summaries
 
 
 def doubts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -96,7 +83,7 @@ def doubts_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         if row.get("predicted_seconds"):
             total = totals.setdefault(row["method"], [0.0, 0.0])
             total[:] = total[0] + row["seconds"], total[1] + row["predicted_seconds"]
-    wrong = [f"{took / said:.2f} ({name})" for name, (took, said) in totals.items() if not agree(took, said)]
+    wrong = [f"{took / costs:.2f} ({name})" for name, (took, costs) in totals.items() if not agree(took, costs)]
     return [f"decoding took {', '.join(wrong)} times what the costs predict"] if wrong else []
 
 
@@ -105,7 +92,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
     theirs = [plain[name] for name in prompts]
     total = {name: sum(entry[name] for entry in mine) for name in (*COUNTS, "seconds", "repeated")}
     accepted = total["num_accepted_tokens"]
-    ratios = _ratios(prompts, plain)
+    ratios = [_rate(a) / _rate(b) for a, b in zip(mine, theirs, strict=True)]
     clean = [r for r, a, b in zip(ratios, mine, theirs, strict=True) if max(_share(a), _share(b)) <= CLEAN_SHARE]
     compared = [entry["equal"] for entry in mine if "equal" in entry]
     columns = [[entry[name] for entry in some] for some in (mine, theirs) for name in ("num_emitted_tokens", "seconds")]
@@ -115,6 +102,7 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         prompts=len(mine),
         tokens_per_second_mean=sum(map(_rate, mine)) / len(mine),
         tokens_per_second_total=_rate(total),
+        speedups=ratios,
         speedup=spread(ratios),
         speedup_total=total_speedup(*columns),
         speedup_clean=spread(clean) if clean else None,
@@ -125,10 +113,6 @@ def _summary(method: str, temperature: float, prompts: Totals, plain: Totals) ->
         discarded_fraction=ratio(total["discarded_passes"], total["drafter_passes"]),
         equal=(sum(compared), len(compared)) if compared else None,
     )
-
-
-def _ratios(prompts: Totals, plain: Totals) -> list[float]:
-    return [_rate(entry) / _rate(plain[name]) for name, entry in prompts.items()]
 
 
 def _rate(entry: Mapping[str, Any]) -> float:

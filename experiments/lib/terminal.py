@@ -50,29 +50,26 @@ def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) 
     console.print(f"Written to {folder.path}/")
 
 
-def parts(columns: Sequence[Sequence[Text]], room: int, gap: int) -> list[list[tuple[int, int]]]:
+def parts(columns: Sequence[Sequence[Text]], width: int, gap: int) -> list[list[tuple[int, int]]]:
     """Which columns stand together, by index, and how wide each is; the first is in every part and never wraps."""
     widest = [max(cell.cell_len for cell in column) for column in columns]
-    least = [max(_longest_word(cell) for cell in column) for column in columns]
+    words = [[Text(word).cell_len for cell in column for word in cell.plain.split()] for column in columns]
+    least = [max(lengths, default=0) for lengths in words]
     least[:1] = widest[:1]
-    found: list[list[int]] = [[0]]
+    groups: list[list[int]] = [[0]]
     for at in range(1, len(columns)):
-        if len(found[-1]) > 1 and sum(least[i] + gap for i in [*found[-1], at]) > room + gap:
-            found.append([0])
-        found[-1].append(at)
-    return [_shared(part, widest, least, room - gap * (len(part) - 1)) for part in found]
+        if len(groups[-1]) > 1 and sum(least[i] + gap for i in [*groups[-1], at]) > width + gap:
+            groups.append([0])
+        groups[-1].append(at)
+    return [_shared(part, widest, least, width - gap * (len(part) - 1)) for part in groups]
 
 
-def _shared(part: Sequence[int], widest: Sequence[int], least: Sequence[int], room: int) -> list[tuple[int, int]]:
+def _shared(part: Sequence[int], widest: Sequence[int], least: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Widths that fit: from the widest down, those columns first that can spare the most."""
     widths = {at: widest[at] for at in part}
-    while sum(widths.values()) > room:
+    while sum(widths.values()) > width:
         at = max(part, key=lambda at: widths[at] - least[at])
         if widths[at] == least[at]:
             break
         widths[at] -= 1
     return list(widths.items())
-
-
-def _longest_word(cell: Text) -> int:
-    return max((Text(word).cell_len for word in cell.plain.split()), default=0)

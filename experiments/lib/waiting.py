@@ -1,10 +1,10 @@
-"""What do rows of a batch that draft for themselves lose by waiting, and which costs should they be told?
+"""What do rows of a batch that draft for themselves lose by waiting, and which costs should their rules use?
 
-Question:  A round takes as long as its longest draft. How fast are a batch's rows if each follows its own rule, told
+Question:  A round takes as long as its longest draft. How fast are a batch's rows if each follows its own rule, at
            what drafting costs times some factor, and how fast are fixed lengths?
 Command:   python -m experiments.batches waiting TRACES... [--factors 1 1.5 2]
 Time:      a minute for 12 prompts on 2 cores; seconds with --smoke (made-up traces)
-Expected:  told the costs as they are, survival is slower than plain decoding at four rows on a CPU; told 1.5 times as
+Expected:  with the costs as they are, survival is slower than plain decoding at four rows on a CPU; with 1.5 times as
            much it never is. Where verification is nearly free, a fixed length is ahead of both (docs/batches.md)
 Output:    runs/waiting-<time>/ with manifest.json and table.md
 
@@ -56,9 +56,9 @@ class Waiting(TraceFiles):
     """Play the rows of traces as batches."""
 
     factors: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
-    """Times what drafting costs, as survival and goodput are told."""
+    """What drafting costs is multiplied by these for survival and goodput."""
     lengths: tuple[int, ...] = (1, 2, 3, 5)
-    """Fixed draft lengths beside them."""
+    """Fixed draft lengths."""
 
     @property
     def longest(self) -> int:
@@ -82,8 +82,8 @@ def study(options: Waiting, console: Console) -> None:
                 figures = [f"{value:.2f}" for value in _speedups(options, source.trace, machine)]
             where = f"{source.group}, {at_temperature(source.temperature)}"
             lines.append([where, f"{machine.rows} rows, {machine.about}", *figures])
-    told = [f"{name} x {factor:g}" for name in ("survival", "goodput") for factor in options.factors]
-    heads = ["trace", "machine", *told, *(f"static {length}" for length in options.lengths)]
+    adaptive = [f"{name} x {factor:g}" for name in ("survival", "goodput") for factor in options.factors]
+    heads = ["trace", "machine", *adaptive, *(f"static {length}" for length in options.lengths)]
     note = "Speed-up over plain decoding of the same batch, all tokens over all time.\n\n"
     publish(run.folder, f"{note}{markdown(heads, lines)}\n", console)
 

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.slow
 def test_ways_to_tokenise_again_are_compared_on_texts_that_go_on():
     target, drafter = byte_level(380), sentence_piece(300)
     drafted, wanted = retokenize.samples(target, drafter, TEXT, 5, 60)
-    said = retokenize.said
+    bytes_of = retokenize.bytes_of
     for draft, tokens in zip(drafted, wanted, strict=True):
-        assert said(drafter, draft).startswith(said(target, tokens)) and len(tokens) <= 5
+        assert bytes_of(drafter, draft).startswith(bytes_of(target, tokens)) and len(tokens) <= 5
     text = TEXT.replace('"', "").replace("\n", " ")
     drafted, wanted = retokenize.samples(target, drafter, text, 5, 60)
     found = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import adaedl, compare
-from experiments.lib.commands import config_words, exit_codes, told
+from experiments.lib.commands import config_words, exit_codes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,9 +107,9 @@ class Numbers:
 
 
 def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
-    assert told(Numbers, "Doc.", ["--limit", "none"]).limit is None
-    assert told(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
-    assert told(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))
+    assert parsed(Numbers, "Doc.", ["--limit", "none"]).limit is None
+    assert parsed(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
+    assert parsed(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import gpu_suite
-from experiments.lib.ballast import with_ballast
+from experiments.gpu_suite import with_ballast
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.models import llama
 from specdec_jax.text.generation import SamplingParams, build_pair, generate

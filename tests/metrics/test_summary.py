@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from experiments.lib.plots import speedup_figure
-from experiments.lib.summary import doubts_of_rows, prompt_speedups, summarise
+from experiments.lib.summary import doubts_of_rows, summarise
 from experiments.lib.table import COLUMNS, methods_tables
 from experiments.lib.terminal import Whole
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
@@ -49,7 +49,7 @@ def test_every_figure():
     assert (plain.method, fast.method, fast.prompts) == ("plain", "fast", 2)
     assert fast.tokens_per_second_mean == pytest.approx((60 + 40) / 2)
     assert fast.tokens_per_second_total == pytest.approx(120 / 2.5)
-    assert prompt_speedups(ROWS)[0.0, "fast"] == pytest.approx([2.0, 4.0])
+    assert fast.speedups == pytest.approx([2.0, 4.0])
     assert fast.speedup.mean.estimate == pytest.approx(3.0) and fast.speedup_total.estimate == pytest.approx(8 / 2.5)
     assert fast.speedup_clean is not None and fast.speedup_clean.mean.estimate == pytest.approx(2.0)
     assert fast.speedup_clean.count == 1 and fast.repeated_share == pytest.approx(0.25)
@@ -63,7 +63,7 @@ def test_repeats_of_a_prompt_are_added_up():
     again = [row("a", "plain", 1.0, equal=True), row("a", "fast", 2.0, equal=False, **DRAFTED)]
     fast = summarise([*ROWS, *again])[1]
     assert fast.prompts == 2 and fast.equal == (0, 2)
-    assert prompt_speedups([*ROWS, *again])[0.0, "fast"] == pytest.approx([(120 / 3) / (120 / 3), 4.0])
+    assert fast.speedups == pytest.approx([(120 / 3) / (120 / 3), 4.0])
 
 
 def test_a_prompt_that_loops_in_either_output_is_not_clean():
@@ -73,7 +73,7 @@ def test_a_prompt_that_loops_in_either_output_is_not_clean():
 
 def test_temperatures_have_baselines_of_their_own():
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
-    assert prompt_speedups(rows)[0.8, "fast"] == pytest.approx([4.0])
+    assert summarise(rows)[3].speedups == pytest.approx([4.0])
     assert [s.temperature for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]
 
 

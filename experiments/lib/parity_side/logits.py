@@ -25,14 +25,14 @@ SHARD = "12KB"
 def write_case(out, name):
     """Both folders of a case."""
     model_type, changes = CASES[name]
-    own = changes if model_type in OWN_NAMES else SMALL | changes
+    options = changes if model_type in OWN_NAMES else SMALL | changes
     kind = AutoModelForSeq2SeqLM if model_type in ENCODERS else AutoModelForCausalLM
-    model = kind.from_config(AutoConfig.for_model(model_type, **own), dtype=torch.float32)
+    model = kind.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32)
     for dtype, size in (("float32", "1GB"), ("bfloat16", SHARD)):
         folder = out / slug(f"{name} {dtype}")
         model.save_pretrained(folder)
         shapes = shapes_in(folder)
-        if model_type in ENCODERS and not own.get("tie_word_embeddings", True):
+        if model_type in ENCODERS and not options.get("tie_word_embeddings", True):
             shapes["lm_head.weight"] = shapes["shared.weight"]  # transformers 5 ties what was not loaded apart
         fill(folder, shapes)
         filled = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
@@ -60,16 +60,16 @@ def write_logits(model, folder, tokens):
     encodes = AutoConfig.from_pretrained(model).is_encoder_decoder
     kind = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     loaded = kind.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    given, beside = {"input_ids": torch.tensor(tokens)}, {}
+    inputs, more = {"input_ids": torch.tensor(tokens)}, {}
     if encodes:
         source, mask = padded_sources()
-        beside = {"source": source, "source_length": mask.sum(axis=1)}
-        given = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(mask)}
-        given["decoder_input_ids"] = torch.tensor(tokens)
+        more = {"source": source, "source_length": mask.sum(axis=1)}
+        inputs = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(mask)}
+        inputs["decoder_input_ids"] = torch.tensor(tokens)
     with torch.no_grad():
-        logits = loaded(**given).logits.numpy()
+        logits = loaded(**inputs).logits.numpy()
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "logits.npz", tokens=np.asarray(tokens), logits=logits, **beside)
+    np.savez(folder / "logits.npz", tokens=np.asarray(tokens), logits=logits, **more)
 
 
 def main(out, *models):

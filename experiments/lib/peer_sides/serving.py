@@ -13,8 +13,8 @@ from pathlib import Path
 def peak():
     """Most memory that this process had, in kB; what `resource` says begins with the parent's."""
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    line = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return int(line[1]) if line else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def serve(name, answer, base_kb, out=None):
@@ -28,5 +28,5 @@ def serve(name, answer, base_kb, out=None):
     out = sys.stdout if out is None else out
     print(json.dumps({"ready": name}), file=out, flush=True)
     for line in sys.stdin:
-        found = answer(json.loads(line))
-        print(json.dumps(found | {"peak_kb": peak(), "base_kb": base_kb}), file=out, flush=True)
+        figures = answer(json.loads(line))
+        print(json.dumps(figures | {"peak_kb": peak(), "base_kb": base_kb}), file=out, flush=True)

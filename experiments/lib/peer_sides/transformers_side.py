@@ -21,7 +21,7 @@ def load(path, dtype):
 
 
 def options_of(mode, drafter):
-    """What `generate` is told for a mode."""
+    """Options of `generate` for a mode."""
     kind, _, setting = mode.partition("-")
     if kind == "plain":
         return {}

@@ -18,8 +18,8 @@ if len(sys.argv) > 4:
 
 def passes_of(llm):
     """Rounds of drafting so far; None where nothing drafts."""
-    found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    return found.get("vllm:spec_decode_num_drafts")
+    metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return metrics.get("vllm:spec_decode_num_drafts")
 
 
 def main():
@@ -28,11 +28,13 @@ def main():
     from vllm import __version__ as version
 
     target, drafter, dtype, _, drafts = sys.argv[1:]
-    told = {"method": "draft_model", "model": drafter, "num_speculative_tokens": int(drafts)} if int(drafts) else None
     out, base = os.dup(1), peak()
     os.dup2(2, 1)  # what vLLM prints is no answer
     options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
-    llm = LLM(model=target, dtype=dtype, speculative_config=told, **options)
+    if int(drafts):
+        speculation = {"method": "draft_model", "model": drafter, "num_speculative_tokens": int(drafts)}
+        options["speculative_config"] = speculation
+    llm = LLM(model=target, dtype=dtype, **options)
 
     def answer(request):
         before, new = passes_of(llm), request["new"]
