@@ -92,7 +92,7 @@ def test_the_command_writes_every_part(calibrated):
     assert set(found["hyperparameters"]) == {"greedy", "sampled"}
     for kind, hyperparameters in found["hyperparameters"].items():
         assert {"static", "adaedl", "survival", "phase_length"} <= set(hyperparameters["policy"])
-        assert kind in hyperparameters["policy"]["survival"] and len(hyperparameters["policy"]["survival"][kind]) == 8
+        assert kind in hyperparameters["policy"]["survival"] and len(hyperparameters["policy"]["survival"][kind]) == 3
         assert hyperparameters["verifier"].keys() == {"lenience", "by_phase", "easd"}
         assert hyperparameters["monitor"]["phases"]["leave"] <= hyperparameters["monitor"]["phases"]["enter"]
         figures = found["figures"][kind]

@@ -245,7 +245,7 @@ def test_strategies_inside_strategies_count_by_how_they_were_built():
         adaedl(threshold=0.5, keep_checked_token=True),
         at_least(2, adaedl(threshold=0.5)),
         policy_bandit([adaedl(threshold=0.5), static(draft_length=2)], exploration=0.3),
-        survival(greedy=(0.5,) * 8, verification_times=np.array([1.0, 1.5])),
+        survival(greedy=(0.5,) * 3, verification_times=np.array([1.0, 1.5])),
     ],
 )
 def test_a_strategy_is_built_again_from_its_description(policy):

@@ -20,7 +20,7 @@ COSTS = flat(0.1, LONGEST)
 HYPERPARAMETERS = {
     "policy": {
         "static": {"draft_length": 2},
-        "survival": {"greedy": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0], "drafter_cost": 0.02},
+        "survival": {"greedy": [0.5, 1.0, 0.5], "drafter_cost": 0.02},
         "phase_length": {"routine_length": 1, "reasoning_length": 4},
     },
     "verifier": {},
