@@ -96,6 +96,18 @@ def test_thunks_outside_of_command_buffers_wait_for_the_host():
     assert "whiles" not in counts and "conditionals" not in counts and counts["kernels"] == 4
 
 
+def test_a_dump_is_read_by_the_names_of_its_instructions(tmp_path):
+    (tmp_path / "m.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS)
+    names = {"add.1": f"{STEP}/add", "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp"}
+    lines = [f'  %{name} = f32[8] fusion(%a), metadata={{op_name="{scope}"}}' for name, scope in names.items()]
+    (tmp_path / "m.sm_90_gpu_after_optimizations.txt").write_text("\n".join(lines))
+    pairs = ['profile_annotation: "add.1"\n thunk_id: 5', 'profile_annotation: "exp.1" thunk_id: 9']
+    (tmp_path / "m.thunk_metadata.txt").write_text("\n".join(pairs))
+    facts = chip_reports.facts("cuda", "", tmp_path, (2, 4))
+    assert facts["thunks"]["kernels"] == 4 and facts["parts"]["draft step"]["all"]["ops"] == 1
+    assert facts["parts"]["verify 2 tokens"]["all"]["ops"] == 1 and facts["parts"]["other"]["all"]["ops"] == 2
+
+
 def test_a_dump_without_thunks_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no thunk sequence"):
         chip_reports.read_thunks(tmp_path)
