@@ -28,7 +28,7 @@ from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.replay.acceptance_log import load_specdecode_bench
+from specdec_jax.replay.acceptance_log import LOGS, load_specdecode_bench
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
@@ -47,7 +47,7 @@ class TraceFiles(Output, Smoke):
     """Options of a command that reads traces."""
 
     traces: Positional[tuple[str, ...]] = ()
-    """Traces, or folders of them, that experiments.record wrote, or logs of SpecDecode-Bench (.jsonl); several drafters
+    """Traces, or folders of them, that experiments.record wrote, or SpecDecode-Bench's logs; several drafters
     are compared side by side."""
     seed: int = 0
     """Of the halves of the prompts."""
@@ -248,11 +248,12 @@ def load_traces(
     """
     groups: dict[str, dict[float, Trace]] = {}
     for path in map(Path, paths):
-        files = sorted(path.glob("trace-*.npz")) if path.is_dir() else [path]
+        is_log = path.suffix == ".jsonl" or any(path.glob(LOGS))
+        files = sorted(path.glob("trace-*.npz")) if path.is_dir() and not is_log else [path]
         if not files:
             raise FileNotFoundError(f"no trace-*.npz in {str(path)!r}; python -m experiments.record writes them")
         for file in files:
-            trace = load_specdecode_bench(file) if file.suffix == ".jsonl" else load_trace(file)
+            trace = load_specdecode_bench(file) if is_log else load_trace(file)
             traces = groups.setdefault(group(trace), {})
             # 0.7, not float32's 0.69999999
             temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()

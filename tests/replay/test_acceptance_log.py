@@ -88,5 +88,13 @@ def test_what_is_no_log_is_refused(tmp_path, text, says):
         trace_of_runs([[1], []], {})
 
 
+def test_a_folder_of_logs_is_one_trace(log):
+    log.with_name("combined_cnn.jsonl").write_text(log.read_text())
+    trace = load_specdecode_bench(log.parent)
+    assert trace.num_texts == 2 * len(LENGTHS) and trace.about["tasks"] == ["cnn"] * 2 + ["gsm8k"] * 2
+    with pytest.raises(FileNotFoundError, match="no acceptance log"):
+        load_specdecode_bench(log.parent / "..")
+
+
 def test_nothing_is_accepted_beyond_the_end_of_a_text():
     np.testing.assert_array_equal(trace_of_runs([[9, 9, 0], [2]], {}).run, [[3, 2, 0, 0], [1, 0, 0, 0]])
