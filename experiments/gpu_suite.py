@@ -47,7 +47,7 @@ from specdec_jax.models import llama
 from specdec_jax.text.generation import Pair, build_pair, decode, prepare
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.types import Array, Cache, LanguageModel
+from specdec_jax.types import Array, Cache, DraftModel, LanguageModel
 
 PARTS = ("bandwidth", "graph", "ballast")
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
@@ -173,7 +173,7 @@ def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> 
     Raises:
         ValueError: a drafter with a draft vocabulary, whose pass cannot be left whole.
     """
-    if loaded.model.reduced is not None:
+    if DraftModel.of(loaded.model).head is not None:
         raise ValueError(f"{loaded.name!r} has a draft vocabulary: ballast goes with whole models")
     model = ballasted(loaded.model, llama.language_model(config, jnp.dtype(dtype)))
     extra = jax.jit(functools.partial(llama.init_params, config, dtype=jnp.dtype(dtype)))(jax.random.key(0))

@@ -40,6 +40,7 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.types import DraftModel
 
 OWN, FAILED = "specdec_jax", "failed.json"
 OWN_SIDE = "experiments.lib.peer_sides.own_side"
@@ -179,7 +180,7 @@ def peers(config: Peers, console: Console) -> None:
     prompts = load_prompts(config.prompts, config.limit)
     refuse_encoders("peers", config.target, config.drafter)
     target, drafter = load_pair(config.target, config.drafter, config.dtype)
-    if drafter.model.reading is not None:
+    if DraftModel.of(drafter.model).reading is not None:
         raise ValueError(
             f"no peer can decode with {config.drafter!r}, which reads its target: give it as --own-drafter"
         )

@@ -149,7 +149,7 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
     for temperature in (0.0, 0.8):
         name = f"drafter {temperature:g}"
         programs[name] = draft_round(
-            (drafter.draft_with or drafter_of)(drafter.model, config.draft_length),
+            drafter_of(drafter.model, config.draft_length),
             drafter.params,
             static(draft_length=config.draft_length),
             batch=config.batch,

@@ -16,7 +16,8 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
-from specdec_jax.models import llama, llama_reading
+from specdec_jax.drafters.draft_models import llama_reading
+from specdec_jax.models import llama
 from specdec_jax.stopping import static
 from specdec_jax.text.pair import NEED_MODELS
 from specdec_jax.text.strategies import TYPES, choose, find_factory, names

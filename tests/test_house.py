@@ -14,6 +14,7 @@ import specdec_jax
 from specdec_jax.types import (
     Draft,
     Drafter,
+    DraftModel,
     Hidden,
     LanguageModel,
     Monitor,
@@ -54,7 +55,8 @@ CORE = {
     "monitors": READS,
     "drafters": {*READS, "decoding.cache_feed"},
     "models": {"types", "sharding"},
-    "loading": {"types", "models", "sharding"},
+    "drafters.draft_models": {"types", "models"},
+    "loading": {"types", "models", "sharding", "drafters.draft_models"},
     "decoding.rounds": {
         *("types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"),
         "decoding.draft_loop",
@@ -232,7 +234,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "distillation": (2_400, 2_500),
     "experiments": (8_740, 7_000),
     "tests": (26_400, 18_000),
-    "ten central files": (1_745, 1_700),
+    "ten central files": (1_705, 1_700),
 }
 
 
@@ -252,12 +254,13 @@ def test_lines_stay_within_their_budgets():
 
 
 def test_seams_have_at_most_eight_fields():
-    records = LanguageModel, Hidden, Source, Next, Draft, VerificationResult, Observer, Seen
+    records = Hidden, Source, Next, Draft, VerificationResult, Observer, Seen
+    kinds = StoppingPolicy, Verifier, Drafter, Monitor, LanguageModel, DraftModel
     fields = {
-        **{kind.__name__: len(dataclasses.fields(kind)) for kind in (StoppingPolicy, Verifier, Drafter, Monitor)},
+        **{kind.__name__: len(dataclasses.fields(kind)) for kind in kinds},
         **{kind.__name__: len(kind._fields) for kind in records},
     }
-    assert fields["LanguageModel"] <= 7
+    assert fields["LanguageModel"] == 5
     assert {name: count for name, count in fields.items() if count > 8} == {}
 
 

@@ -14,11 +14,12 @@ from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
+from specdec_jax.drafters.draft_models import llama_reading
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
-from specdec_jax.models import llama, llama_reading
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.models import llama
 from specdec_jax.models.weights import placed_shapes
 from specdec_jax.sharding import DATA, caches_laid, sharding, weight_sharding
 from specdec_jax.types import LanguageModel

@@ -31,11 +31,11 @@ from specdec_jax.distillation.training import (
     judged_params,
 )
 from specdec_jax.distillation.writing import check_layers
+from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
@@ -141,7 +141,7 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
                 f"start_from {config.start_from!r} reads layers {drafter.target_layers}, shape.reads is "
                 f"{config.shape.reads}: they must be the same"
             )
-        check_reads(target.model, start.model.reading)
+        check_reads(target.model, start.model)
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
         if type(drafter) is not LlamaConfig:

@@ -60,7 +60,7 @@ class Served(Models):
         with console.status("Loading the models"):
             target, drafter = load_pair(self.target, self.drafter, self.dtype)
         drafter = for_target(target, drafter, say)
-        check_reads(target.model, drafter.model.reading)
+        check_reads(target.model, drafter.model)
         return target, drafter
 
 

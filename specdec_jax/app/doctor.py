@@ -46,7 +46,7 @@ from specdec_jax.text.continuous_batching import cache_bytes, rows_that_fit
 from specdec_jax.text.generation import encode
 from specdec_jax.text.pair import Pair, check_pair, split_drafters, without_model
 from specdec_jax.text.prompt_file import read_prompts
-from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.types import DraftModel, StoppingPolicy, Verifier
 
 PROMPT = "Why is the sky blue?"  # of the recommended command
 DEFAULT_CONTEXT = 2048  # tokens that a row's caches are counted for
@@ -166,8 +166,8 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
         if needs_translation(target, drafter):
             joined = f"differ: {said_of(way_for(target, drafter), target.tokenizer, drafter.tokenizer)}"
         page.console.print(f"The vocabularies {joined}.")
-        if drafter.model.reading is not None:
-            layers = ", ".join(map(str, drafter.model.reading.layers))
+        if reading := DraftModel.of(drafter.model).reading:
+            layers = ", ".join(map(str, reading.layers))
             page.console.print(f"The drafter reads the target's hidden states of layers {layers}.")
     page.report["pair"] = {"target": facts[0], "drafter": facts[1], "refusal": refusal}
     return refusal

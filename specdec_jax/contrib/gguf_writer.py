@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from specdec_jax.drafters.draft_models.reduced_head import check_whole
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.gguf import architectures
 from specdec_jax.loading.gguf.architectures import ARCHITECTURES, READING, WINDOW, Architecture
@@ -42,7 +43,6 @@ from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.config import FULL, SLIDING
-from specdec_jax.models.reduced_head import check_whole
 from specdec_jax.models.rope import inverse_frequencies, rope_type
 
 FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32} | {

@@ -31,8 +31,8 @@ from specdec_jax.costs.step_cost import (
     turns,
 )
 from specdec_jax.costs.store import doubted, file_for, measured_here, once, say, steadiest, where
+from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel
-from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
 from specdec_jax.types import Drafter, LanguageModel, Statistics
@@ -57,8 +57,7 @@ def measured(
 
     Args:
         drafter: None for one without a model: its step costs nothing.
-        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured, unless the model
-            has its own, `draft_with`.
+        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured.
         batch: rows that share the passes.
     """
     # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
@@ -134,16 +133,10 @@ def _measure(
     share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
-        draft_with = drafter.draft_with or drafter_of
-        one = draft_with(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
-        options: dict[str, Any] = {
-            "batch": batch,
-            "slots": SLOTS,
-            "temperature": 0.0,
-            "keep_log_q": True,
-            "measure": False,
-        }
-        programs["drafter"] = draft_round(one, drafter.params, static(draft_length=DRAFTS), **options)
+        one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+        options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
+        policy = static(draft_length=DRAFTS)
+        programs["drafter"] = draft_round(one, drafter.params, policy, keep_log_q=True, measure=False, **options)
         per["drafter"] = DRAFTS
     about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
 

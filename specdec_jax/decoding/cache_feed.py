@@ -1,12 +1,12 @@
 """A text fed to a language model's cache, many tokens a pass: prompts, and drafters that sat out.
 
-And what drafters read of their target, kept by position beside their caches.
+And what drafters read of their target, kept by position.
 """
 
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.types import Array, Cache, LanguageModel, Observer, Params, Reading
+from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Observer, Params
 
 
 def feed(
@@ -19,7 +19,7 @@ def feed(
     """
     chunk = min(chunk, tokens.shape[1])
 
-    def one(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+    def one_pass(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
         cache, known = carry
         # Starting early enough to end inside the cache feeds some tokens again, to the same values: a start that runs
         # over the end would be clamped silently and overwrite good entries.
@@ -27,7 +27,7 @@ def feed(
         _, cache = model.apply(params, window(tokens, start, chunk), model.with_length(cache, start))
         return cache, jnp.maximum(known, jnp.minimum(start + chunk, wanted))
 
-    return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one, (cache, known))
+    return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one_pass, (cache, known))
 
 
 def feed_long(
@@ -51,14 +51,15 @@ def feed_long(
 
 
 def noted(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
-    """The cache for a pass of tokens [B, T] that the model's `reduced` or `reading` makes; `apply` does so itself."""
-    return cache if model.reduced is None else model.reduced.note(params, tokens, cache)
+    """The cache for a pass of tokens [B, T] that the model's `head` or `reading` makes; `apply` does so itself."""
+    head = DraftModel.of(model).head
+    return cache if head is None else head.note(params, tokens, cache)
 
 
 def window(tokens: Array, start: Array, size: int) -> Array:
-    """tokens[b, start[b] : start[b] + size] for every row, [B, size]."""
+    """tokens[b, start[b] : start[b] + size] for every row, [B, size]; beyond the end the last one again."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1)
+    return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
 
 
 def keep_reads(reads: Array, kept: Array, start: Array, count: Array) -> Array:
@@ -77,14 +78,15 @@ def reads_at(reads: Array, start: Array, size: int) -> Array:
     return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
-def check_reads(target: LanguageModel, reads: Reading | Observer | None) -> None:
-    """Raises ValueError for hidden states that the target does not have; None: nothing is read."""
+def check_reads(target: LanguageModel, drafter: LanguageModel | Observer | None) -> None:
+    """Raises ValueError for a drafter that reads hidden states which the target does not have."""
+    reads = DraftModel.of(drafter).reading if isinstance(drafter, LanguageModel) else drafter
     if reads is None or not reads.layers:
         return
-    asked = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
+    needs = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
     if target.hidden.streams is None:
-        raise ValueError(f"{asked}, and the target gives none; draft with one that reads none")
+        raise ValueError(f"{needs}, and the target gives none; draft with one that reads none")
     layers, width = target.hidden.num_layers, target.hidden.width
     if max(reads.layers) > layers or reads.target_width != width:
         has = f"has {layers} layers, {width} wide"
-        raise ValueError(f"{asked}, and the target {has}; draft with one trained for it, or that reads none")
+        raise ValueError(f"{needs}, and the target {has}; draft with one trained for it, or that reads none")

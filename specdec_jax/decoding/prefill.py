@@ -113,7 +113,7 @@ def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
     def with_length(cache: _Kept, length: Array) -> _Kept:
         return cache._replace(cache=target.with_length(cache.cache, length), length=length)
 
-    return target._replace(apply=apply, with_length=with_length)
+    return target.replace(apply=apply, with_length=with_length)
 
 
 def _fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Any, chunk: int) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import check_reads, keep_reads, noted, reads_at
-from specdec_jax.types import Array, Cache, LanguageModel, Params
+from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Params
 
 PREFILL = 64  # prompt tokens a pass takes
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
@@ -28,9 +28,9 @@ def init_caches(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], batch: int, slots: int
 ) -> PairCache:
     """Empty caches of (target, drafter). Raises ValueError for a drafter that reads what the target does not have."""
-    check_reads(models[0], models[1].reading)
+    check_reads(*models)
     target, drafter = (model.init_cache(weights, batch, slots) for model, weights in zip(models, params, strict=True))
-    reading = models[1].reading
+    reading = DraftModel.of(models[1]).reading
     reads = None if reading is None else jnp.zeros((batch, slots, reading.width), reading.dtype)
     return PairCache(target, drafter, reads)
 
@@ -47,7 +47,7 @@ def feed_both(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, caches: PairCache
 ) -> tuple[Array, Array, PairCache]:
     """A pass of tokens [B, T] through both: (the target's logits [B, T, V], the drafter's [B, T, V], caches)."""
-    target, drafter = models
+    target, drafter = models[0], DraftModel.of(models[1])
     reading = drafter.reading
     if reading is None or caches.reads is None:
         p_logits, target_cache = target.apply(params[0], tokens, caches.target)
@@ -60,8 +60,8 @@ def feed_both(
     here = reads_at(reads, start, tokens.shape[1])
     drafter_cache = noted(drafter, params[1], caches.drafter, tokens)
     q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, drafter_cache)
-    if drafter.reduced is not None:
-        q_logits = drafter.reduced.spread(params[1], drafter_cache, q_logits)
+    if drafter.head is not None:
+        q_logits = drafter.head.spread(params[1], drafter_cache, q_logits)
     return p_logits, q_logits, PairCache(target_cache, drafter_cache, reads)
 
 
@@ -74,9 +74,3 @@ def filled_caches(
         return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]
 
     return lax.fori_loop(0, (wanted + PREFILL - 1) // PREFILL, feed, init_caches(models, params, *tokens.shape))
-
-
-def window(tokens: Array, start: Array, width: int) -> Array:
-    """tokens [B, S] from start [B] on, [B, width]."""
-    slots = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, slots, axis=1, mode="clip")

@@ -3,6 +3,7 @@
 A user's file is one that belongs neither to this package nor to an installed library.
 """
 
+import dataclasses
 import functools
 import sysconfig
 import traceback
@@ -75,6 +76,8 @@ def is_users(part: Any) -> bool:
         return is_users(list(part.values()))
     if isinstance(part, (list, tuple)):
         return any(map(is_users, part))
+    if dataclasses.is_dataclass(part):
+        return is_users(list(vars(part).values()))
     return callable(part) and bool(definition(part))
 
 

@@ -13,9 +13,9 @@ import optax
 from specdec_jax.distillation.batches import Batch, Packing
 from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
+from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading.families import family_of
 from specdec_jax.models.decoder_only import Decoder
-from specdec_jax.models.llama_reading import LlamaReadingConfig
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, Params
 

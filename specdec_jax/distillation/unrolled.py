@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.models import attention, layers, llama_reading
-from specdec_jax.models.llama_reading import LlamaReadingConfig
+from specdec_jax.drafters.draft_models import llama_reading
+from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
+from specdec_jax.models import attention, layers
 from specdec_jax.models.rope import rope, rotate
 from specdec_jax.types import Array, Params
 
@@ -77,7 +78,7 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
             earlier.append(now)
         last = layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x)
         found.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
-        added = jnp.pad(llama_reading.own(params, found[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        added = jnp.pad(llama_reading.stand_in(params, found[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
     return found
 
 

@@ -1,10 +1,10 @@
 """Drafters, one a file; a file's factory has the file's name."""
 
 # What drafters need, for your own drafters.
-from specdec_jax.drafters._checks import check_length as check_length
 from specdec_jax.drafters._lookup import lookup as lookup
-from specdec_jax.drafters._stateless import no_commit as no_commit
-from specdec_jax.drafters._stateless import no_state as no_state
+from specdec_jax.drafters._parts import check_length as check_length
+from specdec_jax.drafters._parts import no_commit as no_commit
+from specdec_jax.drafters._parts import no_state as no_state
 from specdec_jax.drafters.model import model as model
 from specdec_jax.drafters.multi_drafter import multi_drafter as multi_drafter
 from specdec_jax.drafters.ngram import ngram as ngram

@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.drafters import _table
-from specdec_jax.drafters._checks import check_length
 from specdec_jax.drafters._lookup import lookup
+from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters._table import NgramTable
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy

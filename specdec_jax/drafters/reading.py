@@ -1,19 +1,18 @@
-"""A small language model that reads its target's hidden states, as drafter (models/llama_reading.py).
+"""A small language model that reads its target's hidden states, as drafter.
 
 What the target's layers left at a position is projected in the target's own pass, and kept for the position after it:
-[B, S, P] beside the drafter's cache. So the first pass of a round reads the target, and whoever sat out catches up from
-what was kept. Later passes of the round read the drafter's own last state: the target has not been there. Accepted
+[B, S, P] next to the drafter's cache. So the first pass of a round reads the target, and a row that sat out catches up
+from what was kept. Later passes of the round read the drafter's last state: the target has not been there. Accepted
 drafts are fed again with what the target left at them, so that nothing in the cache stands in for the target.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
-from specdec_jax.drafters._checks import check_length
+from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.model import FED, WIDE, at_end, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -22,11 +21,11 @@ from specdec_jax.types import (
     Distribution,
     Drafted,
     Drafter,
+    DraftModel,
     LanguageModel,
     Next,
     Observer,
     Params,
-    Reading,
     RoundContext,
     Seen,
     Source,
@@ -37,7 +36,7 @@ class ReadingState(NamedTuple):
     cache: Cache
     valid: Array  # [B] int32, entries of the cache that hold the row's own tokens, fed with what the target left
     reads: Array  # [B, S, P], slot t: what was read at position t - 1; slot 0 is zero
-    known: Array  # [B] int32, slots of `reads` that count; what lies beyond is garbage and never read
+    num_reads: Array  # [B] int32, slots of `reads` that count; what lies beyond is garbage and never read
 
 
 class _Memory(NamedTuple):
@@ -46,7 +45,7 @@ class _Memory(NamedTuple):
     cache: Cache
     last: Array  # [B, FED] int32, the text's last tokens
     reads: Array  # [B, FED, P] float32, what each of them is fed with
-    own: Array  # [B, P] float32, what the next token will be: the model's own state after the last
+    stand_in: Array  # [B, P] float32, what the next token will be fed with: the model's state after the last
 
 
 @strategy
@@ -63,9 +62,10 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     check_length(max_draft_length)
     if catch_up < FED:
         raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
-    if language_model.reading is None:
+    draft_model = DraftModel.of(language_model)
+    reads = draft_model.reading
+    if reads is None:
         raise ValueError("this model reads no target: drafters.model drafts with it")
-    reads = language_model.reading
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> ReadingState:
         del source
@@ -84,13 +84,13 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         def predict(memory: _Memory, drafted: Array, uniform: Array) -> tuple[Next, _Memory]:
             end = context.length + drafted
             with jax.named_scope("draft_pass"):
-                logits, own, cache = last_pass(language_model, params, memory.cache, memory.last, memory.reads, end)
-            found = next_of(language_model.reduced, params, cache, logits, context, uniform)
-            return found, memory._replace(cache=cache, own=own)
+                logits, stand_in, cache = last_pass(draft_model, params, memory.cache, memory.last, memory.reads, end)
+            following = next_of(draft_model.head, params, cache, logits, context, uniform)
+            return following, memory._replace(cache=cache, stand_in=stand_in)
 
         def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
             length = context.length + drafted
-            longer = with_token(memory.last, token, length), with_token(memory.reads, memory.own, length)
+            longer = with_token(memory.last, token, length), with_token(memory.reads, memory.stand_in, length)
             last = jnp.where(drawn[:, None], longer[0], memory.last)
             return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
 
@@ -110,9 +110,9 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         """
         del params, tokens
         if seen is not None:
-            kept = keep_reads(state.reads, seen.taken, seen.start, seen.count)
-            known = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.known)
-            state = state._replace(reads=kept, known=known)
+            after = keep_reads(state.reads, seen.taken, seen.start, seen.count)
+            num_reads = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.num_reads)
+            state = state._replace(reads=after, num_reads=num_reads)
         return state._replace(valid=still_valid(state.valid, length))
 
     def prefill(
@@ -125,7 +125,14 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         return state._replace(cache=cache, valid=valid)
 
     def fed_with(state: ReadingState) -> LanguageModel:
-        return language_model._replace(apply=_fed_with(language_model, reads, state.reads))
+        """The model over known text, whose reads lie at the slots of its tokens."""
+
+        def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+            here = reads_at(state.reads, cache.length, tokens.shape[1])
+            logits, _, cache = reads.apply(params, tokens, here, noted(draft_model, params, cache, tokens))
+            return logits, cache
+
+        return language_model.replace(apply=apply)
 
     def take(params: Params, hidden: Array | None, distributions: Distribution | None) -> Array:
         del distributions
@@ -137,35 +144,27 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
-    """The drafter that drafts with this model, whether it reads its target or not."""
-    return (model if language_model.reading is None else reading)(language_model, max_draft_length)
+    """The drafter that drafts with this model: its `draft_with`, or `reading` or `model`."""
+    draft_model = DraftModel.of(language_model)
+    if draft_model.draft_with is not None:
+        return draft_model.draft_with(draft_model, max_draft_length)
+    return (model if draft_model.reading is None else reading)(language_model, max_draft_length)
 
 
 def _missing(state: ReadingState, length: Array) -> Array:
     """Entries [B] that the cache should hold before a pass of the last two tokens."""
-    return jnp.maximum(jnp.minimum(length, state.known) - FED, 0)
-
-
-def _fed_with(language_model: LanguageModel, reading: Reading, reads: Array) -> Callable[..., tuple[Array, Cache]]:
-    """The model's pass over known text, whose reads lie at the tokens' own slots."""
-
-    def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        here = reads_at(reads, cache.length, tokens.shape[1])
-        logits, _, cache = reading.apply(params, tokens, here, noted(language_model, params, cache, tokens))
-        return logits, cache
-
-    return apply
+    return jnp.maximum(jnp.minimum(length, state.num_reads) - FED, 0)
 
 
 def last_pass(
-    language_model: LanguageModel, params: Params, cache: Cache, last: Array, reads: Array, end: Array
+    draft_model: DraftModel, params: Params, cache: Cache, last: Array, reads: Array, end: Array
 ) -> tuple[Array, Array, Cache]:
     """A pass of the last two tokens [B, FED] of texts of `end` [B], and what was read before each [B, FED, P].
 
-    Gives what comes next: logits [B, V], of a reduced head [B, N]; and what it will be fed with, its own state [B, P].
+    Gives the logits of what comes next, [B, V] or of a reduced head [B, N], and what that will be fed with, [B, P].
     """
-    assert language_model.reading is not None
-    cache = language_model.with_length(cache, jnp.maximum(end - FED, 0))
-    logits, hidden, cache = language_model.reading.apply(params, last, reads, cache)
-    own = language_model.reading.own(params, at_end(hidden, end)[:, None])[:, 0]
-    return at_end(logits, end), own, cache
+    assert draft_model.reading is not None
+    cache = draft_model.with_length(cache, jnp.maximum(end - FED, 0))
+    logits, hidden, cache = draft_model.reading.apply(params, last, reads, cache)
+    stand_in = draft_model.reading.stand_in(params, at_end(hidden, end)[:, None])[:, 0]
+    return at_end(logits, end), stand_in, cache

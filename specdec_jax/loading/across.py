@@ -1,6 +1,6 @@
 """How a drafter drafts for a target with another vocabulary: which of two ways, chosen here and told.
 
-- `tokens`: the tokens that both have, as in models/intersection.py;
+- `tokens`: the tokens that both have, as in drafters/draft_models/intersection.py;
 - `text`: all of its own, whose text is tokenised again, by contrib/retokenized. Taken where the tokens that both
   have are fewer than `ENOUGH` of the target's, or where the drafter's source ends in `@text`.
 """
@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.drafters.draft_models.intersection import shared_params, with_shared_tokens
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
 from specdec_jax.loading.intersection import SAMPLE_TEXT, share_of, translation
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.loading.vocabulary import check_same_vocabulary, same_tokens
-from specdec_jax.models.intersection import shared_params, with_shared_tokens
+from specdec_jax.types import DraftModel
 
 RETOKENIZED = "specdec_jax.contrib.retokenized"
 """What drafts by text; imported where it is needed."""
@@ -51,7 +52,7 @@ def needs_translation(target: Any, drafter: Any) -> bool:
     if same_tokens(target, drafter):
         return False
     encoders = any(one.model.spec.source is not None for one in (target, drafter))
-    if encoders or drafter.model.reduced is not None or drafter.model.reading is not None:
+    if encoders or isinstance(drafter.model, DraftModel):
         check_same_vocabulary(target, drafter)
     if asked_for(drafter) == TEXT:
         try:

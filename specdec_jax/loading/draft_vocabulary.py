@@ -12,8 +12,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.loading.builtin import BUILTIN
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 
 RANKING = "token_ranking.npy"
 TOKENS, TEXT = WAYS = "tokens", "text"  # to draft for a target with another vocabulary (loading/across.py)

@@ -1,4 +1,4 @@
-"""Which module of `models/` serves a `model_type`: the one of that name, so a fork's file needs no registering."""
+"""Which module serves a `model_type`: the file of that name, so a fork's file needs no registering."""
 
 import importlib
 import importlib.util
@@ -7,19 +7,21 @@ from types import ModuleType
 from typing import Any
 
 from specdec_jax import models
+from specdec_jax.drafters import draft_models
 from specdec_jax.loading.suggest import listed, nearest
 
+FOLDERS = models, draft_models
 NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_params", "init_params")
 
 
 def family(model_type: Any) -> ModuleType:
     """`specdec_jax.models.<model_type>`. Raises ValueError naming the type and those there are."""
     name = str(model_type).replace("-", "_")
-    if name.isidentifier() and importlib.util.find_spec(f"{models.__name__}.{name}"):
-        module = importlib.import_module(f"{models.__name__}.{name}")
-        if _is_family(module):
-            return module
-    names = _families()
+    files = [f"{folder.__name__}.{name}" for folder in FOLDERS] if name.isidentifier() else []
+    module = next((importlib.import_module(file) for file in files if importlib.util.find_spec(file)), None)
+    if module is not None and _is_family(module):
+        return module
+    names = family_names()
     raise ValueError(
         f"unknown model_type {model_type!r}{nearest(name, names)}; there are {listed(names)}. docs/extending.md shows "
         "how to add one, in one file"
@@ -47,6 +49,7 @@ def _is_family(module: ModuleType) -> bool:
     return all(hasattr(module, name) for name in NEEDED)
 
 
-def _families() -> list[str]:
-    names = [info.name for info in pkgutil.iter_modules(models.__path__)]
-    return [name for name in names if _is_family(importlib.import_module(f"{models.__name__}.{name}"))]
+def family_names() -> list[str]:
+    """Every model_type that is served."""
+    files = [f"{folder.__name__}.{info.name}" for folder in FOLDERS for info in pkgutil.iter_modules(folder.__path__)]
+    return sorted(name.rpartition(".")[2] for name in files if _is_family(importlib.import_module(name)))

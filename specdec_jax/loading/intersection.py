@@ -1,4 +1,4 @@
-"""Which tokens two tokenizers share, and how one spells the tokens of the other (models/intersection.py).
+"""Which tokens two tokenizers share, and how one spells the tokens of the other (drafters/draft_models/).
 
 Tokens are compared by the bytes that they stand for: byte-level ones (GPT-2's letters for bytes) and those of
 SentencePiece (U+2581 for a space, <0x0A> for a byte) alike; special tokens by their text and by their role.
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.drafters.draft_models.intersection import SharedParams
 from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.token_keys import SPACE, Key, ids_by_key, ids_in, is_byte_level, keys_of
 from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.models.intersection import SharedParams
 from specdec_jax.types import Array, LanguageModel, Params
 
 MOST_PIECES = 8  # a token that is spelled longer is read as its last pieces

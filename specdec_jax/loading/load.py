@@ -1,6 +1,5 @@
 """`load_model`: one name, whatever it names."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.weights import Layout, Place, Table, num_bytes
 from specdec_jax.sharding import mesh_here, placement
-from specdec_jax.types import Drafter, LanguageModel, Params
+from specdec_jax.types import LanguageModel, Params
 
 SHARE_DRAFTER = 1e9
 """Bytes of weights from which devices share a drafter. A guess: fewer may be read sooner than two sums a layer, each
@@ -28,13 +27,11 @@ of a few microseconds, cross the links."""
 class LoadedModel(NamedTuple):
     """A model with its weights and its tokenizer."""
 
-    model: LanguageModel
+    model: LanguageModel  # a `DraftModel` where it drafts in a way that any language model does not
     params: Params
     tokenizer: Tokenizer
     name: str  # what it was asked for by
     config: Any  # the family's, e.g. models.llama.LlamaConfig
-    draft_with: Callable[[LanguageModel, int], Drafter] | None = None
-    # (model, most drafts a round) -> what drafts with it; None: `drafters.reading.drafter_of`
 
 
 def load_model(

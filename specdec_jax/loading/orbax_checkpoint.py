@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.drafters.draft_models.reduced_head import check_whole
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
-from specdec_jax.models.reduced_head import check_whole
 from specdec_jax.models.weights import Layout, placed_shapes
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"

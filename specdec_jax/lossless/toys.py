@@ -11,6 +11,7 @@ from specdec_jax.models.adapters import TokenCache, from_function
 from specdec_jax.monitors.phases import phases
 from specdec_jax.types import (
     Array,
+    DraftModel,
     Hidden,
     LanguageModel,
     ModelSpec,
@@ -108,7 +109,7 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
 
     spec = ModelSpec(vocab_size, context, eos_ids, by_position=True)
     plain = from_function(apply, init_cache, spec)
-    return plain._replace(apply=apply, hidden=Hidden(streams=tapped, width=vocab_size))
+    return plain.replace(apply=apply, hidden=Hidden(streams=tapped, width=vocab_size))
 
 
 class ReadingTable(NamedTuple):
@@ -118,7 +119,7 @@ class ReadingTable(NamedTuple):
     read: Any  # [V, V]
 
 
-def reading_table_model(vocab_size: int) -> LanguageModel:
+def reading_table_model(vocab_size: int) -> DraftModel:
     """The drafter of a toy that reads its target; its parameters are a `ReadingTable`."""
     plain = table_model(vocab_size)
 
@@ -137,10 +138,10 @@ def reading_table_model(vocab_size: int) -> LanguageModel:
         width=vocab_size,
         dtype=jnp.float32,
         read=lambda params, hidden: hidden[:, :, 0],
-        own=lambda params, hidden: FADES * hidden,
+        stand_in=lambda params, hidden: FADES * hidden,
         apply=reading_pass,
     )
-    return plain._replace(apply=alone, hidden=Hidden(), reading=reading)
+    return DraftModel(plain.init_cache, alone, plain.with_length, plain.spec, reading=reading)
 
 
 def toy_phases() -> Monitor:

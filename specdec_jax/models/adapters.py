@@ -109,7 +109,7 @@ def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
         repeated = jnp.broadcast_to(own[None], (batch, own.size)), jnp.full((batch,), own.size, jnp.int32)
         return model.init_cache(params, batch, slots, repeated)
 
-    return model._replace(init_cache=init_cache, spec=model.spec._replace(source=None))
+    return model.replace(init_cache=init_cache, spec=model.spec._replace(source=None))
 
 
 def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
@@ -125,33 +125,20 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = model.apply(params, tokens, cache, positions, mask)
-        return _resized(logits, vocab_size), cache
+        return resized(logits, vocab_size), cache
 
     streams: Any = model.hidden.streams
 
     def tapped(params, tokens, cache, layers, positions=None, mask=None):
         logits, hidden, cache = streams(params, tokens, cache, layers, positions, mask)
-        return _resized(logits, vocab_size), hidden, cache
-
-    reduced: Any = model.reduced  # what it proposes must be in both vocabularies
-
-    def spread(params, cache, values):
-        return _resized(reduced.spread(params, cache, values), vocab_size)
-
-    reading: Any = model.reading
-
-    def reading_pass(params, tokens, reads, cache, positions=None, mask=None):
-        logits, hidden, cache = reading.apply(params, tokens, reads, cache, positions, mask)
-        return _resized(logits, vocab_size), hidden, cache
+        return resized(logits, vocab_size), hidden, cache
 
     spec = model.spec._replace(vocab_size=vocab_size)
-    few = None if reduced is None else reduced._replace(spread=spread)
     hidden = model.hidden._replace(last=None, kernel=None, streams=None if streams is None else tapped)
-    reads = reading if reading is None or reduced is not None else reading._replace(apply=reading_pass)
-    return model._replace(apply=apply, spec=spec, hidden=hidden, reduced=few, reading=reads)
+    return LanguageModel(model.init_cache, apply, model.with_length, spec, hidden)
 
 
-def _resized(values: Array, size: int) -> Array:
+def resized(values: Array, size: int) -> Array:
     """[..., V] values as [..., size]: cut, or -inf for the tokens there were not."""
     missing = size - values.shape[-1]
     if missing < 0:

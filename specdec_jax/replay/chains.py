@@ -18,7 +18,7 @@ from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.replay.candidates import Rejected, right_candidate
 from specdec_jax.replay.trace import FEATURES
-from specdec_jax.types import Array, Cache, Distribution, LanguageModel, Params, Warp
+from specdec_jax.types import Array, Cache, Distribution, DraftModel, LanguageModel, Params, Warp
 
 
 class Written(NamedTuple):
@@ -71,7 +71,7 @@ def chains(
         target_log_prob: [B, T+1, V] float32, the target's distributions as sampled; the last is after an answer's end.
         caches: of a teacher-forced pass over the texts; the drafter's is written over.
     """
-    reads = caches.reads
+    draft_model, reads = DraftModel.of(drafter), caches.reads
     assert reads is not None
     batch, positions = target_log_prob.shape[:2]
     is_sampled = warp.temperature > 0
@@ -86,9 +86,9 @@ def chains(
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = texts.prompt + at + step  # tokens of prompt, text and draft
-        logits, read, cache = last_pass(drafter, params, now.cache, now.last, now.reads, end)
-        if drafter.reduced is not None:
-            logits = drafter.reduced.spread(params, cache, logits)
+        logits, read, cache = last_pass(draft_model, params, now.cache, now.last, now.reads, end)
+        if draft_model.head is not None:
+            logits = draft_model.head.spread(params, cache, logits)
         seen = distribution(logits, warp)
         place = jnp.minimum(at + step, positions - 1)
         log_p = lax.dynamic_index_in_dim(target_log_prob, place, axis=1, keepdims=False)

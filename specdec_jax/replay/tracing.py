@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding.cache_feed import window
 from specdec_jax.decoding.sampling import (
     ACCEPT,
     BY_CANDIDATE,
@@ -28,18 +29,10 @@ from specdec_jax.decoding.sampling import (
     uniforms,
 )
 from specdec_jax.decoding.state import laid
-from specdec_jax.decoding.teacher_forcing import (
-    PREFILL,
-    PairCache,
-    Text,
-    feed_both,
-    filled_caches,
-    from_position,
-    window,
-)
+from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
+from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.models.adapters import with_vocabulary
 from specdec_jax.replay.candidates import Rejected, right_candidate
 from specdec_jax.replay.chains import Chains, Written, chains, features
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
@@ -212,7 +205,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: i
         p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
         over = emitted[None, :] >= texts.answer[:, None]
-        log_p = None if drafter.reading is None else distributions(p_logits, warp).log_prob
+        log_p = None if caches.reads is None else distributions(p_logits, warp).log_prob
         return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), after, log_p
 
     return _Programs(

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.drafters.draft_models.intersection import SharedParams
+from specdec_jax.drafters.draft_models.reduced_head import ReducedParams
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.models.int8 import Int8, as_float32, is_matrix
-from specdec_jax.models.intersection import SharedParams
-from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.strategy import Strategy
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.strategies import build, find_factory, names

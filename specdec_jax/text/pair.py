@@ -23,29 +23,24 @@ from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.sources import fresh_request
 from specdec_jax.decoding.user_code import is_users
+from specdec_jax.drafters.draft_models import with_vocabulary
+from specdec_jax.drafters.draft_models.intersection import SharedParams
+from specdec_jax.drafters.draft_models.reduced_head import ReducedParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
-from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.models.intersection import SharedParams
-from specdec_jax.models.reduced_head import ReducedParams
 from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models
 from specdec_jax.text.strategies import FIRST, choose, find_factory, name_in, names, parse_call
-from specdec_jax.types import Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
 PHASES = phases()
-NEED_MODELS = (
-    "model",
-    "reading",
-    "no_drafter",
-    "multi_drafter",
-)  # files of drafters/ that no name asks for: models, none, or a sequence
+NEED_MODELS = ("model", "reading", "no_drafter", "multi_drafter")  # files of drafters/ that no name asks for
 SMOLLM2_DRAFTER = Models.drafter
 ENCODER_DEFAULT = "prompt_lookup"  # what such a target writes is often in its source
 READS_NONE = "smollm2-drafter@8192"
@@ -143,7 +138,7 @@ def build_pair(
     monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
     loaded = "bfloat16" if dtype == "auto" else dtype
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
-    if big.model.reduced is not None:
+    if DraftModel.of(big.model).head is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
     arguments: dict[str, Any] = {
         "target": target,
@@ -321,7 +316,7 @@ def check_pair(big: LoadedModel, small: LoadedModel) -> None:
     if small.model.spec.source is not None and big.model.spec.source is None:
         raise ValueError(f"drafter {small.name!r} has an encoder, and target {big.name!r}, without one, has no source")
     try:
-        check_reads(big.model, small.model.reading)
+        check_reads(big.model, small.model)
     except ValueError as error:
         raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
 
@@ -368,8 +363,7 @@ def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: Stop
 def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int) -> tuple[Drafter, Params]:
     """A drafter and its parameters."""
     if isinstance(drafter, LoadedModel):
-        built = _model_drafter(drafter.model, drafter.draft_with or drafter_of, big.model.spec.vocab_size, most)
-        return built, drafter.params
+        return drafter_of(with_vocabulary(drafter.model, big.model.spec.vocab_size), most), drafter.params
     if isinstance(drafter, Drafter):
         return drafter, params
     return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
@@ -396,13 +390,6 @@ def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., Load
     """`mesh` is the one that was set: what was loaded on another is loaded again."""
     del mesh
     return load(source, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=16)
-def _model_drafter(
-    language_model: LanguageModel, draft_with: Callable[[LanguageModel, int], Drafter], vocab: int, most: int
-) -> Drafter:
-    return draft_with(with_vocabulary(language_model, vocab), most)
 
 
 def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:

@@ -53,8 +53,8 @@ def names(kind: str) -> list[str]:
 def _modules(kind: str) -> dict[str, str]:
     """The module of every built-in name."""
     packages = [importlib.import_module(package) for package in PACKAGES[kind]]
-    files = ((package.__name__, info.name) for package in packages for info in pkgutil.iter_modules(package.__path__))
-    return {name: f"{package}.{name}" for package, name in files if not name.startswith("_")}
+    files = ((package.__name__, info) for package in packages for info in pkgutil.iter_modules(package.__path__))
+    return {file.name: f"{package}.{file.name}" for package, file in files if file.name[0] != "_" and not file.ispkg}
 
 
 def find_factory(kind: str, name: str) -> Callable[..., Any]:

@@ -12,6 +12,9 @@ Conventions: probabilities are float32 natural logarithms, entropies are in nats
 What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
 """
 
+from specdec_jax.types.draft_model import DraftModel as DraftModel
+from specdec_jax.types.draft_model import Reading as Reading
+from specdec_jax.types.draft_model import ReducedHead as ReducedHead
 from specdec_jax.types.seams import Begin as Begin
 from specdec_jax.types.seams import Check as Check
 from specdec_jax.types.seams import Commit as Commit
@@ -28,8 +31,6 @@ from specdec_jax.types.seams import NextDistribution as NextDistribution
 from specdec_jax.types.seams import Observe as Observe
 from specdec_jax.types.seams import Observer as Observer
 from specdec_jax.types.seams import Proceed as Proceed
-from specdec_jax.types.seams import Reading as Reading
-from specdec_jax.types.seams import ReducedHead as ReducedHead
 from specdec_jax.types.seams import Seen as Seen
 from specdec_jax.types.seams import Source as Source
 from specdec_jax.types.seams import StoppingPolicy as StoppingPolicy

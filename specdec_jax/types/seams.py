@@ -6,8 +6,8 @@ positional, so an implementation may call them what it likes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from specdec_jax.strategy import Strategy
 from specdec_jax.types.defaults import always_begin, always_draw, always_proceed, no_threshold, no_update
@@ -93,34 +93,8 @@ class Hidden(NamedTuple):
     width: int = 0  # D of `streams`
 
 
-class ReducedHead(NamedTuple):
-    """A pass that gives the logits of N tokens only; the others are never proposed (models/reduced_head.py).
-
-    Which they are may depend on a row's text, which `note` is told; what is drafted brings nothing new. `token` and
-    `spread` take the cache that the pass left.
-    """
-
-    note: Callable[[Params, Array, Cache], Cache]  # tokens [B, T] that the next pass feeds, and its cache
-    apply: Forward  # a pass of tokens that are noted; gives logits [B, T, N]
-    token: Callable[[Params, Cache, Array], Array]  # which of the N [B] int32 -> token [B] int32
-    spread: Callable[[Params, Cache, Array], Array]  # values [B, ..., N] -> [B, ..., V], -inf for tokens not among them
-
-
-class Reading(NamedTuple):
-    """How a drafter reads its target's hidden states (models/llama_reading.py). P is the width of what is kept."""
-
-    layers: tuple[int, ...]  # of the target, N of them, as `StreamsForward` counts
-    target_width: int  # D of the target
-    width: int  # P
-    dtype: Any  # that what is kept has
-    read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
-    own: Callable[[Params, Array], Array]  # its own last hidden states [B, T, D], standing in for them -> [B, T, P]
-    apply: Callable[..., tuple[Array, Array, Cache]]
-    # (params, tokens [B, T], what was read at the position before each [B, T, P], cache, positions, mask) -> (logits
-    # [B, T, V], of a reduced head, which has noted them, [B, T, N], last hidden states [B, T, D], cache)
-
-
-class LanguageModel(NamedTuple):
+@dataclass(frozen=True)
+class LanguageModel:
     """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
     init_cache: InitCache
@@ -128,8 +102,10 @@ class LanguageModel(NamedTuple):
     with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; rollback is a smaller one
     spec: ModelSpec
     hidden: Hidden = Hidden()
-    reduced: ReducedHead | None = None  # a drafter's: how it drafts without reading its whole head
-    reading: Reading | None = None  # a drafter's that reads its target's hidden states
+
+    def replace(self, **fields: Any) -> Self:
+        """The same model with other functions."""
+        return replace(self, **fields)
 
 
 class Begin(Protocol):

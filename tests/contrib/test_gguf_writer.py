@@ -16,10 +16,11 @@ from tokenizers import Tokenizer as Backend
 
 from specdec_jax.contrib import gguf_writer
 from specdec_jax.contrib.gguf_writer import pre_tokenizer_name, save_gguf
+from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.loading import Tokenizer, load_model
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
 from specdec_jax.loading.gguf.tokenizer import NAMES, pre_tokenizer
-from specdec_jax.models import llama, llama_reading
+from specdec_jax.models import llama
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 CONFIG = tiny.CONFIG | {"vocab_size": len(tiny.vocabulary())}  # an embedding without padding, unless a test wants it

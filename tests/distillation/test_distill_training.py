@@ -15,8 +15,9 @@ from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.losses import coarse_distributions, forward_kl
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
+from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.loading import families
-from specdec_jax.models import gpt2, gpt_neox, llama, llama_reading, mistral, phi3, qwen3
+from specdec_jax.models import gpt2, gpt_neox, llama, mistral, phi3, qwen3
 
 pytestmark = pytest.mark.slow
 
@@ -175,7 +176,7 @@ def test_the_drafter_of_any_family_is_a_llama(family):
 def test_a_drafter_has_any_family_with_one_mlp_a_layer():
     """And the sizes that were asked for; every other family says why not."""
     target, refused = dataclasses.replace(TARGET, rms_norm_eps=1e-3, rope_theta=321.0), {}
-    for name in families._families():
+    for name in families.family_names():
         shape = of_family(name, hidden=128)  # four times the width, as bloom's
         try:
             config = initial.drafter_config(shape, target)

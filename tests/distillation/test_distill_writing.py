@@ -81,7 +81,7 @@ def test_layers_that_are_not_there_are_refused(target):
     with pytest.raises(ValueError, match=r"layers 0 \(the embedding\) to 2, 3 was asked for"):
         author(target, layers=(1, 3))
     with pytest.raises(ValueError, match="does not give hidden states"):
-        build_labeller(target.model._replace(hidden=Hidden()), 5, layers=(1,))
+        build_labeller(target.model.replace(hidden=Hidden()), 5, layers=(1,))
 
 
 def test_at_temperature_zero_answers_are_the_most_probable_tokens(written):

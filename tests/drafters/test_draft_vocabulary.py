@@ -14,12 +14,12 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
+from specdec_jax.drafters.draft_models import with_vocabulary
+from specdec_jax.drafters.draft_models.reduced_head import LOCAL, reduce_params, with_reduced_head
 from specdec_jax.loading import load_model, save_hf_folder, save_orbax, with_draft_vocabulary
 from specdec_jax.loading.builtin import DRAFTERS, drafter_file
 from specdec_jax.loading.draft_vocabulary import RANKING, read_tokens, split_source
 from specdec_jax.lossless.toys import table_model, toy_pair
-from specdec_jax.models.adapters import with_vocabulary
-from specdec_jax.models.reduced_head import LOCAL, reduce_params, with_reduced_head
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.generation import build_pair, generate
@@ -59,7 +59,7 @@ def test_logits_are_the_models_where_it_has_rows_and_impossible_elsewhere(tied):
             here = logits[row, position]
             np.testing.assert_allclose(here[jnp.array(may)], whole[row, position, jnp.array(may)], rtol=1e-5, atol=1e-5)
             assert np.all(np.isneginf(np.delete(here, may)))
-    head: Any = reduced.reduced
+    head: Any = reduced.head
     noted = head.note(few, tokens, reduced.init_cache(few, 2, 32))
     small, after = jax.jit(head.apply)(few, tokens, noted)
     np.testing.assert_array_equal(small[..., : len(SOME)], logits[..., np.sort(SOME)])
@@ -101,7 +101,7 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     resized = with_vocabulary(reduced, other)
     tokens = random_tokens(1, 4)
     logits, _ = one_pass(resized, few, tokens)
-    heads: Any = reduced.reduced, resized.reduced
+    heads: Any = reduced.head, resized.head
     noted = heads[0].note(few, tokens, reduced.init_cache(few, 1, 32))
     small, cache = jax.jit(heads[0].apply)(few, tokens, noted)
     assert logits.shape[-1] == other
@@ -116,7 +116,7 @@ def test_drafting_from_few_rows_is_drafting_from_the_spread_logits():
     source, params = model_and_params(seed=4)
     _, _, reduced, few = tiny()
     states = []
-    for drafting in (reduced, reduced._replace(reduced=None)):
+    for drafting in (reduced, reduced.replace(head=None)):
         decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
         state = decoder.prefill(
             ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=0.0),
@@ -145,7 +145,7 @@ def headed_table(vocab):
         which, cache = table.apply(jnp.broadcast_to(contexts, (vocab, vocab, vocab)), tokens, cache)
         return jax.nn.one_hot(which[..., 0].astype(jnp.int32), vocab * vocab), cache
 
-    return table._replace(hidden=Hidden(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
+    return table.replace(hidden=Hidden(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
 
 
 @pytest.mark.parametrize("verifier", [rejection, block])

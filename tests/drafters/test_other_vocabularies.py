@@ -12,8 +12,8 @@ from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model as model_drafter
+from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.models import llama
-from specdec_jax.models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import rejection
 from specdec_jax.verification.block import block

@@ -18,9 +18,9 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.teacher_forcing import init_caches
 from specdec_jax.drafters import model, multi_drafter
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import static
 from specdec_jax.types import Hidden
@@ -158,7 +158,7 @@ def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
 def test_long_prompts_are_fed_in_wide_passes():
     """With 192 slots most of the first and third go in 64 tokens a pass, the rest four."""
     target, params, drafter, own = reading_pair()
-    longer, reader = (model._replace(spec=model.spec._replace(context=512)) for model in (target, drafter))
+    longer, reader = (model.replace(spec=model.spec._replace(context=512)) for model in (target, drafter))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 60, size).tolist() for size in (150, 1, 70, 49)]
     pair = longer, params, reader, own
@@ -169,16 +169,16 @@ def test_long_prompts_are_fed_in_wide_passes():
 def test_a_target_that_gives_no_hidden_states_is_refused():
     target, params, drafter, own = reading_pair()
     with pytest.raises(ValueError, match="reads hidden states .* and the target gives none"):
-        decoder_of(target._replace(hidden=Hidden()), drafter)
-    shallow = target._replace(hidden=target.hidden._replace(num_layers=1))
+        decoder_of(target.replace(hidden=Hidden()), drafter)
+    shallow = target.replace(hidden=target.hidden._replace(num_layers=1))
     with pytest.raises(ValueError, match=r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"):
         decoder_of(shallow, drafter)
-    wide = target._replace(hidden=target.hidden._replace(width=48))
+    wide = target.replace(hidden=target.hidden._replace(width=48))
     with pytest.raises(ValueError, match=r"24 wide, and the target has 2 layers, 48 wide"):
         decoder_of(wide, drafter)
     with pytest.raises(ValueError, match="48 wide"):
         init_caches((wide, drafter), (params, own), 1, 8)
-    other = drafter._replace(reading=drafter.reading._replace(target_width=48))
+    other = drafter.replace(reading=drafter.reading._replace(target_width=48))
     with pytest.raises(ValueError, match="drafters that read targets 24 and 48 wide cannot read the same one"):
         multi_drafter([reading(drafter, MOST), reading(other, MOST)])
 
@@ -189,7 +189,7 @@ def test_it_decodes_nothing_alone():
     with pytest.raises(ValueError, match="decodes nothing alone"):
         drafter.apply(own, jnp.zeros((1, 2), jnp.int32), cache)
     with pytest.raises(ValueError, match="reads no target"):
-        reading(drafter._replace(reading=None))
+        reading(drafter.replace(reading=None))
 
 
 def test_nobody_asks_nothing_is_kept():
@@ -197,7 +197,7 @@ def test_nobody_asks_nothing_is_kept():
     target, params, _, _ = reading_pair()
     decoder = build_decoder(target, model(target, MOST), static(draft_length=MOST), verification.rejection())
     bare = build_decoder(
-        target._replace(hidden=Hidden()), model(target, MOST), static(draft_length=MOST), verification.rejection()
+        target.replace(hidden=Hidden()), model(target, MOST), static(draft_length=MOST), verification.rejection()
     )
     texts = []
     for one in (decoder, bare):

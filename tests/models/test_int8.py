@@ -1,6 +1,5 @@
 """Claim: an int8 model is exactly the model of its rounded matrices, in every family, and rounds to the nearest."""
 
-import importlib
 import tracemalloc
 
 import jax
@@ -12,15 +11,16 @@ from tiny_reading import reads_at_all_positions
 
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters.draft_models.intersection import shared_params, with_shared_tokens
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading.families import _families
+from specdec_jax.loading.families import family, family_names
 from specdec_jax.models import int8, layers, llama
 from specdec_jax.models.adapters import with_source
 from specdec_jax.models.int8 import Int8, as_float32, is_matrix, rounded
-from specdec_jax.models.intersection import shared_params, with_shared_tokens
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.models.weights import num_bytes
 from specdec_jax.stopping import static
+from specdec_jax.types import DraftModel
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ KEPT = {"positions", "scale", "bias"}
 """Last names of what is never int8, whatever its axes; and routers."""
 
 
-FAMILIES = _families()
+FAMILIES = family_names()
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +57,15 @@ def with_powers_of_two(params):
 
 def in_float32(name):
     """A family, its example's tensors, and the model in float32, as one of tokens alone."""
-    family = importlib.import_module(f"specdec_jax.models.{name}")
-    config, rng = family.example_config(), np.random.default_rng(3)
+    module = family(name)
+    config, rng = module.example_config(), np.random.default_rng(3)
     named = {
         key: (rng.normal(size=one.shape) * 0.2 + ("norm" in key and key.endswith("weight"))).astype(np.float32)
-        for key, one in family.parameter_table(config).items()
+        for key, one in module.parameter_table(config).items()
     }
-    model = family.language_model(config, jnp.float32)
-    model = model if model.reading is None else reads_at_all_positions(model)
-    return family, config, named, model if model.spec.source is None else with_source(model, [3, 1, 4, 1, 5])
+    model = module.language_model(config, jnp.float32)
+    model = reads_at_all_positions(model) if isinstance(model, DraftModel) else model
+    return module, config, named, model if model.spec.source is None else with_source(model, [3, 1, 4, 1, 5])
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Claim: a model of models/ is the function its papers define, and every family obeys the seam."""
 
-import importlib
 import json
 import pathlib
 import pkgutil
@@ -16,20 +15,21 @@ from experiments.lib.parity_side.cases import padded_sources, random_tensors
 from specdec_jax import models
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
-from specdec_jax.models import llama, llama_reading
+from specdec_jax.loading.families import family as family_named
+from specdec_jax.models import llama
 from specdec_jax.models.adapters import with_source
 from specdec_jax.stopping import static
-from specdec_jax.types import LanguageModel, ModelSpec
+from specdec_jax.types import DraftModel, LanguageModel, ModelSpec
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
-SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture", "reduced_head"}
+SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture"}
 SHARED |= {
     "int8",
-    "intersection",
     "rope",
     "rotary_decoder",
     "weights",
@@ -37,7 +37,7 @@ SHARED |= {
     "relative_attention",
 }
 """Parts of families; the other files are families."""
-FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
+FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED] + ["llama_reading"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +96,14 @@ def test_config_round_trip(eos):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_obeys_the_seam(name):
     """A fork's family file is tested the moment it exists; it says by `example_config` with which numbers."""
-    family = importlib.import_module(f"specdec_jax.models.{name}")
+    family = family_named(name)
     config = family.example_config()
     model = without_source(family.language_model(config, jnp.float32))
     assert isinstance(model, LanguageModel) and type(config).from_hf(config.to_hf()) == config
     params = family.init_params(config, jax.random.key(0), jnp.float32)
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
     tokens = random_tokens(2, 8, model.spec.vocab_size)
-    if model.reading is not None:
+    if isinstance(model, DraftModel):
         params, model = with_something_to_read(params), reads_at_all_positions(model)
     whole, cache = one_pass(model, params, tokens)
     assert whole.dtype == jnp.float32 and whole.shape == (2, 8, model.spec.vocab_size)
@@ -121,7 +121,7 @@ def test_every_family_obeys_the_seam(name):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama_reading"])
 def test_every_family_decodes_what_one_pass_would(name):
     """Greedily, drafts as long as windows are and longer than what is left of them, rows of several lengths."""
-    family = importlib.import_module(f"specdec_jax.models.{name}")
+    family = family_named(name)
     config = family.example_config()
     model = without_source(family.language_model(config, jnp.float32))
     params = jax.tree.map(
@@ -206,7 +206,7 @@ def test_a_family_equals_transformers(name):
     In one pass, and the last position by itself behind a cache.
     """
     case = FAMILY_LOGITS["cases"][name]
-    family = importlib.import_module(f"specdec_jax.models.{case['config']['model_type']}")
+    family = family_named(case["config"]["model_type"])
     config = config_class(family).from_hf(case["config"])
     params = family.params_from_named(config, random_tensors(case["shapes"]), jnp.float32)
     model, tokens = family.language_model(config, jnp.float32), jnp.asarray(FAMILY_LOGITS["tokens"])

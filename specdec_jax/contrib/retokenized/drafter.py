@@ -23,16 +23,17 @@ from jax import lax
 from specdec_jax.contrib.retokenized.byte_pairs import retokenize
 from specdec_jax.contrib.retokenized.merges import tables
 from specdec_jax.decoding.cache_feed import feed_long
-from specdec_jax.drafters._checks import check_length
+from specdec_jax.drafters._parts import check_length
+from specdec_jax.drafters.draft_models.intersection import ROOM, with_shared_tokens
 from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
 from specdec_jax.loading import LoadedModel
-from specdec_jax.models.intersection import ROOM, with_shared_tokens
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
     Drafted,
     Drafter,
+    DraftModel,
     LanguageModel,
     Next,
     Params,
@@ -165,12 +166,13 @@ def with_text(target: LoadedModel, drafter: LoadedModel, shared: LoadedModel) ->
         ValueError: as `check_target`.
     """
     table = tables(target.tokenizer, drafter.tokenizer, drafter.model.spec.vocab_size)
-    return shared._replace(params=shared.params._replace(tables=table), draft_with=draft_with(drafter.model))
+    model = DraftModel.of(shared.model).replace(draft_with=draft_with(drafter.model))
+    return shared._replace(model=model, params=shared.params._replace(tables=table))
 
 
 @functools.lru_cache(maxsize=16)
 def draft_with(language_model: LanguageModel) -> Callable[[LanguageModel, int], Drafter]:
-    """`LoadedModel.draft_with` for a model over its own tokens."""
+    """`DraftModel.draft_with` of the shared tokens, for a model over its own tokens."""
 
     def drafter(shared: LanguageModel, max_draft_length: int) -> Drafter:
         return retokenized(language_model, shared.spec.vocab_size, max_draft_length)

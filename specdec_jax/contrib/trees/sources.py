@@ -1,4 +1,4 @@
-"""How a drafter's model reads expanded siblings beside the chain's last tokens, in the same pass."""
+"""How a drafter's model reads expanded siblings in the pass of the chain's last tokens."""
 
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from specdec_jax.types import (
     Distribution,
     Drafted,
     Drafter,
-    LanguageModel,
+    DraftModel,
     Next,
     Params,
     RoundContext,
@@ -35,16 +35,15 @@ def expanding(
     """The source of `model` or of `reading`, whose memory is then (memory, what later passes read of siblings), and its
     pass with siblings; `slots` (S) of the caches.
     """
-    language_model = drafter.model
-    assert language_model is not None  # check_parts looked
-    reads = language_model.reading is not None
+    assert drafter.model is not None  # check_parts looked
+    draft_model = DraftModel.of(drafter.model)
 
     def open(going: Array) -> Any:
         inner = source.open(going)
-        if not reads:
+        if draft_model.reading is None:
             return inner, ()
-        shape = inner.own.shape[0], drafter.max_draft_length, inner.own.shape[1]
-        return inner, jnp.zeros(shape, inner.own.dtype)
+        shape = inner.stand_in.shape[0], drafter.max_draft_length, inner.stand_in.shape[1]
+        return inner, jnp.zeros(shape, inner.stand_in.dtype)
 
     def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
         following, inner = source.predict(memory[0], drafted, uniform)
@@ -56,56 +55,40 @@ def expanding(
     def close(drafted: Drafted) -> tuple[Any, Drafted]:
         return source.close(drafted._replace(memory=drafted.memory[0]))
 
-    pass_beside = _reading if reads else _model
-    return source._replace(open=open, predict=predict, keep=keep, close=close), pass_beside(
-        language_model, params, context, slots
-    )
+    expanded = source._replace(open=open, predict=predict, keep=keep, close=close)
+    return expanded, _with_siblings(draft_model, params, context, slots)
 
 
-def _model(language_model: LanguageModel, params: Params, context: RoundContext, slots: int) -> PredictBeside:
-    reduced = language_model.reduced
-    apply = language_model.apply if reduced is None else reduced.apply
+def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContext, slots: int) -> PredictBeside:
+    reading = draft_model.reading
+    apply = draft_model.apply if draft_model.head is None else draft_model.head.apply
 
     def predict(memory: Any, drafted: Array, fed: Fed, uniform: Array) -> tuple[Next, tuple[Distribution, ...], Any]:
-        inner, carried = memory
+        inner, states = memory  # states [B, K, P]: what stands in for the target's at every draft; () if none is read
         end = context.length + drafted
         with jax.named_scope("draft_pass"):
             start = jnp.maximum(end - FED, 0)
             both = jnp.concatenate([inner.last, fed.token], axis=1)
             where = _where_fed(context.length, start, fed, slots)
-            logits, cache = apply(params, both, language_model.with_length(inner.cache, start), *where)
-        following, after = _each(language_model, params, cache, logits, end, context, uniform)
-        return following, after, (inner._replace(cache=cache), carried)
-
-    return predict
-
-
-def _reading(language_model: LanguageModel, params: Params, context: RoundContext, slots: int) -> PredictBeside:
-    reading = language_model.reading
-    assert reading is not None
-
-    def predict(memory: Any, drafted: Array, fed: Fed, uniform: Array) -> tuple[Next, tuple[Distribution, ...], Any]:
-        inner, states = memory  # states [B, K, P]: what stands in for the target's at every draft
-        end = context.length + drafted
-        with jax.named_scope("draft_pass"):
-            start = jnp.maximum(end - FED, 0)
-            both = jnp.concatenate([inner.last, fed.token], axis=1)
-            read = jnp.take_along_axis(states, fed.depth[:, :, None], axis=1, mode="clip")
-            read = jnp.concatenate([inner.reads, read], axis=1)
-            where = _where_fed(context.length, start, fed, slots)
-            cache = language_model.with_length(inner.cache, start)
-            logits, hidden, cache = reading.apply(params, both, read, cache, *where)
-            state = reading.own(params, at_end(hidden, end)[:, None])[:, 0]
-        here = jnp.arange(states.shape[1], dtype=jnp.int32)[None, :, None] == drafted[:, None, None]
-        states = jnp.where(here, state[:, None], states)
-        following, after = _each(language_model, params, cache, logits, end, context, uniform)
-        return following, after, (inner._replace(cache=cache, own=state), states)
+            cache = draft_model.with_length(inner.cache, start)
+            if reading is None:
+                logits, cache = apply(params, both, cache, *where)
+                inner = inner._replace(cache=cache)
+            else:
+                read = jnp.take_along_axis(states, fed.depth[:, :, None], axis=1, mode="clip")
+                read = jnp.concatenate([inner.reads, read], axis=1)
+                logits, hidden, cache = reading.apply(params, both, read, cache, *where)
+                state = reading.stand_in(params, at_end(hidden, end)[:, None])[:, 0]
+                here = jnp.arange(states.shape[1], dtype=jnp.int32)[None, :, None] == drafted[:, None, None]
+                states, inner = jnp.where(here, state[:, None], states), inner._replace(cache=cache, stand_in=state)
+        following, after = _each(draft_model, params, cache, logits, end, context, uniform)
+        return following, after, (inner, states)
 
     return predict
 
 
 def _each(
-    language_model: LanguageModel,
+    draft_model: DraftModel,
     params: Params,
     cache: Cache,
     logits: Array,
@@ -115,8 +98,8 @@ def _each(
 ) -> tuple[Next, tuple[Distribution, ...]]:
     """What follows texts of `end` [B], and the distribution after each sibling, by logits [B, FED + W, V]."""
     each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
-    first, *others = (next_of(language_model.reduced, params, cache, here, context, uniform) for here in each)
-    return first, tuple(one.distribution for one in others)
+    first, *others = (next_of(draft_model.head, params, cache, here, context, uniform) for here in each)
+    return first, tuple(other.distribution for other in others)
 
 
 def _where_fed(length: Array, start: Array, fed: Fed, slots: int) -> tuple[Array, Array]:
@@ -128,7 +111,7 @@ def _where_fed(length: Array, start: Array, fed: Fed, slots: int) -> tuple[Array
     slot, count = jnp.arange(slots, dtype=jnp.int32)[None, None, :], fed.depth.shape[1]
     chain = jnp.broadcast_to(start[:, None] + jnp.arange(FED, dtype=jnp.int32)[None, :], (start.shape[0], FED))
     position = length[:, None] + fed.depth
-    own = start[:, None] + FED + jnp.arange(count, dtype=jnp.int32)[None, :]
-    sees = (slot < position[:, :, None]) | (slot == own[:, :, None])
+    entry = start[:, None] + FED + jnp.arange(count, dtype=jnp.int32)[None, :]
+    sees = (slot < position[:, :, None]) | (slot == entry[:, :, None])
     mask = jnp.concatenate([jnp.ones((start.shape[0], FED, slots), bool), sees], axis=1)
     return jnp.concatenate([chain, position], axis=1), mask

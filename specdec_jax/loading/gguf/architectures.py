@@ -13,7 +13,7 @@ import numpy as np
 from specdec_jax.loading.gguf.reader import GGUF, architecture_name, number
 from specdec_jax.loading.suggest import listed, nearest
 
-READING = "llama_reading"  # ours: a llama that reads its target (models/llama_reading.py); llama.cpp refuses its files
+READING = "llama_reading"  # ours: a llama that reads its target (drafters/draft_models/); llama.cpp refuses its files
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # the last of this many layers is global, the others have windows
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by another width than a head's

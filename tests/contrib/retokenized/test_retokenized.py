@@ -16,6 +16,7 @@ from specdec_jax.contrib.trees.answers import draws_siblings
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
+from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.across import with_targets_tokens
 from specdec_jax.loading.token_keys import keys_of
@@ -39,7 +40,7 @@ NEW = 60  # tokens
 def decoder_of(target, drafter, policy, most=MOST):
     """A decoder of two loaded models, the drafter's text tokenised again, and its parameters."""
     joined = with_targets_tokens(target, drafter, "text")
-    decoder = build(target.model, joined.draft_with(joined.model, most), policy, most)
+    decoder = build(target.model, drafter_of(joined.model, most), policy, most)
     return decoder, ModelParams(target.params, joined.params)
 
 
@@ -211,7 +212,7 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
     said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
     rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
     joined = with_targets_tokens(said, remembered, "text")
-    several = multi_drafter([joined.draft_with(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
+    several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
     decoder = build(said.model, several, static(draft_length=MOST))
     params, tokens = ModelParams(said.params, (joined.params, rival.params)), target.encode(TEXT)
     prompts, options = [tokens[:6], tokens[:21]], {"stop_ids": (), "record_rounds": 64}
@@ -237,7 +238,7 @@ def toys(several=False):
     if not several:
         return decoder_of(loaded, other, policy, 2)
     joined = with_targets_tokens(loaded, other, "text")
-    drafter = multi_drafter([joined.draft_with(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
+    drafter = multi_drafter([drafter_of(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 
 
@@ -272,7 +273,7 @@ def test_drafts_that_are_told_as_drawn_are_rejected():
 def test_a_model_without_a_head_apart_and_too_short_a_pass_are_refused():
     whole = llama.language_model(variant(vocab_size=8), jnp.float32)
     with pytest.raises(ValueError, match="does not offer its head apart"):
-        retokenized(whole._replace(hidden=Hidden()), 8)
+        retokenized(whole.replace(hidden=Hidden()), 8)
     with pytest.raises(ValueError, match="catch_up must be at least 2, got 1"):
         retokenized(whole, 8, catch_up=1)
 

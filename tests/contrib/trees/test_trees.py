@@ -26,11 +26,11 @@ from specdec_jax.decoding import rounds as chain_rounds
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.models import mistral
-from specdec_jax.models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.stopping import static, update_every
 from specdec_jax.types import RoundContext
 from specdec_jax.verification import greedy, rejection
@@ -269,7 +269,7 @@ def test_what_cannot_be_expanded_is_refused():
     with pytest.raises(ValueError, match="comb wants siblings expanded, and multi_drafter cannot read"):
         build_decoder(TABLE, both, comb(expanded=1), rejection())
     window = mistral.language_model(mistral.example_config())
-    target = TABLE._replace(spec=window.spec)
+    target = TABLE.replace(spec=window.spec)
     with pytest.raises(ValueError, match="its attention goes by cache slots"):
         build_decoder(target, model(window, MOST), comb(expanded=1), rejection())
     with pytest.raises(ValueError, match="9 siblings a pass expanded, more than 8, the widest verification"):

@@ -3,7 +3,7 @@
 Position t takes the embedding of its token plus a projection of what some of the target's layers left at position
 t - 1. A second projection enters a gated block after the last layer: what reaches the draft at once is learnt from far
 fewer texts than what has to pass through all layers. The target has not been at the positions of a running draft: there
-the drafter's own last hidden state stands in for the first, through a projection of its own; the block adds nothing.
+the drafter's last hidden state stands in for the first, through a third projection; the block adds nothing.
 Sources: EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is
 ours.
 """
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.models import layers, llama, weights
+from specdec_jax.models import decoder_only, layers, llama, rotary_decoder
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import LanguageModel, Params, Reading
+from specdec_jax.types import DraftModel, Params, Reading
 
 Array = jax.Array
 
@@ -32,7 +32,7 @@ and of what stands in for the first."""
 
 @dataclass(frozen=True)
 class LlamaReadingConfig(LlamaConfig):
-    """A drafter's llama, and whom it reads. Numbers that do not fit raise ValueError.
+    """A drafter's llama, and what it reads of its target. Numbers that do not fit raise ValueError.
 
     `target_layers`: i is the residual stream after the target's i-th layer, 0 its embedding; `target_width`: D of it.
     """
@@ -58,14 +58,14 @@ class LlamaReadingConfig(LlamaConfig):
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that `from_hf` reads back."""
-        own = {"architectures": ["LlamaReadingDrafter"], "model_type": "llama_reading"}
-        return super().to_hf() | own | {"target_layers": list(self.target_layers)}
+        names = {"architectures": ["LlamaReadingDrafter"], "model_type": "llama_reading"}
+        return super().to_hf() | names | {"target_layers": list(self.target_layers)}
 
 
 def reading_config(base: LlamaConfig, target_layers: tuple[int, ...], target_width: int) -> LlamaReadingConfig:
     """That llama as a drafter that reads those layers."""
-    own = {field.name: getattr(base, field.name) for field in dataclasses.fields(LlamaConfig)}
-    return LlamaReadingConfig(**own, target_layers=target_layers, target_width=target_width)
+    fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(LlamaConfig)}
+    return LlamaReadingConfig(**fields, target_layers=target_layers, target_width=target_width)
 
 
 def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
@@ -92,14 +92,14 @@ def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
     )
 
 
-def own(params: Params, hidden: Array, dtype: Any) -> Array:
-    """The drafter's own last hidden states [B, T, D] as what stands in for the target's, [B, T, P] float32."""
-    stand_in = layers.project(hidden, params[OWN]["kernel"], dtype)
-    return jnp.concatenate([stand_in, jnp.zeros_like(stand_in)], axis=-1)
+def stand_in(params: Params, hidden: Array, dtype: Any) -> Array:
+    """The drafter's last hidden states [B, T, D] as what stands in for the target's, [B, T, P] float32."""
+    added = layers.project(hidden, params[OWN]["kernel"], dtype)
+    return jnp.concatenate([added, jnp.zeros_like(added)], axis=-1)
 
 
-def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The decoding seam. It decodes beside its target only: `apply` raises ValueError, `reading` is what drafts."""
+def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> DraftModel:
+    """The model. It decodes with its target only: `apply` raises ValueError, and `reading` drafts."""
     base = llama.language_model(config, dtype)
     module, head = llama.module(config, dtype), base.hidden
     kernel = head.kernel
@@ -120,10 +120,11 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Lan
         width=2 * config.hidden_size,
         dtype=dtype,
         read=lambda params, hidden: read(params, hidden, config.rms_norm_eps, dtype),
-        own=lambda params, hidden: own(params, hidden, dtype),
+        stand_in=lambda params, hidden: stand_in(params, hidden, dtype),
         apply=reading_pass,
     )
-    return base._replace(apply=alone, hidden=head._replace(last=alone, streams=None), reading=reading)
+    hidden = head._replace(last=alone, streams=None)
+    return DraftModel(base.init_cache, alone, base.with_length, base.spec, hidden, reading=reading)
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):
@@ -172,17 +173,5 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     }
 
 
-def params_from_named(
-    config: LlamaReadingConfig,
-    named: weights.Named,
-    dtype: Any = jnp.bfloat16,
-    place: weights.Place | None = None,
-    int8: bool = False,
-):
-    """Parameters from named tensors. Arguments and errors as `weights` says."""
-    return weights.params_from_named(parameter_table(config), named, dtype, place=place, int8=int8)
-
-
-def named_from_params(config: LlamaReadingConfig, params: Any):
-    """Host arrays named and shaped as in a checkpoint; `params_from_named` inverts it."""
-    return weights.named_from_params(parameter_table(config), params)
+TENSORS = rotary_decoder.FAMILY._replace(table=parameter_table)  # no FAMILY: training has no stack for this model
+_, _, params_from_named, named_from_params = decoder_only.functions(TENSORS)

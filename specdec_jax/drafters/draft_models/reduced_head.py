@@ -6,7 +6,7 @@ text has named it names again, so the first rare tokens of each row's text can b
 target's distribution is untouched: the drafter's is another one, exactly the distribution that its tokens are drawn
 from. It depends on the text before a position and on nothing else: what is drafted was no new token.
 
-Source: FR-Spec (arXiv 2502.14856), who do it to EAGLE's head; EAGLE-3's checkpoints are trained with one. Local tokens
+Source: FR-Spec (arXiv 2502.14856), which reduces EAGLE's head; EAGLE-3's checkpoints are trained with one. Local tokens
 are ours.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from specdec_jax.models.int8 import Matrix, is_matrix, product, rows
 from specdec_jax.models.layers import project, soft_cap
-from specdec_jax.types import Array, Cache, Hidden, LanguageModel, Params, Reading, ReducedHead
+from specdec_jax.types import Array, Cache, DraftModel, Hidden, LanguageModel, Params, ReducedHead
 
 LOCAL = 128  # most local tokens of a text
 NOWHERE = np.iinfo(np.int32).max
@@ -31,7 +31,7 @@ class ReducedParams(NamedTuple):
 
     model: Params
     kernel: Matrix  # [N, D], rows of the head
-    tokens: Array  # [N] int32, whose rows they are, ascending
+    tokens: Array  # [N] int32, of these rows, ascending
     place: Array  # [V] int32, where a token stands among them; N: nowhere
 
     @property
@@ -58,18 +58,20 @@ class ReducedCache(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> LanguageModel:
+def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftModel:
     """The same model with `ReducedParams` as its parameters.
 
-    `apply` gives logits of the whole vocabulary, -inf for tokens that are not proposed; `reduced` those of N + M, the
-    last M = `most_local` being local ones, -inf where there are fewer.
+    `apply` gives logits of the whole vocabulary, -inf for tokens that are not proposed; `head` those of N + M, the last
+    M = `most_local` being local ones, -inf where there are fewer.
 
     Raises:
         ValueError: the model does not offer its head, or has a reduced one; most_local below 1.
     """
     head, last = model.hidden, model.hidden.last
-    if last is None or model.reduced is not None:
-        raise ValueError("its head is reduced already" if model.reduced else "this model does not offer its head apart")
+    reading: Any = DraftModel.of(model).reading
+    if last is None:
+        reduced = DraftModel.of(model).head is not None
+        raise ValueError("its head is reduced already" if reduced else "this model does not offer its head apart")
     if most_local < 1:
         raise ValueError(f"most_local must be at least 1, got {most_local}")
 
@@ -89,36 +91,32 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> Language
     def with_length(cache, length):
         return cache._replace(cache=model.with_length(cache.cache, length))
 
-    reduced, reading = ReducedHead(note, few, token_of, spread), model.reading
-    reading = None if reading is None else _reduced_reading(head, reading)
-    return LanguageModel(init_cache, apply, with_length, model.spec, reduced=reduced, reading=reading)
-
-
-def _reduced_reading(head: Hidden, whole: Reading) -> Reading:
-    """The same reading with `ReducedParams`, and logits of the N + M tokens."""
-
-    def apply(
-        params: ReducedParams, tokens: Array, reads: Array, cache: ReducedCache, positions: Any = None, mask: Any = None
-    ) -> Any:
-        _, hidden, inner = whole.apply(params.model, tokens, reads, cache.cache, positions, mask)
+    def reading_pass(params, tokens, reads, cache, positions=None, mask=None):
+        _, hidden, inner = reading.apply(params.model, tokens, reads, cache.cache, positions, mask)
         return _logits(head, params, hidden, cache), hidden, cache._replace(cache=inner)
 
-    return whole._replace(
-        read=lambda params, hidden: whole.read(params.model, hidden),
-        own=lambda params, hidden: whole.own(params.model, hidden),
-        apply=apply,
+    reads = (
+        None
+        if reading is None
+        else reading._replace(
+            read=lambda params, hidden: reading.read(params.model, hidden),
+            stand_in=lambda params, hidden: reading.stand_in(params.model, hidden),
+            apply=reading_pass,
+        )
     )
+    reduced = ReducedHead(note, few, token_of, spread)
+    return DraftModel(init_cache, apply, with_length, model.spec, head=reduced, reading=reads)
 
 
 def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCache:
     """With the local tokens that the next pass, of tokens [B, T], brings, as far as there is room."""
     slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(cache.at < cache.length[:, None], cache.at, NOWHERE)
-    known = jnp.any((tokens[:, :, None] == cache.local[:, None]) & (at < NOWHERE)[:, None], axis=-1)
-    again = jnp.any(jnp.tril(tokens[:, :, None] == tokens[:, None], -1), axis=-1)
+    noted = jnp.any((tokens[:, :, None] == cache.local[:, None]) & (at < NOWHERE)[:, None], axis=-1)
+    repeated = jnp.any(jnp.tril(tokens[:, :, None] == tokens[:, None], -1), axis=-1)
     # A token beyond the drafter's vocabulary, which the target may have, has no row anywhere.
     lacks_row = jnp.take(params.place, tokens, mode="fill", fill_value=0) == params.tokens.size
-    new = lacks_row & ~known & ~again
+    new = lacks_row & ~noted & ~repeated
     count = jnp.sum(at < NOWHERE, axis=1, keepdims=True)
     place = jnp.where(new, count + jnp.cumsum(new, axis=1) - 1, at.shape[1])
     rows = jnp.arange(tokens.shape[0])[:, None]
@@ -133,9 +131,9 @@ def _logits(head: Hidden, params: ReducedParams, hidden: Array, before: ReducedC
     """
     assert head.kernel is not None  # with_reduced_head looked
     dtype = head.dtype or params.kernel.dtype
-    own = rows(head.kernel(params.model), before.local)
+    local_rows = rows(head.kernel(params.model), before.local)
     contract = functools.partial(jnp.einsum, "btd,bmd->btm", preferred_element_type=jnp.float32)
-    rare = product(hidden, own, dtype, contract)
+    rare = product(hidden, local_rows, dtype, contract)
     slots = before.length[:, None] + jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :]
     rare = jnp.where(before.at[:, None] <= slots[:, :, None], soft_cap(rare, head.cap), -jnp.inf)
     few = soft_cap(project(hidden, params.kernel, dtype), head.cap)
@@ -152,11 +150,15 @@ def token_of(params: ReducedParams, cache: ReducedCache, index: Array) -> Array:
 def spread(params: ReducedParams, cache: ReducedCache, values: Array) -> Array:
     """[B, ..., N + M] values of a row's tokens as [B, ..., V], -inf where a token has none."""
     few, rare = jnp.split(values, [params.tokens.size], axis=-1)
-    padded = jnp.pad(few, [(0, 0)] * (few.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
-    wide = jnp.take(padded, params.place, axis=-1)
     local = jnp.where(cache.at < NOWHERE, cache.local, params.place.size)
     put = jax.vmap(lambda row, tokens, new: row.at[..., tokens].set(new, mode="drop"))
-    return put(wide, local, rare)
+    return put(spread_to_all(params.place, few), local, rare)
+
+
+def spread_to_all(place: Array, values: Array) -> Array:
+    """[B, ..., N] values as [B, ..., V]: of each token that of its `place` [V] among them, -inf at place N."""
+    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
+    return jnp.take(padded, place, axis=-1)
 
 
 def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | np.ndarray) -> ReducedParams:
@@ -168,15 +170,15 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
     kernel = model.hidden.kernel
     if kernel is None:
         raise ValueError("this model does not offer its head apart")
-    vocab, given = model.spec.vocab_size, np.asarray(tokens)
-    if given.ndim != 1 or not given.size or not np.issubdtype(given.dtype, np.integer):
-        raise ValueError(f"a draft vocabulary is a list of token ids, got {_short(given)}")
-    if given.min() < 0 or given.max() >= vocab:
-        wrong = given[(given < 0) | (given >= vocab)][0]
+    vocab, ids = model.spec.vocab_size, np.asarray(tokens)
+    if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"a draft vocabulary is a list of token ids, got {_short(ids)}")
+    if ids.min() < 0 or ids.max() >= vocab:
+        wrong = ids[(ids < 0) | (ids >= vocab)][0]
         raise ValueError(f"a draft vocabulary holds tokens 0 to {vocab - 1}, got {wrong}")
-    chosen = np.unique(given).astype(np.int32)
-    if chosen.size < given.size:
-        raise ValueError(f"a draft vocabulary names each token once, {given.size - chosen.size} are there again")
+    chosen = np.unique(ids).astype(np.int32)
+    if chosen.size < ids.size:
+        raise ValueError(f"a draft vocabulary names each token once, {ids.size - chosen.size} are there again")
     place = np.full(vocab, chosen.size, np.int32)
     place[chosen] = np.arange(chosen.size)
     kernel = rows(kernel(params), chosen)
@@ -184,12 +186,12 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
 
 
 def check_whole(params: Params) -> None:
-    """For those who save weights. Raises ValueError for those with a draft vocabulary, and for those made int8."""
+    """Raises ValueError for weights that are not saved: with a draft vocabulary, or made int8."""
     if isinstance(params, ReducedParams):
         raise ValueError("a draft vocabulary is no part of saved weights: save `params.model`, and load it with @N")
     if any(map(is_matrix, jax.tree.leaves(params, is_leaf=is_matrix))):
         raise ValueError("int8 weights are made at loading and never saved: load the model in another dtype to save it")
 
 
-def _short(given: np.ndarray) -> str:
-    return f"an array of shape {given.shape} and dtype {given.dtype}"
+def _short(ids: np.ndarray) -> str:
+    return f"an array of shape {ids.shape} and dtype {ids.dtype}"
