@@ -132,8 +132,8 @@ BUGS = (
     ),
     Bug(
         "survival takes wider verification to be free",
-        "time = (count.astype(jnp.float32) - paid) * cost[:, None] + wider",
-        "time = (count.astype(jnp.float32) - paid) * cost[:, None]",
+        "time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider",
+        "time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None]",
         "tests/stopping/test_survival.py",
     ),
     Bug(

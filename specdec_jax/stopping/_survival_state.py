@@ -10,7 +10,7 @@ from specdec_jax.stopping._readings import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
-OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round
+OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DECAY of the moves between levels, too
 # Levels of confidence by the chance before the offset: their bounds, and the chance that stands for each.
 BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
 EDGES, CENTRES = (np.log(chance / (1 - chance)).astype(np.float32)[None, :] for chance in (BOUNDS, CHANCES))
@@ -135,7 +135,7 @@ def learn_moves(state: SurvivalState, result: VerificationResult) -> SurvivalSta
     after = jax.nn.one_hot(jnp.where(reached, levels, -1), LEVELS)
     before = jnp.pad(levels[:, :-1], ((0, 0), (1, 0)), constant_values=LEVELS)
     seen = jnp.sum(jax.nn.one_hot(before, LEVELS + 1)[:, :, :, None] * after[:, :, None, :], axis=1)
-    return state._replace(moves=state.moves + seen)
+    return state._replace(moves=RATE_DECAY * state.moves + seen)
 
 
 def learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:

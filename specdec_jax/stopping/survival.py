@@ -9,11 +9,11 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 - n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
   and the best n within the budget decides, because V is a staircase: the first token of a wider width alone is costly.
 
-The chance of a token is a logistic function of the distribution's entropy and largest probability before it is drawn
-(and of the temperature, which changes what an entropy means), and of the drawn token's surprise after. The few weights
-are a prior, learnt from pairs of models (metrics/prior.py) for greedy and for sampled decoding. One number a row, an
-offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds suffice and positions
-that are rarely evaluated need no estimate of their own.
+The odds that a token is accepted are proportional to those of the most probable token where decoding is greedy, and
+inversely proportional to the entropy where it is sampled; the factor depends on the temperature and, once the token is
+drawn, a little on its surprise. These few numbers are a prior, learnt from pairs of models (metrics/prior.py). One
+number a row, an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds
+suffice and positions that are rarely evaluated need no estimate of their own.
 
 Tokens whose distribution is not known yet follow a Markov chain over four levels of confidence. A row counts its moves
 between levels, starting from one of each (Laplace's rule), so nothing about the future is taken from another pair: a
@@ -54,7 +54,7 @@ from specdec_jax.stopping._survival_state import (
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
-# `metrics.prior.fit_prior` of traces of smollm2 with smollm2-drafter on configs/prompts, greedy and at 0.7 and 1.
+# `metrics.prior.fit_prior` of fourteen traces of four pairs (docs/results.md).
 GREEDY = Prior(0.7, 0.0, 0.0)
 SAMPLED = Prior(0.92, 2.1, 0.1)
 
