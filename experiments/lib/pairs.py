@@ -18,9 +18,9 @@ NOTE = (
     "Over all pairs and temperatures, by geometric mean over the best static length, whose length is chosen on other "
     "prompts of the same pair. Worst: the largest loss against a cell's fastest rule. Bound: the share of the way from "
     "that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the pair. "
-    "*Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is all that "
-    "is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, its prior is "
-    "fitted on the other pairs alone."
+    "*Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is all "
+    "that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, its "
+    "prior is fitted on the other pairs alone."
 )
 Cells = Sequence[tuple[Source, Mapping[str, Row]]]
 
