@@ -12,7 +12,7 @@ from specdec_jax.types import Array, RoundContext
 class Ahead(NamedTuple):
     """The tokens that may be drafted next."""
 
-    tokens: Array  # [B, P] float32, what 1, 2 ... P of them bring if all before survive
+    tokens: Array  # [B, N] float32, what 1, 2 ... N of them bring if all before survive
     drafted: Array  # [B] int32, drafts of the round so far
     paid: float  # passes of them that are paid for already
 
@@ -30,19 +30,19 @@ def known(state: SurvivalState, chance: Array, level: Array, drafted: Array) -> 
 
 
 def further(ahead: Ahead) -> Array:
-    """1, 2 ... P further tokens, [1, P] int32."""
+    """1, 2 ... N further tokens, [1, N] int32."""
     return jnp.arange(1, ahead.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
 
 
 def gain_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """The most that 1 to P further tokens bring beyond the worth of their time, [B] float32 in tokens, of every row for
+    """The most that 1 to N further tokens bring beyond the worth of their time, [B] float32 in tokens, of every row for
     itself; rows without room get minus infinity.
     """
     return best_within(net_by_row(state, ahead, context), ahead, context)
 
 
 def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """What 1, 2 ... P further tokens bring less the worth of their time, [B, P] float32 in tokens."""
+    """What 1, 2 ... N further tokens bring less the worth of their time, [B, N] float32 in tokens."""
     count = further(ahead)
     wider = time_of(state, ahead.drafted[:, None] + count) - time_of(state, ahead.drafted[:, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
@@ -51,12 +51,12 @@ def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Arr
 
 
 def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:
-    """The most [B] of what 1, 2 ... P further tokens bring, `net` [B, P], within each row's budget."""
+    """The most [B] of what 1, 2 ... N further tokens bring, `net` [B, N], within each row's budget."""
     return jnp.max(jnp.where(further(ahead) <= (context.budget - ahead.drafted)[:, None], net, -jnp.inf), axis=1)
 
 
 def gain_together(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row` for the batch: what all rows with room may win by 1 to P more passes, less their time.
+    """As `gain_by_row` for the batch: what all rows with room may win by 1 to N more passes, less their time.
 
     One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together, at their budget or
     where a lookup finds nothing, so a row's own passes and drafts are nearly the batch's.

@@ -15,6 +15,7 @@ OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DEC
 BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
 EDGES, CENTRES = (np.log(chance / (1 - chance)).astype(np.float32)[None, :] for chance in (BOUNDS, CHANCES))
 LEVELS = len(CHANCES)
+HORIZON = 8  # most further tokens that are weighed at once
 LEAST_ENTROPY = 0.02  # nats, added to every entropy: a distribution of one token is not certain to be right
 
 
@@ -46,7 +47,7 @@ class SurvivalState(NamedTuple):
     logit: Array  # of the last distribution, without the offset
     predicted: Array  # [B, P], chances before the draws of this round
     levels: Array  # [B, P] int32, of this round's distributions; -1 where there was none
-    forecast: Array  # [B, LEVELS + 1, P], expected tokens of 1, 2 ... further drafts after each level, and of a round
+    forecast: Array  # [B, LEVELS + 1, HORIZON], expected tokens of 1, 2 ... further drafts after each level, or anew
     passes: Array  # of this round, in units of drafter_cost
     offset: Array  # logits, learnt
     precision: Array  # of the offset
@@ -85,23 +86,22 @@ def level_of(logit: Array) -> Array:
 
 
 def forecast(state: SurvivalState) -> Array:
-    """Expected accepted tokens of 1, 2 ... P further drafts, [B, LEVELS + 1, P]: after each level, and of a new round.
+    """Expected accepted tokens of 1, 2 ... further drafts, [B, LEVELS + 1, HORIZON]: after each level, and anew.
 
     With T the chances of moves between levels (Laplace's rule of succession: one count more for each) and A the chances
     of acceptance, n drafts after level z bring f_n(z) = sum over z' of T(z, z') A(z') (1 + f_(n-1)(z')). Those of all n
     up to 2 m follow from those up to m: f_(m+n) = f_m + (T A)^m f_n.
     """
-    most = state.predicted.shape[1]
     counts = state.moves + 1.0
     share = counts / jnp.sum(counts, axis=2, keepdims=True)
     reach = share * jax.nn.sigmoid(CENTRES + state.offset[:, None])[:, None, :]
     power = reach[:, :LEVELS]
     found = jnp.sum(power, axis=2, keepdims=True)
-    while found.shape[2] < most - 1:
+    while found.shape[2] < HORIZON - 1:
         found = jnp.concatenate([found, found[:, :, -1:] + _product(power, found)], axis=2)
         power = _product(power, power)
-    after = jnp.pad(found[:, :, : most - 1], ((0, 0), (0, 0), (1, 0)))  # nothing comes after the last one
-    return _product(reach, 1.0 + after[:, :, :most])
+    after = jnp.pad(found[:, :, : HORIZON - 1], ((0, 0), (0, 0), (1, 0)))  # nothing comes after the last one
+    return _product(reach, 1.0 + after)
 
 
 def _product(left: Array, right: Array) -> Array:

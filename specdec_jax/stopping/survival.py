@@ -37,6 +37,7 @@ from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._readings import relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together, known, unknown
 from specdec_jax.stopping._survival_state import (
+    HORIZON,
     LEVELS,
     Prior,
     Settings,
@@ -64,7 +65,7 @@ def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
     """Draft while it pays, by calibrated chances of survival and measured costs.
 
     Args:
-        positions: drafts a round that are weighed and learnt from (P).
+        positions: drafts a round that are learnt from (P).
         together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
             (`measure_costs(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
 
@@ -115,7 +116,7 @@ def survival_with(
             logit=zero,
             predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
             levels=jnp.full((batch, positions), -1, jnp.int32),
-            forecast=jnp.zeros((batch, LEVELS + 1, positions), jnp.float32),
+            forecast=jnp.zeros((batch, LEVELS + 1, HORIZON), jnp.float32),
             passes=zero,
             offset=zero,
             precision=settings.prior_precision,

@@ -359,7 +359,7 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
             state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate)
             known_chances = {
                 "predicted": jnp.asarray([[*known, *[0.9] * 29]], jnp.float32),
-                "forecast": jnp.full((1, 5, 32), chance, jnp.float32),  # of the next draft, whatever is seen
+                "forecast": jnp.full((1, 5, 8), chance, jnp.float32),  # of the next draft, whatever is seen
             }
             if siblings:
                 state = state._replace(policy=state.policy._replace(**known_chances))

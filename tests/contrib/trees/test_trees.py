@@ -32,6 +32,7 @@ from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.models import mistral
 from specdec_jax.stopping import static, update_every
+from specdec_jax.stopping._survival_state import forecast
 from specdec_jax.types import RoundContext
 from specdec_jax.verification import greedy, rejection
 
@@ -240,7 +241,7 @@ def test_survival_ranks_children_beside_siblings():
     policy = survival_tree(siblings=2, positions=8, expanded=1)
     state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
     predicted = jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32)
-    state = state._replace(policy=state.policy._replace(predicted=predicted))
+    state = state._replace(policy=state.policy._replace(predicted=predicted, forecast=forecast(state.policy)))
     one = jnp.ones(1, jnp.int32)
     context = RoundContext(10 * one, one, 4 * one, one > 0, one, make_warp(1), ())
     worth = np.asarray(policy.expand(state, 3 * one, context))[0]
