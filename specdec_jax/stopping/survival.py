@@ -58,6 +58,7 @@ from specdec_jax.types import Array, Distribution, Draft, RoundContext, Stopping
 # `metrics.prior.fit_prior` of fourteen traces of four pairs (docs/results.md).
 GREEDY = Prior(0.7, 0.0, 0.0)
 SAMPLED = Prior(0.92, 2.1, 0.1)
+USUAL = 0.6  # of drafts are accepted, before any is seen
 
 
 @strategy
@@ -72,8 +73,9 @@ def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
     Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
     gives what is measured of the pair), verification_times ([P+1] or fewer, the pass that verifies k drafts over one of
     plain decoding, the last holding for longer drafts; 1 + 0.02 k unless given), greedy and sampled (a Prior each),
-    prior_precision (4: how many verified tokens' worth the prior is, roughly times four), initial_rate (1.5 tokens per
-    pass of plain decoding, R before anything is seen), rate_weight (5 passes that it counts for).
+    prior_precision (4: how many verified tokens' worth the prior is, roughly times four), initial_rate (R before
+    anything is seen, in tokens per pass of plain decoding; that of the best fixed length at these costs where six
+    drafts of ten are accepted, unless given), rate_weight (5 passes that it counts for).
 
     Raises:
         ValueError: positions below 1.
@@ -95,17 +97,20 @@ def survival_with(
         greedy: Any = GREEDY,
         sampled: Any = SAMPLED,
         prior_precision: Any = 4.0,
-        initial_rate: Any = 1.5,
+        initial_rate: Any = None,
         rate_weight: Any = 5.0,
     ) -> SurvivalState:
         zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
-        rate = per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
+        cost = per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True)
+        verification = _verification(batch, verification_times, positions)
+        usual = _usual_rate(cost, verification)
+        rate = usual if initial_rate is None else per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
         weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
         settings = Settings(
             greedy=vector_per_row(batch, greedy, "greedy", len(Prior._fields)),
             sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
-            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True),
-            verification=_verification(batch, verification_times, positions),
+            drafter_cost=cost,
+            verification=verification,
             widest=per_row(batch, _last(verification_times, positions), "widest", dtype=np.int32),
             prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
             initial_rate=rate,
@@ -174,6 +179,13 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
         raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
     given = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=0.0)[:, : positions + 1]
     return jnp.pad(given, ((0, 0), (0, positions + 1 - given.shape[1])), mode="edge")
+
+
+def _usual_rate(cost: Array, verification: Array) -> Array:
+    """R [B] of the best fixed draft length where a draft is accepted with the chance USUAL."""
+    drafts = jnp.arange(verification.shape[1], dtype=jnp.float32)[None, :]
+    tokens = (1.0 - USUAL ** (drafts + 1.0)) / (1.0 - USUAL)
+    return jnp.max(tokens / (verification + drafts * cost[:, None]), axis=1)
 
 
 def _last(times: Any, positions: int) -> int:

@@ -214,7 +214,7 @@ def malformed(rng):
         "system": [3, [], {}, "\udc00", None],
         "id": [[], {}, [1]],
         "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}]
-        + [{"initial_rate": [0.1, 0.2]}, {"initial_rate": 10**400}, {"greedy": 3 * [10**400]}, {"initial_rate": None}]
+        + [{"initial_rate": [0.1, 0.2]}, {"initial_rate": 10**400}, {"greedy": 3 * [10**400]}, {"rate_weight": None}]
         + [{"initial_rate": float("nan")}, {"initial_rate": {}}]
         + [{"greedy": [1.0]}, {"greedy": [[1.0]]}, {"": 1}],
         "verifier": [{"lenience": 0.5}, 3, None],

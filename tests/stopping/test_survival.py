@@ -35,8 +35,11 @@ def compiled(policy):
 class Twin:
     """One row, in loops and float64."""
 
-    def __init__(self, prior, c, times, temperature=0.0, precision=4.0, rate=1.5, weight=5.0):
+    def __init__(self, prior, c, times, temperature=0.0, precision=4.0, rate=None, weight=5.0):
         self.prior, self.c, self.times, self.temperature = prior, c, times, temperature
+        if rate is None:
+            fixed = [sum(0.6**n for n in range(k + 1)) / (self.verify(k) + k * c) for k in range(33)]
+            rate = max(fixed)
         self.p0, self.rate0, self.weight = precision, rate, weight
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
         self.moves = [[0] * 4 for _ in range(5)]
@@ -206,7 +209,7 @@ def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
 def test_confidence_that_comes_in_runs_is_found_out():
     """One long run of sure tokens, and the rule pays for passes it would not have paid for before."""
     policy, sure = survival(), constant_distribution(1, 0.01, 0.99)
-    state = policy.init(1, drafter_cost=0.4)
+    state = policy.init(1, drafter_cost=0.4, initial_rate=1.5)
     before = drafted_by(policy, state, sure)
     for _ in range(3):
         _, state = policy.begin(state, context(1))
@@ -308,7 +311,7 @@ def beside(step, room, chances=(0.8, 0.7, 0.6), free=4):
     """Siblings of three drafts where `free` places cost nothing and those after them a step."""
     times = [1.0] * free + [1.0 + step] * 8
     policy = survival_tree(siblings=3, positions=12)
-    state = policy.init(1, verification_times=times, greedy_siblings=(0.28, 0.2, 0.17))
+    state = policy.init(1, verification_times=times, greedy_siblings=(0.28, 0.2, 0.17), initial_rate=1.5)
     known = state.policy._replace(predicted=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
     state = state._replace(policy=known)
     asked = jnp.array([3], jnp.int32), jnp.array([room], jnp.int32), context(1, budget=8), None
