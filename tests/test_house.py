@@ -229,7 +229,7 @@ CENTRAL = [  # what a reader of a round of AdaEDL with a model drafter opens
     "verification/rejection.py",
 ]
 BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling only falls
-    "the package without contrib and distillation": (26_860, 22_000),
+    "the package without contrib and distillation": (26_834, 22_000),
     "contrib": (3_170, 2_500),
     "distillation": (2_400, 2_500),
     "experiments": (8_740, 7_000),

@@ -78,7 +78,7 @@ def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interv
     Rounds begin at every position, intervals are over texts. The list ends where no position tells of a longer draft.
     """
     at, length = np.arange(trace.accepted.shape[1])[None, :], trace.length[:, None]
-    run, found = _accepted_runs(trace), []
+    run, found = trace.accepted_runs(), []
     for before in range(trace.max_draft_length):
         reached = (run >= before) & (at + before < length)
         told, accepted = reached.sum(axis=1), (reached & (run > before)).sum(axis=1)
@@ -87,16 +87,6 @@ def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interv
             break
         found.append(ratio_of_totals(accepted[texts], told[texts], level, seed))
     return found
-
-
-def _accepted_runs(trace: Trace) -> np.ndarray:
-    """[N, T+1], drafts accepted of a round that begins at a position and drafts to the end."""
-    if trace.run is not None:
-        return trace.run
-    run = np.zeros(trace.accepted.shape, np.int64)
-    for at in range(run.shape[1] - 2, -1, -1):  # nothing is accepted at the last position
-        run[:, at] = np.where(trace.accepted[:, at], run[:, at + 1] + 1, 0)
-    return run
 
 
 def expected_tokens(acceptance: Any, draft_length: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping._survival_state import LEAST_ENTROPY, Prior
+from specdec_jax.stopping._survival_state import Prior, evidence
 from specdec_jax.stopping.survival import SAMPLED
 
 RIDGE = 1e-4
@@ -45,17 +45,16 @@ def positions(trace: Trace) -> Positions:
 def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(evidence, surprise, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
     entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
-    largest, sampled = np.clip(largest.astype(np.float64), 1e-4, 1 - 1e-4), temperature > 0
-    entropy = np.maximum(entropy, 0.0)
-    evidence = np.where(sampled, -np.log(entropy + LEAST_ENTROPY), np.log(largest) - np.log1p(-largest))
-    log_temperature = np.log(np.where(sampled, temperature, 1.0))
-    return evidence, np.where(sampled, log_q + entropy, 0.0), np.broadcast_to(log_temperature, evidence.shape)
+    entropy, largest = np.maximum(entropy, 0.0).astype(np.float64), largest.astype(np.float64)
+    found, log_temperature = evidence(entropy, largest, temperature, np)
+    surprise = np.where(temperature > 0, log_q + entropy, 0.0)
+    return found, surprise, np.broadcast_to(log_temperature, found.shape)
 
 
 def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
     """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts."""
-    evidence, surprise, log_temperature = _read(features, temperature)
-    logit = prior.bias + prior.log_temperature * log_temperature + evidence + prior.surprise * surprise
+    found, surprise, log_temperature = _read(features, temperature)
+    logit = prior.bias + prior.log_temperature * log_temperature + found + prior.surprise * surprise
     return 1 / (1 + np.exp(-logit))
 
 
@@ -76,16 +75,14 @@ def fit_prior(*traces: Trace) -> Prior:
     weight = np.concatenate([np.full(len(part.accepted), 1 / len(part.accepted)) for part in parts]) / len(parts)
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
-    columns, bounds = [np.ones_like(seen.evidence)], [(-np.inf, np.inf)]
-    by_default = SAMPLED.log_temperature if seen.log_temperature.any() else 0.0
-    if np.ptp(seen.log_temperature) > 0:
-        columns, bounds, by_default = [*columns, seen.log_temperature], [*bounds, (0.0, np.inf)], 0.0
-    logit = seen.evidence + by_default * seen.log_temperature
-    found = _logistic(np.stack(columns, axis=1), logit, seen.accepted, weight, bounds)
-    logit = logit + np.stack(columns, axis=1) @ found
-    bias, temperature = (*found, by_default)[:2]
+    several = np.ptp(seen.log_temperature) > 0
+    slope = SAMPLED.log_temperature if not several and max(trace.temperature.max() for trace in traces) > 0 else 0.0
+    logit = seen.evidence + slope * seen.log_temperature
+    before = np.stack([np.ones_like(logit), seen.log_temperature * several], axis=1)
+    bias, more = _logistic(before, logit, seen.accepted, weight, ((-np.inf, np.inf), (0.0, np.inf)))
+    logit = logit + before @ [bias, more]
     surprise = _logistic(seen.surprise[:, None], logit, seen.accepted, weight, ((0.0, MOST_SURPRISE),))[0]
-    return Prior(float(bias), float(temperature), float(surprise))
+    return Prior(float(bias), float(slope + more), float(surprise))
 
 
 def _logistic(

@@ -124,27 +124,27 @@ def replay(
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
     """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
     most = trace.max_draft_length if max_draft_length is None else max_draft_length
-    texts = trace.num_texts
-    counts = np.zeros((5, 1, texts), np.int64)  # rounds, drafted, accepted, passes, discarded
-    by_length = np.zeros((1, texts, most + 1), np.int64)
-    for text in range(texts):
-        at, end = 0, int(trace.length[text])
-        while at < end:
-            budget = min(most, end - at - 1)  # the last token is the target's own
-            run = _accepted_run(trace, text, at, budget)
-            counts[:, 0, text] += (1, run, min(run, end - at), run, 0)
-            by_length[0, text, run] += 1
-            at += run + 1
+    room = trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1  # the last token is the target's own
+    return rounds_of(trace, np.clip(trace.accepted_runs(), 0, np.clip(room, 0, most)), most)
+
+
+def rounds_of(trace: Trace, lengths: np.ndarray, most: int) -> Replay:
+    """Rounds that draft `lengths` [N, T+1] tokens, `most` of them, by where they begin. One setting."""
+    run, texts = trace.accepted_runs(), np.arange(trace.num_texts)
+    counts = np.zeros((4, 1, trace.num_texts), np.int64)  # rounds, drafted, accepted, passes
+    by_length = np.zeros((1, trace.num_texts, most + 1), np.int64)
+    at = np.zeros(trace.num_texts, int)
+    while (going := at < trace.length).any():
+        rows = texts[going]
+        drafted = lengths[rows, at[rows]]
+        accepted = np.minimum(run[rows, at[rows]], drafted)
+        emitted = np.minimum(accepted + 1, trace.length[rows] - at[rows])
+        counts[:, 0, rows] += np.stack([np.ones_like(drafted), drafted, np.minimum(accepted, emitted), drafted])
+        by_length[0, rows, drafted] += 1
+        at[rows] += emitted
+    rounds, drafted, accepted, passes = counts
     emitted = trace.length[None, :].astype(np.int64)
-    rounds, drafted, accepted, passes, discarded = counts
-    return Replay(rounds, emitted, drafted, accepted, passes, discarded, by_length, None)
-
-
-def _accepted_run(trace: Trace, text: int, at: int, budget: int) -> int:
-    """Drafts accepted of a round that begins there and drafts `budget`."""
-    if trace.run is not None:
-        return min(int(trace.run[text, at]), budget)
-    return int(np.argmin(np.append(trace.accepted[text, at : at + budget], False)))
+    return Replay(rounds, emitted, drafted, accepted, passes, np.zeros_like(passes), by_length, None)
 
 
 def _replay_block(

@@ -70,6 +70,15 @@ class Trace(NamedTuple):
         """It holds accepted lengths and no distributions (`acceptance_log`)."""
         return self.run is not None and self.chains is None
 
+    def accepted_runs(self) -> np.ndarray:
+        """[N, T+1], drafts accepted of a round that begins at each position and drafts to the end."""
+        if self.run is not None:
+            return self.run
+        run = np.zeros(self.accepted.shape, np.int64)
+        for at in range(run.shape[1] - 2, -1, -1):  # nothing is accepted at the last position
+            run[:, at] = np.where(self.accepted[:, at], run[:, at + 1] + 1, 0)
+        return run
+
     @property
     def num_positions(self) -> int:
         """Tokens emitted, over all texts."""

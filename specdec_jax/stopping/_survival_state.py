@@ -72,12 +72,17 @@ def logit_of(distribution: Distribution, prior: Prior, context: RoundContext) ->
     (docs/survival.md).
     """
     temperature = context.warp.temperature.astype(jnp.float32)
-    is_sampled = temperature > 0
-    largest = jnp.clip(distribution.max_prob.astype(jnp.float32), 1e-4, 1 - 1e-4)
-    by_confidence = jnp.log(largest) - jnp.log1p(-largest)
-    by_entropy = -jnp.log(distribution.entropy.astype(jnp.float32) + LEAST_ENTROPY)
-    warmth = jnp.where(is_sampled, prior.log_temperature * jnp.log(jnp.where(is_sampled, temperature, 1.0)), 0.0)
-    return prior.bias + warmth + jnp.where(is_sampled, by_entropy, by_confidence)
+    entropy, largest = (values.astype(jnp.float32) for values in (distribution.entropy, distribution.max_prob))
+    found, log_temperature = evidence(entropy, largest, temperature)
+    return prior.bias + prior.log_temperature * log_temperature + found
+
+
+def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> tuple[Any, Any]:
+    """The logit of a distribution without a prior, and log temperature, 0 where greedy; `array`: jax.numpy or numpy."""
+    is_sampled, largest = temperature > 0, array.clip(largest, 1e-4, 1 - 1e-4)
+    by_confidence = array.log(largest) - array.log1p(-largest)
+    found = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
+    return found, array.log(array.where(is_sampled, temperature, 1.0))
 
 
 def level_of(logit: Array) -> Array:

@@ -5,9 +5,9 @@ import pytest
 
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.costs.cost_model import cost_model, flat
-from specdec_jax.metrics.foresight import _play, drafts_from, with_foresight
+from specdec_jax.metrics.foresight import drafts_from, with_foresight
 from specdec_jax.metrics.prior import chances, fit_prior, positions
-from specdec_jax.replay.replay import oracle, replay
+from specdec_jax.replay.replay import oracle, replay, rounds_of
 from specdec_jax.stopping import static, survival
 
 MOST = 5
@@ -19,7 +19,7 @@ def trace(request):
 
 
 def test_the_draft_of_every_round_is_the_one_that_a_live_round_would_see(trace):
-    features, run = drafts_from(trace, MOST)
+    features, run = drafts_from(trace, MOST), np.minimum(trace.accepted_runs(), MOST)
     for text in range(trace.num_texts):
         for begin in range(int(trace.length[text])):
             hits = 0
@@ -35,7 +35,7 @@ def test_the_draft_of_every_round_is_the_one_that_a_live_round_would_see(trace):
 @pytest.mark.parametrize("length", (0, 2, MOST))
 def test_rounds_of_one_length_are_those_of_the_static_rule(trace, length):
     room = np.maximum(trace.limit[:, None] - np.arange(trace.accepted.shape[1]) - 1, 0)
-    played = _play(trace, np.minimum(length, room), drafts_from(trace, MOST)[1], MOST)
+    played = rounds_of(trace, np.minimum(length, room), MOST)
     expected = replay(trace, static(), {"draft_length": length}, max_draft_length=MOST)
     for name in ("rounds", "emitted", "drafted", "accepted", "passes", "by_length"):
         np.testing.assert_array_equal(getattr(played, name), getattr(expected, name))
@@ -45,7 +45,7 @@ def test_chances_are_those_that_the_prior_was_fitted_on(trace):
     """Along the text they sum to what was accepted, as a logistic regression's do."""
     prior, seen = fit_prior(trace), positions(trace)
     texts, at = np.nonzero(np.arange(trace.accepted.shape[1])[None] < trace.length[:, None])
-    first = drafts_from(trace, 1)[0][texts, at, 0]
+    first = drafts_from(trace, 1)[texts, at, 0]
     predicted = chances(prior, first, trace.temperature[texts])
     assert abs(predicted.mean() - seen.accepted.mean()) < 0.01
     assert np.corrcoef(predicted, seen.accepted)[0, 1] > 0.3

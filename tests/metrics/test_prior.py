@@ -45,8 +45,9 @@ def test_what_temperature_does_is_learnt_from_several_temperatures():
     np.testing.assert_allclose(fit_prior(*parts)[:2], (0.5, 2.0), atol=0.1)
 
 
-def test_from_one_temperature_it_is_what_other_pairs_taught():
-    found = fit_prior(trace_with(0.3 + SAMPLED.log_temperature * np.log(0.7), temperature=0.7))
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_from_one_temperature_it_is_what_other_pairs_taught(temperature):
+    found = fit_prior(trace_with(0.3 + SAMPLED.log_temperature * np.log(temperature), temperature=temperature))
     np.testing.assert_allclose(found[:2], (0.3, SAMPLED.log_temperature), atol=0.1)
 
 
