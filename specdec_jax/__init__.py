@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec_jax.strategy import strategy as strategy
     from specdec_jax.text.beam_search import Hypothesis as Hypothesis
     from specdec_jax.text.beam_search import beam_search as beam_search
+    from specdec_jax.text.citations import citations as citations
     from specdec_jax.text.generation import Generation as Generation
     from specdec_jax.text.generation import build_pair as build_pair
     from specdec_jax.text.generation import generate as generate
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Hypothesis": "text.beam_search",
     "beam_search": "text.beam_search",
+    "citations": "text.citations",
     "build_decoder": "decoding",
     "LossyVerification": "decoding",
     "Generation": "text.generation",

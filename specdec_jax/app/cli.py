@@ -157,6 +157,10 @@ def _generate(command: Generate) -> int:
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
     save_drawing(command, prompt, policy, chunks)
+    if command.cite:
+        from specdec_jax.text.citations import citations
+
+        print(citations(chunks.pair), file=sys.stderr)
     if output.compare and finished:
         from specdec_jax.app.comparing import against_plain
 
@@ -169,6 +173,7 @@ def _generate(command: Generate) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; 1: lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
+    options["cite"] = command.cite
     if command.distributed != command.spanning:
         raise ValueError("--distributed and --spanning go together: all processes decode every line on all devices")
     if command.distributed:
@@ -189,7 +194,7 @@ def run_chat(command: Chat) -> int:
     settings, *_ = _checked(command)
     from specdec_jax.app.chat.terminal import talk
 
-    return talk(settings)
+    return talk(settings, command.cite)
 
 
 def run_doctor(command: Doctor) -> int:

@@ -39,8 +39,14 @@ class Output:
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
 
 
+@dataclass(frozen=True)
+class Citing(Drafting):
+    cite: Switch = False
+    """Print the BibTeX of the policy, verifier, drafter and proofs to standard error."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Generate(Drafting):
+class Generate(Citing):
     """Decode a prompt speculatively and stream the text.
 
     A small drafter proposes tokens and the target verifies them in one pass; the output distribution is the target's.
@@ -66,7 +72,7 @@ class Generate(Drafting):
 
 
 @dataclass(frozen=True)
-class Chat(Drafting):
+class Chat(Citing):
     """Chat with a model under speculative decoding; slash commands change every setting.
 
     Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer and keeps the session; /help lists the commands.
@@ -83,7 +89,7 @@ class Chat(Drafting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFile(Drafting):
+class GenerateFile(Citing):
     """Decode the prompts of a JSONL file as one batch.
 
     Rows whose text has ended take the next prompt, and every result is appended to the output, in the input's order. A

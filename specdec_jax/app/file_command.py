@@ -25,6 +25,7 @@ from specdec_jax.costs.machine import free_memory
 from specdec_jax.processes import Share, is_first, together, told_by_first
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
+from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
@@ -48,6 +49,7 @@ class _Run:
     batch: int
     with_tokens: bool
     console: Console
+    cite: bool
 
 
 @dataclass
@@ -79,9 +81,12 @@ def generate_file(
     batch: int,
     with_tokens: bool = False,
     overwrite: bool = False,
+    cite: bool = False,
     share: Share | None = None,
 ) -> int:
     """Decode what `output` does not have yet; returns how many lines of the input were refused.
+
+    `cite`: print the BibTeX of what is decoded with to standard error.
 
     `share`: which of several processes this is, on a mesh that spans them (processes.py): all decode every line, and
     the first one writes. None: there are no others.
@@ -100,7 +105,7 @@ def generate_file(
     wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
     heard = not spans_processes() or is_first()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
-    run = _Run(settings, policy, verifier, batch, with_tokens, console)
+    run = _Run(settings, policy, verifier, batch, with_tokens, console, cite)
     if share is not None:
         return _together(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
@@ -136,6 +141,8 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
     enable()
     with interrupts_end_here():  # every line is written in one piece: nothing is lost
         pair = _pair(run, results)
+        if run.cite:
+            run.console.print(citations(pair))
         _decode(run, pair, lines, results)
     return results.refused + lines.refused
 

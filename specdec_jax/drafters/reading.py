@@ -4,6 +4,8 @@ What the target's layers left at a position is projected in the target's own pas
 [B, S, P] next to the drafter's cache. So the first pass of a round reads the target, and a row that sat out catches up
 from what was kept. Later passes of the round read the drafter's last state: the target has not been there. Accepted
 drafts are fed again with what the target left at them, so that nothing in the cache stands in for the target.
+
+Sources: EAGLE (arXiv 2401.15077, section 4.1) and EAGLE-3 (arXiv 2503.01840, section 3.1).
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""SGLang's adaptive draft length: one step beyond the moving average of what was accepted.
+"""SGLang's adaptive draft length (arXiv 2312.07104): one step beyond the moving average of what was accepted.
 
 `adaptive_spec_params.py` of SGLang: an exponential average of the accepted length (weight 0.2 on the newest); after 10
 warm-up rounds, every 5 rounds, `draft length = clamp(round(average) + 1)`, taken from a few lengths ('tiers') for

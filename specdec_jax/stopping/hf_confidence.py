@@ -1,4 +1,4 @@
-"""transformers' dynamic speculation: stop after an unconfident token, at a threshold refitted to what was accepted.
+"""transformers' dynamic speculation (arXiv 1910.03771): stop after an unconfident token; the threshold is refitted.
 
 Rule and refit are those of `generation/candidate_generator.py` (`assistant_confidence_threshold`, the default since
 4.45): the token is kept, and no further pass is paid if its probability is below 0.4. After a round every drafted token

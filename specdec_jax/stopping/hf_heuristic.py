@@ -1,4 +1,4 @@
-"""transformers' heuristic schedule of draft lengths: two more after a full success, one fewer otherwise.
+"""transformers' heuristic draft lengths (arXiv 1910.03771): two more after a full success, one fewer otherwise.
 
 `num_assistant_tokens_schedule="heuristic"` of `generation/candidate_generator.py`: the length starts at 5; if all
 drafts were accepted it grows by 2, else it becomes max(1, length - 1). Decided here: a length beyond the drafter's

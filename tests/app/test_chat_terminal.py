@@ -187,12 +187,12 @@ def test_lines_completion_history_and_the_keys_that_leave(chat, tmp_path):
 
 
 def test_a_script_is_read_line_by_line_without_colours(arguments, environment):
-    command = [sys.executable, *arguments, "--max-new-tokens", "12"]
+    command = [sys.executable, *arguments, "--max-new-tokens", "12", "--cite"]
     options = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT}
     done = subprocess.run(command, input="hello\n\n/gama 3\n/stats\nmore\n/quit\nnever\n", **options)
     assert done.returncode == 2 and "error: unknown command /gama" in done.stderr  # and the rest is read
     assert "\x1b" not in done.stdout + done.stderr and "> " not in done.stdout
-    assert "prompt tokens re-used" in done.stdout
+    assert "prompt tokens re-used" in done.stdout and done.stderr.count("@software{specdec_jax") == 1
     assert len(re.findall(r"^\[12 tokens, .*\]$", done.stderr, re.MULTILINE)) == 2
 
 

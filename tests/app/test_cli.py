@@ -23,9 +23,12 @@ from tiny_weights import weights, write_folder
 from specdec_jax.app import cli
 from specdec_jax.app.views.interrupts import PATIENCE, interrupts_watched
 from specdec_jax.app.views.printing import print_json, print_stream
+from specdec_jax.stopping import static
+from specdec_jax.text.citations import citations
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
+from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +79,8 @@ def test_drafting_is_compared_with_plain_decoding(capsys, models, expected):
 
 def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected):
     arguments = ["hello", *models, *SHORT, *STATIC]
-    code, out, err = run(capsys, *arguments, "--json", "--record")
-    assert code == 0 and out.count("\n") == 1 and not err
+    code, out, err = run(capsys, *arguments, "--json", "--record", "--cite")
+    assert code == 0 and out.count("\n") == 1 and err == citations(static(), rejection()) + "\n"
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
     assert result["statistics"]["num_emitted_tokens"] == 12 and result["finish_reason"] == "length"

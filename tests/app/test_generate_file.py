@@ -75,9 +75,10 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole, source):
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_the_output_does_not_depend_on_the_batch(models, source, whole, tmp_path, batch):
+def test_the_output_does_not_depend_on_the_batch_nor_on_citing(models, source, whole, tmp_path, batch, capsys):
     output = tmp_path / "again.jsonl"
-    assert run(models, source, output, "--batch", str(batch)) == 1
+    assert run(models, source, output, "--batch", str(batch), "--cite") == 1
+    assert "eprint = {2405.19715}" in capsys.readouterr().err, "SpecDec++, a source of survival"
     assert output.read_bytes() == whole
 
 

@@ -27,6 +27,7 @@ from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours
 from specdec_jax.compilation_cache import enable, kept
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
+from specdec_jax.text.citations import citations
 from specdec_jax.text.pair import split_drafters
 from specdec_jax.text.streaming import Piece
 
@@ -36,7 +37,7 @@ STOPPING = "Interrupted; stops at the end of this step (compilation cannot be cu
 HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 
 
-def talk(settings: Settings) -> int:
+def talk(settings: Settings, cite: bool = False) -> int:
     """The `chat` command: loads the models and talks until the end. 2: a line of a script was refused.
 
     Raises:
@@ -50,6 +51,8 @@ def talk(settings: Settings) -> int:
         download_models(settings)
         with status(f"Loading {settings.target} and {settings.drafter}"):
             chat = Chat(Session(settings))
+    if cite:
+        print(citations(chat.session.pair), file=sys.stderr)
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
         return Terminal(chat, kept(folder)).by_hand()
     return Terminal(chat, kept(folder)).from_script(sys.stdin)

@@ -8,7 +8,7 @@ way. Everything else, `drafters/model.py` does in its own tokens.
 Drafts are its most probable tokens at every temperature: a text that follows from the one before it, token by token. So
 they are told as chosen, not drawn, and lossless verifiers stay so.
 
-Source: universal assisted generation (UAG), as in byte_pairs.py.
+Source: universal assisted generation (UAG; arXiv 2502.05202 calls it string-level exact match), as in byte_pairs.py.
 """
 
 import functools

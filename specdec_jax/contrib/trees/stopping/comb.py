@@ -1,6 +1,6 @@
 """A comb of fixed shape: a chain of drafts with siblings beside each, the baseline of rules that choose both.
 
-With siblings that are expanded it is a tree of fixed shape.
+With siblings that are expanded it is a tree of fixed shape. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from collections.abc import Sequence

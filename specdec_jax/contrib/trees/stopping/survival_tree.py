@@ -4,7 +4,8 @@ The draft at depth d is the first that is rejected with the chance S_d (1 - a_d)
 (1 - h_1) ... (1 - h_(i-1)) h_i, each worth one token. The n siblings of most worth are verified where that exceeds
 R (V(k + n) - V(k)) by most. With `expanded` the drafter's next pass reads the siblings of most worth too, and their
 children are weighed beside siblings: by the worth of the sibling and the chance of a token whose distribution is not
-known. stopping/survival.py has the rest; docs/combs.md the measurements.
+known. stopping/survival.py (SpecDec++, arXiv 2405.19715) has the rest; docs/combs.md the measurements. Siblings: arXiv
+2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from functools import partial
