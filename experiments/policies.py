@@ -96,6 +96,7 @@ class Policies(TraceOptions):
         if not self.groups:
             super().check()
         self.check_numbers()
+        self.check_tokens()
         if self.groups and (self.traces or self.ratios):
             raise ValueError(f"--groups names traces and costs: leave out {self.traces or self.ratios}")
         if self.ratios and self.ratio is not None:
@@ -341,7 +342,7 @@ def by_machine(options: Policies, console: Console) -> None:
     played = variants_of(tuple(dict.fromkeys((STATIC, *(options.rules or COMPARED)))), options.settings)
     references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
     if options.groups and "survival" in played:
-        played[pairs.LEFT_OUT] = pairs.left_out(sources)
+        played |= {pairs.LEFT_OUT: pairs.left_out(sources), pairs.SAME_PAIR: pairs.same_pair(options.seed)}
     rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
@@ -409,7 +410,7 @@ def grouped(options: Policies) -> list[Source]:
                 raise ValueError(f"c must lie above 0 and below 10, got {costs} in {text!r}")
             model = shared._replace(drafter_step=ratio * shared.plain_pass)
         model.pass_times(options.longest)
-        by_drafter = runs.load_traces([traces], options.longest)
+        by_drafter = runs.load_traces([traces], options.longest, tokens=options.tokens)
         sources = [runs.source_of(of, t, trace, model) for of, each in by_drafter.items() for t, trace in each.items()]
         groups[name] = [source._replace(group=name) for source in of_one_drafter(sources)]
     return [source for sources in groups.values() for source in sources]

@@ -7,12 +7,14 @@ import numpy as np
 from experiments.lib import trace_runs as runs
 from experiments.lib.cells import NONE, markdown
 from experiments.lib.rules import STATIC, Rule
-from experiments.lib.trace_runs import FORESIGHT, ORACLE, Row, Source, Variant, replay_rule
+from experiments.lib.trace_runs import FORESIGHT, ORACLE, Row, Source, Variant, half_of, replay_rule
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import Replay
+from specdec_jax.replay.trace import select
 from specdec_jax.stopping import survival
 
 LEFT_OUT = "survival, left out"  # its prior fitted on the other pairs
+SAME_PAIR = "survival, prior of the pair"  # fitted on the other half of the prompts
 HEAD = ("rule", "here: over static", "worst", "rank", "bound", "elsewhere: over static", "worst", "rank")
 NOTE = (
     "Over all pairs and temperatures, by geometric mean over the best static length, whose length is chosen on other "
@@ -20,7 +22,7 @@ NOTE = (
     "that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the pair. "
     "*Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is all "
     "that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, its "
-    "prior is fitted on the other pairs alone."
+    "prior is fitted on the other pairs alone; *prior of the pair*: on other prompts of the same pair and temperature."
 )
 Cells = Sequence[tuple[Source, Mapping[str, Row]]]
 
@@ -37,6 +39,21 @@ def left_out(sources: Sequence[Source]) -> Variant:
         ]
         prior = {("sampled" if is_sampled else "greedy"): list(fit_prior(*others))} if others else {}
         return replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
+
+    return Variant(replayed)
+
+
+def same_pair(seed: int) -> Variant:
+    """`survival` with a prior of the same trace: each half of the prompts has that of the other half."""
+
+    def replayed(source: Source, longest: int) -> Replay:
+        kind = "sampled" if source.temperature > 0 else "greedy"
+        first = half_of(source.trace.num_texts, seed)
+        priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
+        rule = Rule(SAME_PAIR, survival())
+        both = replay_rule(source.trace, rule, source.costs, longest, [{kind: prior} for prior in priors])
+        at = np.where(first, 0, 1), np.arange(len(first))
+        return Replay(*(None if counts is None else counts[at][None] for counts in both))
 
     return Variant(replayed)
 

@@ -51,6 +51,8 @@ class TraceFiles(Output, Smoke):
     are compared side by side."""
     seed: int = 0
     """Of the halves of the prompts."""
+    tokens: int | None = None
+    """Only the first tokens of every text, as if generation had ended there."""
 
     @property
     def longest(self) -> int:
@@ -61,6 +63,12 @@ class TraceFiles(Output, Smoke):
         """Raises ValueError where options make no sense."""
         if not (self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
+        self.check_tokens()
+
+    def check_tokens(self) -> None:
+        """Raises ValueError for no tokens."""
+        if self.tokens is not None and self.tokens < 1:
+            raise ValueError(f"tokens must be 1 or more, got {self.tokens}")
 
     def machine(self) -> CostModel:
         """The costs by which time is counted."""
@@ -233,14 +241,18 @@ def read_sources(
     if options.smoke:
         groups = made_up or {"made up": made_up_traces()}
     else:
-        groups = load_traces(options.traces, options.longest, group)
+        groups = load_traces(options.traces, options.longest, group, options.tokens)
     return [source_of(name, t, trace, costs) for name, traces in groups.items() for t, trace in traces.items()]
 
 
 def load_traces(
-    paths: Sequence[str | Path], least: int = 1, group: Callable[[Trace], str] = drafter_of
+    paths: Sequence[str | Path],
+    least: int = 1,
+    group: Callable[[Trace], str] = drafter_of,
+    tokens: int | None = None,
 ) -> dict[str, dict[float, Trace]]:
-    """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it.
+    """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it, and of every text the
+    first `tokens` count.
 
     Raises:
         FileNotFoundError: a file or folder that is not there or holds none.
@@ -267,7 +279,8 @@ def load_traces(
                     f"--max-draft-length {trace.max_draft_length}, or record longer ones (python -m experiments.record "
                     f"--max-draft-length {least})"
                 )
-            traces[temperatures[0]] = trace
+            length = trace.length if tokens is None else np.minimum(trace.length, tokens)
+            traces[temperatures[0]] = trace._replace(length=length)
     return {name: dict(sorted(traces.items())) for name, traces in groups.items()}
 
 
@@ -324,7 +337,7 @@ def row_of(
     """A row of some texts: each at the setting that was fastest, total over total, on the half of them without it."""
     counts = {name: getattr(result, name)[:, texts] for name in COUNTS}
     columns: dict[str, np.ndarray] = {"seconds": result.seconds(source.costs)[:, texts], **counts}
-    first = np.random.default_rng(seed).permutation(len(texts)) < len(texts) // 2
+    first = half_of(len(texts), seed)
     chosen, at = [], np.zeros(len(texts), int)
     for half in (first, ~first):
         best = int(np.argmin(columns["seconds"][:, half].sum(axis=1))) if half.any() else 0
@@ -343,6 +356,11 @@ def row_of(
         "settings": chosen[: len(settings)],
         "curve": (plain.sum() / totals).tolist(),  # speed-up of every setting
     }
+
+
+def half_of(texts: int, seed: int) -> np.ndarray:
+    """[N] bool, which of the texts are one half."""
+    return np.random.default_rng(seed).permutation(texts) < texts // 2
 
 
 def of_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:

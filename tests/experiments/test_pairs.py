@@ -7,10 +7,10 @@ from experiments import policies
 from experiments.lib import pairs
 from experiments.lib.rules import STATIC
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ORACLE, flat_costs, source_of
+from experiments.lib.trace_runs import ORACLE, flat_costs, half_of, load_traces, source_of
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
-from specdec_jax.replay.trace import save_trace
+from specdec_jax.replay.trace import save_trace, select
 from specdec_jax.stopping import survival
 
 COSTS = flat_costs(0.1, 0.0, 16)
@@ -59,12 +59,35 @@ def test_left_out_has_a_prior_of_the_other_pairs_alone():
     assert (own.passes != expected.passes).any()
 
 
+def test_a_prior_of_the_pair_is_that_of_the_other_half():
+    trace = made_up_trace(0.0, texts=8, boost=1.0)
+    found = pairs.same_pair(seed=3).replay(source_of("a", 0.0, trace, COSTS), 8)
+    first = half_of(8, seed=3)
+    given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
+    for half in (first, ~first):
+        prior = list(fit_prior(select(trace, np.flatnonzero(~half))))
+        expected = replay(select(trace, np.flatnonzero(half)), survival(greedy=prior), given, max_draft_length=8)
+        np.testing.assert_array_equal(found.passes[:, half], expected.passes)
+
+
+def test_the_first_tokens_are_a_text_of_their_own(tmp_path):
+    save_trace(tmp_path / "trace-0.npz", made_up_trace(0.0, texts=4))
+    whole, short = (load_traces([tmp_path], tokens=tokens)["drafter"][0.0] for tokens in (None, 5))
+    assert (short.length == 5).all() and (whole.length > 5).all()
+    found, same = (replay(trace, survival(), max_draft_length=8, record=True) for trace in (whole, short))
+    assert (same.emitted == 5).all()
+    first = same.rounds[0, 0] - 1  # all but the last round are those of the whole text
+    np.testing.assert_array_equal(found.record[0, 0, :first], same.record[0, 0, :first])
+
+
 def test_the_command_writes_the_table(tmp_path):
     for seed, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         save_trace(tmp_path / name / "trace-0.npz", made_up_trace(0.0, texts=4, seed=seed))
     groups = [f"{name}:{tmp_path / name}:0.1" for name in ("one", "two")]
     out = tmp_path / "run"
+    assert policies.main(["--groups", *groups, "--tokens", "0", "--out", str(out)]) == 2 and not out.exists()
     assert policies.main(["--groups", *groups, "--rules", "adaedl-keep", "survival", "--out", str(out)]) == 0
     table = (out / "table.md").read_text().split("## All pairs")[1]
-    assert "| survival, left out |" in table and "| adaedl-keep |" in table and "| static |" in table
+    for name in (pairs.SAME_PAIR, pairs.LEFT_OUT, "adaedl-keep", STATIC):
+        assert f"| {name} |" in table
