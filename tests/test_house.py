@@ -232,8 +232,8 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "the package without contrib and distillation": (26_934, 22_000),
     "contrib": (3_170, 2_500),
     "distillation": (2_400, 2_500),
-    "experiments": (8_740, 7_000),
-    "tests": (26_500, 18_000),
+    "experiments": (8_780, 7_000),
+    "tests": (26_560, 18_000),
     "ten central files": (1_705, 1_700),
 }
 
