@@ -1,7 +1,8 @@
 """Do the families give the logits that transformers gives on torch?
 
 Question:  Of small random models of every family, written as the hub has them, and of any model by --models: how far
-           are the logits from those of transformers on torch, both in float32?
+           are the logits from those of transformers on torch, both in float32? And do traces of tools/record_torch.py
+           agree with this package's along the same texts?
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
@@ -30,12 +31,15 @@ from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import Output
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
+from experiments.lib.recorder import recorded_apart, with_noise
 from experiments.lib.run_folder import RunFolder, write_text
-from experiments.lib.terminal import publish
+from experiments.lib.terminal import Whole, publish
 from specdec_jax.loading import load_model
 
 SIDE = Path(__file__).parent / "lib" / "parity_side" / "logits.py"
-NEAR = 1e-4  # of the largest logit
+NEAR = 1e-4  # of the largest logit; of statistics in nats and probabilities too
+RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
+LIKELY = 4  # standard deviations
 SLOTS = 32
 
 
@@ -51,8 +55,12 @@ class Parity(Output):
     """Folder of the environment with torch."""
     install_seconds: float = 3600.0
     """Most time for making it; without one there is nothing to compare, and that is all that is said."""
+    recorder: bool = False
+    """Of --models TARGET DRAFTER, compare traces instead of logits."""
 
     def __post_init__(self) -> None:
+        if self.recorder and len(self.models) != 2:
+            raise ValueError(f"--recorder compares traces of --models TARGET DRAFTER, got {self.models}")
         if self.models and self.reference:
             raise ValueError(f"--reference is of the small models, and --models asks for {self.models[0]!r}")
 
@@ -73,6 +81,8 @@ def parity(config: Parity, console: Console) -> int:
         console.print(f"Nothing is compared: {error}", style="yellow")
         return 0
     folder = RunFolder.create("parity", config, config.out)
+    if config.recorder:
+        return _report_traces(folder, python, (config.models[0], config.models[1]), console)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
         command = [str(python), str(SIDE), str(out), *config.models]
@@ -96,6 +106,28 @@ def parity(config: Parity, console: Console) -> int:
     far = [row["model"] for row in rows if not max(row["pass"], row["cached"]) < NEAR]
     for name in far:
         console.print(f"{name} differs by more than {NEAR} of its largest logit", style="red")
+    if config.models:
+        return 1 if far else 0
+    target, drafter = out / slug(RECORDED), folder.path / "drafter"
+    with_noise(target, drafter)
+    return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
+
+
+def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], console: Console) -> int:
+    """Compares the recorder's traces with ours, prints a table; 1 where they differ."""
+    with console.status("Traces by torch"):
+        rows = recorded_apart(python, models, TOKENS, folder.path / "recorder")
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "model"))
+    cells = [[row["model"], *(f"{row[name]:.1e}" if name in row else "–" for name in names)] for row in rows]
+    text = "Largest differences between traces of tools/record_torch.py and ours along the same texts.\n\n"
+    text += markdown(["", *names], cells) + "\n"
+    write_text(folder.path / "traces.md", text)
+    console.print(Whole(text))
+    far = [
+        row["model"] for row in rows for name in names if not row.get(name, 0) < (LIKELY if name == "bits" else NEAR)
+    ]
+    for name in dict.fromkeys(far):
+        console.print(f"{name}: traces differ", style="red")
     return 1 if far else 0
 
 

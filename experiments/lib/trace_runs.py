@@ -28,8 +28,9 @@ from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.replay.acceptance_log import LOGS, load_specdecode_bench
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
+from specdec_jax.replay.readers import read_exact
+from specdec_jax.replay.readers.specdecode_bench import LOGS
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
 
@@ -265,7 +266,7 @@ def load_traces(
         if not files:
             raise FileNotFoundError(f"no trace-*.npz in {str(path)!r}; python -m experiments.record writes them")
         for file in files:
-            trace = load_specdecode_bench(file) if is_log else load_trace(file)
+            trace = read_exact(file) if is_log else load_trace(file)
             traces = groups.setdefault(group(trace), {})
             # 0.7, not float32's 0.69999999
             temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from specdec_jax.app.commands import Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
 from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Any] = {
     "generate-file": GenerateFile,
     "chat": Chat,
     "doctor": Doctor,
+    "advise": Advise,
     "verify-lossless": VerifyLossless,
 }
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat}
-        runs |= {Doctor: run_doctor, VerifyLossless: run_verify}
+        runs |= {Doctor: run_doctor, Advise: run_advise, VerifyLossless: run_verify}
         if not getattr(command, "distributed", False):  # else first of all the other processes must be found
             _use_mesh(command)
         with warnings_in_one_line():
@@ -78,6 +79,8 @@ def warnings_in_one_line() -> Iterator[None]:
 
 def _use_mesh(command: Any) -> None:
     """Several devices, where the command asks for them."""
+    if isinstance(command, Advise):
+        return
     asked = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
     if asked is not None:
         from specdec_jax.sharding import use_mesh
@@ -204,6 +207,13 @@ def run_doctor(command: Doctor) -> int:
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
     return 0 if examine(settings, policy, verifier, **options).pays else FAILED
+
+
+def run_advise(command: Advise) -> int:
+    """The `advise` command; 1: drafting pays at no batch size."""
+    from specdec_jax.app.advising import advise_on
+
+    return 0 if advise_on(command) else FAILED
 
 
 def run_verify(command: VerifyLossless) -> int:

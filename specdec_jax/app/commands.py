@@ -157,6 +157,38 @@ class Doctor(Drafting):
 
 
 @dataclass(frozen=True)
+class Advise:
+    """Say how many tokens to draft, from a log of any engine or a trace.
+
+    The best static draft length, a table by batch size, whether to speculate at all, and the most that any rule could
+    gain, each with an interval; and the options of vLLM, SGLang, TensorRT-LLM, transformers and llama.cpp. A trace has
+    distributions and gets confidence thresholds too. Exit code 1: drafting pays at none of the batch sizes.
+
+      python -m specdec_jax advise profile_export.jsonl --costs llama-3.1-8b-eagle-h100 --batch-sizes 1 16 64
+      python -m specdec_jax advise traces/trace-0.npz --costs 0.1
+      python -m specdec_jax advise answers.jsonl --costs cost_model.json --draft-length 5
+    """
+
+    log: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="LOG")]
+    """A trace (.npz), records of vLLM or AIPerf (.jsonl), logs of SpecDecode-Bench (file or folder), answers of
+    Spec-Bench, or a request table of speculators (.parquet)."""
+    costs: tuple[str, ...] = ()
+    """What passes cost: `c` or `c,slope` in passes of plain decoding (a drafter step, one more verified token),
+    cost_model.json of experiments.step_cost (one a batch size), or a name of specdec_jax/costs/published.py; by default
+    Llama-3.1-8B with an EAGLE head on an H100."""
+    batch_sizes: tuple[int, ...] = ()
+    """Rows decoded at once, where the costs hold for any; by default 1, and 1, 4, 16 and 64 for the H100."""
+    max_draft_length: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
+    """The longest draft considered; costs that were measured for shorter ones end it earlier."""
+    drafter: Annotated[str | None, Maybe] = None
+    """Of SpecDecode-Bench: acc_eagle or acc_ngram."""
+    draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Of Spec-Bench answers: what every round drafted; by default the longest that was accepted."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the numbers to this file."""
+
+
+@dataclass(frozen=True)
 class VerifyLossless:
     """Prove that a policy and a verifier leave the target's distribution unchanged.
 

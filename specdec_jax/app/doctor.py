@@ -35,9 +35,11 @@ from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.precision import INT8
 from specdec_jax.metrics.acceptance import by_draft
+from specdec_jax.metrics.advice import advise, engine_options
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
 from specdec_jax.models.weights import num_weights
+from specdec_jax.replay.readers import log_of_trace
 from specdec_jax.replay.trace import Trace
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.sharding import bytes_here, mesh_here
@@ -147,6 +149,7 @@ def _sections(
             predictions.append(predicted(pair, trace, rule, context, calibration))
     fast = as_fast(predictions)
     _rules(page, predictions, fast)
+    _engines(page, trace, costs.at(context), pair.decoder.parts.drafter.max_draft_length)
     return conclude(settings, predictions, fast, costs)
 
 
@@ -304,6 +307,15 @@ def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -
     legend = "* as fast as the best, as far as these answers tell. Tokens, drafted: a round."
     about = ": every rule replayed along these answers"
     page.section("Speed-up over plain decoding, predicted", about, table, lengths, legend)
+
+
+def _engines(page: Page, trace: Trace, costs: CostModel, longest: int) -> None:
+    """What to set elsewhere for the same models, as `advise` says it."""
+    options = engine_options(int(advise(log_of_trace(trace), costs, longest).best.setting))
+    page.report["engines"] = options
+    if options:
+        lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
+        page.section("Other engines", ", at these costs and the best static length", *lines)
 
 
 def conclude(

@@ -1,28 +1,100 @@
 """Logs of accepted lengths as traces: other engines' runs, for rules that decide by lengths alone.
 
-SpecDecode-Bench (arXiv 2601.11580) published, for every answer of Llama-3.1-8B-Instruct, how many tokens a round that
-begins at each position would emit with an EAGLE drafter and with n-gram lookup. That is all that static lengths,
-heuristics, bandits and the oracle need. The distributions are not in such a log: a rule that reads them is refused.
+A log of an engine's own rounds (how many tokens each drafted, and how many were accepted) tells whether the drafter's
+token is accepted at every position but one kind: where all drafts of a round were accepted, nobody has drafted the
+bonus token. Such positions are open. `StepLog.filled` answers all of them alike, or by chance; a static length's rounds
+are fewest where all are accepted and most where none is, because more accepted tokens never make the n-th round end
+earlier. For rules that learn, the two answers are two cases and no bounds.
+
+This takes the drafter's token as a function of the text, as a drafter's is that is a language model. What a drafter
+that reads its target drafts depends on where the round began too: for its logs the replay of other lengths than the
+log's is approximate.
 """
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_jax.decoding.state import laid
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 
-LOGS = "combined_*.jsonl"
-DRAFTERS = {"acc_eagle": "eagle", "acc_ngram": "n-gram lookup"}
+LONGEST = 16  # drafts that a replay of steps can follow, whatever was drafted
+REJECTED, ACCEPTED, OPEN = 0, 1, -1
 
 
-def trace_of_runs(runs: list[list[int]], about: dict[str, object], answers: list[list[int]] | None = None) -> Trace:
+class Steps(NamedTuple):
+    """The rounds of a request, in their order."""
+
+    drafted: Sequence[int]
+    accepted: Sequence[int]
+    emitted: int | None = None  # tokens of these rounds, of which the last may have been cut; None: none was
+    id: str = ""
+    task: str = "all"
+
+
+class StepLog(NamedTuple):
+    """What rounds tell of every position of N answers."""
+
+    bits: list[np.ndarray]  # of each answer [n] int8: ACCEPTED, REJECTED or OPEN
+    chance: float  # that an open position is accepted: of the last drafts of rounds that reached them
+    about: dict[str, object]
+
+    @property
+    def num_open(self) -> int:
+        """Open positions."""
+        return sum(int((bits == OPEN).sum()) for bits in self.bits)
+
+    def filled(self, answer: int | None = None) -> Trace:
+        """The trace with all open positions ACCEPTED or REJECTED, or (None) drawn with `chance`, always alike."""
+        rng, runs = np.random.default_rng(0), []
+        for bits in self.bits:
+            drawn = (rng.random(len(bits)) < self.chance).astype(np.int8) if answer is None else answer
+            hit, run = np.where(bits == OPEN, drawn, bits), np.zeros(len(bits) + 1, np.int64)
+            for at in range(len(bits) - 1, -1, -1):
+                run[at] = run[at + 1] + 1 if hit[at] else 0
+            runs.append(run[:-1].tolist())
+        return trace_of_runs(runs, self.about, longest=LONGEST)
+
+
+def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog:
+    """The positions that rounds decided, and those that they left open. Requests without a token are left out.
+
+    Raises:
+        ValueError: rounds that accept more than they draft, lists of different lengths, or nothing in them.
+    """
+    bits, ids, tasks, last = [], [], [], np.zeros(2)
+    for request in requests:
+        drafted, accepted = np.asarray(request.drafted, np.int64), np.asarray(request.accepted, np.int64)
+        if drafted.shape != accepted.shape or drafted.ndim != 1 or np.any((accepted < 0) | (accepted > drafted)):
+            raise ValueError(
+                f"request {request.id!r}: every round accepts 0 to as many tokens as it drafts, got "
+                f"{drafted.tolist()} drafted and {accepted.tolist()} accepted"
+            )
+        found = np.concatenate(
+            [[ACCEPTED] * a + [OPEN if a == d else REJECTED] for d, a in zip(drafted, accepted, strict=True)]
+        )
+        found = found[: request.emitted] if len(drafted) else found
+        reached = (drafted > 0) & (accepted >= drafted - 1)
+        last += reached.sum(), (reached & (accepted == drafted)).sum()
+        if len(found):
+            bits.append(found)
+            ids.append(request.id or str(len(ids)))
+            tasks.append(request.task)
+    if not bits:
+        raise ValueError("a log of steps needs a request with a round")
+    return StepLog(bits, float(last[1] / max(last[0], 1)), dict(about) | {"ids": ids, "tasks": tasks})
+
+
+def trace_of_runs(
+    runs: list[list[int]], about: dict[str, object], answers: list[list[int]] | None = None, longest: int = 1
+) -> Trace:
     """A trace without distributions, from the number of drafts accepted in a round that begins at each position.
 
     Args:
         runs: one list a text, an entry for every token of the answer.
         answers: their token ids, where they are known.
+        longest: drafts that a replay can follow, beside the longest run.
 
     Raises:
         ValueError: no texts, or an empty one.
@@ -43,7 +115,7 @@ def trace_of_runs(runs: list[list[int]], about: dict[str, object], answers: list
         path=nothing,
         accepted=run > 0,
         tail_of=np.zeros((texts, positions), np.int32),
-        tails=np.broadcast_to(np.float32(np.nan), (1, max(int(run.max()), 1), len(FEATURES))),
+        tails=np.broadcast_to(np.float32(np.nan), (1, max(int(run.max()), longest), len(FEATURES))),
         length=length,
         limit=length,
         prompt_length=np.ones(texts, np.int32),
@@ -59,35 +131,3 @@ def trace_of_runs(runs: list[list[int]], about: dict[str, object], answers: list
         truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),
         prompt_hash=np.zeros(texts, np.uint32),
     )
-
-
-def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace:
-    """A `combined_<task>.jsonl` of the SpecDecode-Bench simulator, or a folder of them as one trace; greedy.
-
-    Args:
-        drafter: `acc_eagle` or `acc_ngram`, the log's names.
-
-    Raises:
-        FileNotFoundError: no such file, or none in the folder.
-        ValueError: a line that is no such record; the message names it.
-    """
-    runs, ids, tasks, answers = [], [], [], []
-    files = sorted(Path(path).glob(LOGS)) if Path(path).is_dir() else [Path(path)]
-    if not files or not all(file.is_file() for file in files):
-        raise FileNotFoundError(f"no acceptance log {str(path)!r}")
-    for file in files:
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            try:
-                record = json.loads(line)
-                emitted = np.asarray(record[drafter]["acc_len"], np.int64)
-                ids.append(str(record["id"]))
-                answers.append([int(token) for token in record.get("generated_token_ids", ())])
-            except (ValueError, TypeError, KeyError) as error:
-                message = f"{file}, line {number}: no record of SpecDecode-Bench ({type(error).__name__}: {error})"
-                raise ValueError(message) from None
-            if emitted.ndim != 1 or not emitted.size or emitted.min() < 1:
-                raise ValueError(f"{file}, line {number}: acc_len must be a list of lengths of 1 or more")
-            runs.append((emitted - 1).tolist())
-            tasks.append(file.stem.removeprefix("combined_"))
-    about = {"target": "Llama-3.1-8B-Instruct", "drafter": DRAFTERS[drafter], "ids": ids, "tasks": tasks}
-    return trace_of_runs(runs, about, answers)

@@ -9,7 +9,8 @@ from experiments.lib.rules import rule
 from experiments.policies import main, replays_lengths
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.metrics.foresight import with_foresight
-from specdec_jax.replay.acceptance_log import load_specdecode_bench, trace_of_runs
+from specdec_jax.replay.acceptance_log import trace_of_runs
+from specdec_jax.replay.readers.specdecode_bench import load_specdecode_bench
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.stopping import adaedl, goodput, static
 
@@ -70,8 +71,8 @@ def test_the_command_compares_the_rules_that_go_by_lengths(log, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"id": "1"}', "line 1: no record of SpecDecode-Bench (KeyError: 'acc_eagle')"),
-        ("no json", "line 1: no record"),
+        ('{"id": "1"}', ":1: no record of SpecDecode-Bench (KeyError: 'acc_eagle')"),
+        ("no json", ":1: not JSON"),
         ('{"id": "1", "acc_eagle": {"acc_len": [1, 0]}}', "lengths of 1 or more"),
         ('{"id": "1", "acc_eagle": {"acc_len": []}}', "lengths of 1 or more"),
     ],

@@ -1,0 +1,262 @@
+"""How much could rules gain on public logs and on our traces, and how wrong is advice that is taken from them?
+
+Question:  Between the best static length and the oracle: how much is there, by data set, drafter and c, and how much of
+           it do rules get? With --sweep: does a speed-up predicted from other settings agree with a measured one?
+Command:   python -m experiments.headroom LOGS... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05] [--out FOLDER]
+           python -m experiments.headroom --sweep data.json
+Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
+Time:      four minutes on 2 cores for SpecDecode-Bench and a trace, seconds for a sweep
+Expected:  docs/advice.md has the table of the sweep
+Output:    runs/headroom-<time>/ with manifest.json, results.jsonl (a line a log, machine, task and rule), table.md and
+           headroom.png; a stopped run goes on with the same --out. --sweep prints a table
+
+On a flat machine verification is free in its width, and a drafter step costs c passes; n-gram lookup costs nothing, and
+each of its drafts the slope. Settings of rules are chosen on the other half of the texts, by data set. Of logs that
+hold accepted lengths alone, rules that read distributions are left out.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.lib import trace_runs as runs
+from experiments.lib.cells import at_temperature, markdown
+from experiments.lib.commands import command
+from experiments.lib.plots import INK, plain_axes
+from experiments.lib.rules import STATIC, rule
+from experiments.lib.terminal import Whole
+from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFiles, drafter_of, variant
+from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.costs.published import costs_named
+from specdec_jax.metrics.acceptance import expected_tokens
+from specdec_jax.replay.readers import kind_of, read_exact
+from specdec_jax.replay.readers.specdecode_bench import DRAFTERS
+
+LENGTH_RULES = ("hf-heuristic", "gamma-tuning", "accepted-length-ema", "goodput", "bandit")
+READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")
+LOOKUP = "n-gram lookup"
+CHAINS = (3, 5, 7)  # draft lengths of SpecBundle's chains
+
+
+@dataclass(frozen=True)
+class Headroom(TraceFiles):
+    """Head-room by log, or the error of advice on a published sweep."""
+
+    ratios: tuple[float, ...] = (0.05, 0.1, 0.2)
+    """c of model drafters, on a flat machine."""
+    slopes: tuple[float, ...] = (0.02, 0.05)
+    """Of lookup drafters: what a verified token costs, in passes."""
+    max_draft_length: int = 15
+    """Longest draft."""
+    sweep: Path | None = None
+    """SpecBundle's data.json."""
+
+    @property
+    def longest(self) -> int:
+        """The longest draft."""
+        return self.max_draft_length
+
+
+def headroom(options: Headroom, console: Console) -> None:
+    """Replays what is missing and writes the run folder; or prints the table of a sweep."""
+    if options.sweep is not None:
+        if options.traces:
+            raise ValueError(f"--sweep needs no logs, got {options.traces}")
+        console.print(Whole(sweep_table(read_sweep(options.sweep))))
+        return
+    sources = sources_of(options)
+    run = runs.open_traces("headroom", options, console, sources=sources)
+    rows: list[runs.Row] = []
+    for lengths_only in (True, False):
+        mine = [source for source in sources if source.trace.lengths_only == lengths_only]
+        names = (STATIC, *LENGTH_RULES) if lengths_only else (STATIC, *LENGTH_RULES, *READING_RULES)
+        variants = {name: variant(rule(name)) for name in names} | {ORACLE: REFERENCES[ORACLE]}
+        rows += runs.sweep(run._replace(sources=mine), variants)
+    lines = [line for source in sources for line in lines_of(source, rows)]
+    runs.write(run, "Head-room", [table(lines)], headroom=picture(lines))
+
+
+def sources_of(options: Headroom) -> list[Source]:
+    """Every log on every machine; SpecDecode-Bench's once a drafter."""
+    options.check()
+    found = []
+    for path in map(Path, options.traces):
+        drafters = list(DRAFTERS) if path.exists() and kind_of(path) == "SpecDecode-Bench" else [None]
+        for drafter in drafters:
+            trace = read_exact(path, drafter=drafter)
+            name, temperature = drafter_of(trace), round(float(trace.temperature.max()), 6)
+            words = [f"0,{slope:g}" for slope in options.slopes] if name == LOOKUP else map(str, options.ratios)
+            for word in words:
+                costs = costs_named(word, longest=options.max_draft_length)
+                found.append(runs.source_of(f"{name}: {word}", temperature, trace, costs))
+    return found
+
+
+class Line(NamedTuple):
+    """A data set with a drafter on a machine."""
+
+    drafter: str
+    temperature: float
+    task: str
+    texts: int
+    costs: CostModel
+    length: float  # the best static one, over all texts
+    speedup: dict[str, runs.Interval]  # by rule, over plain decoding
+    over: dict[str, runs.Interval]  # over the best static length, paired
+
+    @property
+    def machine(self) -> str:
+        """c, or the slope where drafting is free."""
+        if self.costs.ratio:
+            return f"c = {self.costs.ratio:g}"
+        return f"slope {self.costs.pass_times(1)[1] - 1:.2g}"
+
+
+def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
+    """A line a data set."""
+    found = []
+    for task, texts in source.tasks.items():
+        if task == ALL and len(source.tasks) > 1:
+            continue
+        here = {row["what"]: row for row in runs.of_source(rows, source, task)}
+        static = here[STATIC]
+        length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]
+        over = {name: runs.gain(row, static) for name, row in here.items() if name != STATIC}
+        speedup = {name: runs.speedup(row) for name, row in here.items()}
+        name = source.group.rpartition(": ")[0]
+        found.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over))
+    return found
+
+
+def table(lines: Sequence[Line]) -> str:
+    """A line a data set and machine: the best rule is the fastest one, whichever that is."""
+    cells = []
+    for line in lines:
+        best = max((name for name in line.over if name != ORACLE), key=lambda name: line.over[name].estimate)
+        numbers = [f"{line.speedup[STATIC].estimate:.2f} ({line.length:g})", f"{line.speedup[ORACLE].estimate:.2f}"]
+        gains = [f"{i.estimate:.2f} ({i.low:.2f}–{i.high:.2f})" for i in (line.over[ORACLE], line.over[best])]
+        where = [line.drafter, at_temperature(line.temperature), line.task, str(line.texts), line.machine]
+        cells.append([*where, *numbers, gains[0], f"{best}: {gains[1]}"])
+    heads = ["drafter", "decoding", "data set", "texts", "machine", "best static (drafts)", "oracle"]
+    return markdown([*heads, "oracle over static", "best rule over static"], cells)
+
+
+def picture(lines: Sequence[Line]) -> Figure:
+    """Oracle (rings) and the best rule (dots) over the best static length, by data set, a panel a drafter."""
+    panels: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        panels[f"{line.drafter}, {at_temperature(line.temperature)}"].append(line)
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(4.2 * min(len(panels), 3), (1.2 + 0.24 * most) * -(-len(panels) // 3)), dpi=150)
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False, sharex=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, mine) in zip(grid.flat, panels.items(), strict=False):
+        for place, line in enumerate(mine):
+            ceiling = line.over[ORACLE]
+            rules = [interval for name, interval in line.over.items() if name != ORACLE]
+            best = max(rules, key=lambda interval: interval.estimate)
+            axes.plot([1, ceiling.estimate], [place, place], color="#cccccc", lw=3, zorder=0)
+            axes.plot([ceiling.estimate], [place], "o", mfc="white", mec=INK, ms=5)
+            axes.plot([best.low, best.high], [place, place], color="#1f77b4", lw=1.4)
+            axes.plot([best.estimate], [place], "o", color="#1f77b4", ms=4)
+        axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
+        axes.set_yticks(range(len(mine)), [f"{line.task}, {line.machine}" for line in mine], fontsize=7)
+        axes.set_ylim(len(mine) - 0.5, -0.5)
+        plain_axes(axes, title)
+    figure.supxlabel("over the best static length: oracle (ring), best rule (dot, 95 %)", fontsize=9)
+    return figure
+
+
+class Measured(NamedTuple):
+    """A chain's throughput in a sweep."""
+
+    target: str
+    drafter: str
+    batch: int
+    benchmark: str
+    drafts: int
+    tokens: float  # a round
+    speedup: float  # over plain decoding
+
+
+def read_sweep(path: Path) -> list[Measured]:
+    """The chains of SpecBundle's data.json. Raises ValueError for another file."""
+    found = []
+    try:
+        for target, benchmarks in json.loads(path.read_text(encoding="utf-8")).items():
+            for name, entry in benchmarks.items():
+                for result in entry["results"]:
+                    plain, *drafters = result["metrics"]
+                    if result["topk"] != 1:
+                        continue
+                    where = target, name, result["batch_size"], result["steps"]
+                    found += [_measured(where, plain, drafter) for drafter in drafters if drafter["output_throughput"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no sweep of SpecBundle ({type(error).__name__}: {error})") from None
+    return found
+
+
+def _measured(where: tuple[str, str, int, int], plain: Mapping[str, Any], drafter: Mapping[str, Any]) -> Measured:
+    target, benchmark, batch, steps = where
+    speedup = drafter["output_throughput"] / plain["output_throughput"]
+    return Measured(target, drafter["Name"], batch, benchmark, steps, drafter["accept_length"], speedup)
+
+
+def sweep_table(measured: Sequence[Measured]) -> str:
+    """Errors of speed-ups predicted from others, and what choosing by them costs; a line a way to predict."""
+    groups: dict[tuple[str, str, int], list[Measured]] = defaultdict(list)
+    for entry in measured:
+        groups[entry[:3]].append(entry)
+    errors: dict[str, list[float]] = defaultdict(list)
+    lost: dict[str, list[float]] = defaultdict(list)
+    for mine in groups.values():
+        for benchmark in {entry.benchmark for entry in mine}:
+            here = {entry.drafts: entry for entry in mine if entry.benchmark == benchmark}
+            others = [entry for entry in mine if entry.benchmark != benchmark]
+            if len(here) < len(CHAINS) or len(others) < 2 * len(CHAINS):
+                continue
+            for name, guessed in predictions(here, others).items():
+                errors[name] += [abs(guessed[k] / here[k].speedup - 1) for k in guessed]
+                options = {0: 1.0} | {k: here[k].speedup for k in CHAINS}
+                chosen = max({0: 1.0} | guessed, key=({0: 1.0} | guessed).__getitem__)
+                lost[name].append(1 - options[chosen] / max(options.values()))
+            for length in CHAINS:
+                options = {0: 1.0} | {k: here[k].speedup for k in CHAINS}
+                lost[f"always {length}"].append(1 - options[length] / max(options.values()))
+    cells = []
+    for name, regrets in lost.items():
+        of = 100 * np.array(errors[name])
+        middle = [f"{np.median(of):.1f} %", f"{np.quantile(of, 0.9):.1f} %"] if len(of) else ["–", "–"]
+        regret = 100 * np.array(regrets)
+        cells.append([name, *middle, f"{regret.mean():.2f} %", f"{regret.max():.1f} %", f"{len(regret)}"])
+    return markdown(["predicted from", "median error", "90 %", "lost by its choice", "at most", "cells"], cells)
+
+
+def predictions(here: Mapping[int, Measured], others: Sequence[Measured]) -> dict[str, dict[int, float]]:
+    """Speed-ups by draft length, each way: costs from the other data sets always, tokens a round as said."""
+    drafts = np.array([entry.drafts for entry in others])
+    times = np.array([entry.tokens / entry.speedup for entry in others])
+    design = np.stack([np.ones(len(drafts)), drafts], axis=1) / times[:, None]  # relative errors
+    fixed, step = np.linalg.lstsq(design, np.ones(len(drafts)), rcond=None)[0]
+    tokens = {"the measured tokens a round": {k: here[k].tokens for k in CHAINS}}
+    for known in CHAINS:
+        grid = np.linspace(0, 1, 2001)
+        rate = grid[int(np.argmin(np.abs(expected_tokens(grid, known) - here[known].tokens)))]
+        tokens[f"the tokens at {known} drafts, one acceptance rate"] = {k: expected_tokens(rate, k) for k in CHAINS}
+    return {name: {k: float(found[k] / (fixed + step * k)) for k in CHAINS} for name, found in tokens.items()}
+
+
+main = command(Headroom, headroom, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

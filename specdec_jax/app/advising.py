@@ -1,0 +1,155 @@
+"""The `advise` command: how many tokens to draft, by a log of any engine or a trace."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_jax.app.commands import Advise
+from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.saving import check_file
+from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.costs.published import H100, costs_named
+from specdec_jax.loading.new_folder import replacing
+from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, schedule, thresholds
+from specdec_jax.metrics.intervals import Interval
+from specdec_jax.replay.readers import Log, read_log
+from specdec_jax.replay.writers import synthetic_acceptance
+
+BATCHES = (1, 4, 16, 64)  # for costs that hold at any
+
+
+def advise_on(command: Advise) -> bool:
+    """Prints the page; whether drafting pays, or may, at some batch size.
+
+    Raises:
+        FileNotFoundError, ValueError: bad input.
+    """
+    if command.max_draft_length < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
+    if command.json is not None:
+        check_file(command.json)
+    costs = costs_of(command)
+    log = read_log(command.log, drafter=command.drafter, draft_length=command.draft_length)
+    longest = min(command.max_draft_length, log.low.max_draft_length)
+    with status("Playing static lengths"):
+        advices = [advise(log, model, longest) for model in costs]
+    chosen = {}
+    if not log.likely.lengths_only and log.likely.num_texts > 1:
+        with status("Trying thresholds"):
+            chosen = thresholds(log.likely, costs[0], longest)
+    console = Console(highlight=False)
+    _show(console, log, costs, advices, chosen)
+    options = options_of(advices, chosen, min(longest, costs[0].widths[-1] - 1))
+    _print_options(console, options, advices[0])
+    if command.json is not None:
+        report = {"log": {"kind": log.kind, "open": log.num_open, "texts": log.likely.num_texts}, "options": options}
+        report |= {"advice": [advice._asdict() for advice in advices], "thresholds": chosen}
+        with replacing(command.json) as temporary:
+            temporary.write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
+    return any(advice.best.setting > 0 for advice in advices)
+
+
+def costs_of(command: Advise) -> list[CostModel]:
+    """The costs by batch size, ascending. Raises ValueError for two of one batch size, and as `costs_named`."""
+    found: list[CostModel] = []
+    for words in command.costs or (H100,):
+        batches: Sequence[int | None] = command.batch_sizes or (BATCHES if words == H100 else (None,))
+        found += [costs_named(words, batch, command.max_draft_length) for batch in batches]
+    sizes = [model.batch for model in found]
+    if len(set(sizes)) < len(sizes) or min(sizes) < 1:
+        raise ValueError(f"costs are needed once a batch size of 1 or more, got {sizes}")
+    return sorted(found, key=lambda model: model.batch)
+
+
+def options_of(advices: Sequence[Advice], chosen: Mapping[str, Choice], longest: int) -> dict[str, str]:
+    """Each engine's options: the length of the smallest batch, and a threshold where that is faster there."""
+    first = advices[0]
+    better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > first.best.speedup.estimate}
+    length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))
+    return engine_options(length, schedule(advices, advices[-1].batch), better, longest)
+
+
+def _show(
+    console: Console, log: Log, costs: Sequence[CostModel], advices: Sequence[Advice], chosen: Mapping[str, Choice]
+) -> None:
+    trace, first = log.likely, advices[0]
+    said = f"{log.kind}: {trace.num_texts} texts, {trace.num_positions:,} tokens."
+    if not log.exact:
+        said += (
+            f" At {log.num_open:,} of them the log does not tell whether a draft would have been accepted: intervals "
+            "reach from none to all."
+        )
+    console.print(Text("The log", "bold"), said, sep="\n")
+    for note in log.notes:
+        console.print(f"Note: {note}.")
+    where = f", batch {first.batch}" if len(advices) > 1 else ""
+    console.print()
+    console.print(Text(f"Static draft lengths{where}", "bold").append(f": {_said_of(costs[0])}", "not bold"))
+    table = _table("drafts", "speed-up", "95 %")
+    for choice in first.lengths[1:]:
+        mark = "*" if int(choice.setting) in first.as_good else " "
+        table.add_row(f"{mark} {choice.setting}", *_cells(choice.speedup), style="bold" if choice is first.best else "")
+    table.add_row("oracle", *_cells(first.oracle))
+    console.print(table)
+    console.print("* as fast as the best, as far as these texts tell. Oracle: no token is drafted that is rejected.")
+    if len(advices) > 1:
+        console.print()
+        table = _table("batch", "drafts", "speed-up", "95 %", "oracle", "advice")
+        for advice in advices:
+            cells = f"{advice.best.setting}", *_cells(advice.best.speedup), f"{advice.oracle.estimate:.2f}"
+            table.add_row(f"{advice.batch}", *cells, advice.verdict)
+        console.print(Text("By batch size", "bold"), table, sep="\n")
+    if chosen:
+        console.print()
+        table = _table("confidence threshold", "best", "speed-up", "95 %")
+        for engine, choice in chosen.items():
+            table.add_row(engine, f"{choice.setting:.2f}", *_cells(choice.speedup))
+        console.print(Text("Thresholds", "bold"), table, sep="\n")
+        console.print("Speed-ups are at thresholds that the other half of the texts chose.")
+    console.print()
+    console.print(Text(_conclusion(advices), "bold"))
+
+
+def _conclusion(advices: Sequence[Advice]) -> str:
+    first, off = advices[0], [advice.batch for advice in advices if advice.best.setting == 0]
+    if len(off) == len(advices):
+        return "Do not speculate: no draft length is predicted to be faster than plain decoding."
+    best = first.best
+    sure = "Draft" if first.verdict == "speculate" else "Perhaps draft"
+    said = f"{sure} {best.setting} tokens{f' at batch {first.batch}' if len(advices) > 1 else ''}: "
+    said += f"{best.speedup.estimate:.2f} ({best.speedup.low:.2f}–{best.speedup.high:.2f}) times plain decoding"
+    if not best.setting:
+        said = f"Do not speculate at batch {first.batch}"
+    return said + (f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else ".")
+
+
+def _print_options(console: Console, options: Mapping[str, str], advice: Advice) -> None:
+    for engine, words in options.items():
+        console.print(Text(f"{engine}: {words}"), soft_wrap=True)
+    if advice.curve:
+        console.print()
+        console.print(Text("The same acceptance without the models, for benchmarks only", "bold"))
+        for engine, words in synthetic_acceptance(advice.curve).items():
+            console.print(Text(f"{engine}: {words}"), soft_wrap=True)
+
+
+def _said_of(costs: CostModel) -> str:
+    named = f"{costs.device}, " if costs.device else ""
+    width = min(costs.widths[-1], 5)
+    extra = costs.pass_times(width - 1)[-1] / costs.plain_pass
+    return f"{named}c = {costs.ratio:.3g}, a pass of {width} tokens takes {extra:.2f} plain ones"
+
+
+def _cells(interval: Interval) -> tuple[str, str]:
+    return f"{interval.estimate:.2f}", f"{interval.low:.2f}–{interval.high:.2f}"
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table

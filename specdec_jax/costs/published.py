@@ -1,0 +1,92 @@
+"""Step costs that others have published, as cost models by batch: for advice without a measurement of one's own.
+
+Two kinds. SpecDecode-Bench's simulator fits times of vLLM on an H100 to tokens and cache (arXiv 2601.11580). SpecBundle
+(the SpecForge dashboard, 2026-08) gives throughputs and acceptance lengths of EAGLE-3 chains of 3, 5 and 7 drafts in
+SGLang: the time of a round in passes of plain decoding is the acceptance length over the speed-up, and over its sets it
+is `fixed + step * drafts`, fitted here by least squares (docs/advice.md has the errors).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
+from specdec_jax.strategy import nearest
+
+CONTEXT = 1024  # tokens of a row's cache, where the published fit counts them
+H100 = "llama-3.1-8b-eagle-h100"
+
+
+class Fitted(NamedTuple):
+    """A round of k > 0 drafts takes `fixed + step * k` passes of plain decoding, at one batch size."""
+
+    batch: int
+    fixed: float
+    step: float
+    longest: int = 7  # drafts that were measured
+
+
+SPECBUNDLE = {
+    "llama-3.1-8b-eagle3-sglang": Fitted(1, 1.17, 0.066),
+    "llama-3.3-70b-eagle3-sglang": Fitted(8, 1.12, 0.045),
+    "qwen3-30b-a3b-eagle3-sglang": Fitted(8, 1.39, 0.100),
+    "qwen3-coder-30b-a3b-eagle3-sglang": Fitted(8, 1.33, 0.104),
+    "qwen3-235b-a22b-eagle3-sglang": Fitted(8, 1.48, 0.062),
+    "qwen3-next-80b-a3b-eagle3-sglang": Fitted(8, 1.75, 0.089),
+    "kimi-k2-eagle3-sglang": Fitted(8, 1.52, 0.155),
+    "ling-flash-2.0-eagle3-sglang": Fitted(8, 1.43, 0.123),
+}
+
+
+def costs_named(words: str, batch: int | None = None, longest: int = 16) -> CostModel:
+    """A published machine by name, two numbers `c` or `c,slope`, or the file of a cost model.
+
+    Args:
+        words: with two numbers, c is a drafter step and slope what one more verified token of the batch costs, both in
+            passes of plain decoding of one row.
+        batch: rows decoded at once; the file's or the published one unless given.
+
+    Raises:
+        ValueError: an unknown name, numbers out of range, or another batch than a published one or a file's.
+        FileNotFoundError: no such file.
+    """
+    if words == H100:
+        return _h100(batch or 1)
+    if words in SPECBUNDLE:
+        entry = SPECBUNDLE[words]
+        _check_batch(words, batch, entry.batch)
+        passes = {1: 1.0} | {drafts + 1: entry.fixed for drafts in range(1, entry.longest + 1)}
+        return cost_model(entry.step, passes, device=words, batch=entry.batch)
+    try:
+        ratio, *slope = (float(part) for part in words.split(","))
+    except ValueError:
+        if not words.endswith(".json"):
+            raise ValueError(f"no costs {words!r}{nearest(words, [H100, *SPECBUNDLE])}") from None
+        model = load_cost_model(words)
+        _check_batch(words, batch, model.batch)
+        return model
+    if not 0 <= ratio < 10 or len(slope) > 1 or not 0 <= sum(slope) < 10:
+        raise ValueError(f"costs are c or c,slope, numbers from 0 to 10, got {words!r}")
+    rows, extra = batch or 1, sum(slope)
+    passes = {width: 1.0 + extra * (width * rows - 1) for width in range(1, longest + 2)}
+    return cost_model(ratio, passes, batch=rows)
+
+
+def published() -> Sequence[str]:
+    """The names."""
+    return [H100, *SPECBUNDLE]
+
+
+def _check_batch(words: str, batch: int | None, measured: int) -> None:
+    if batch not in (None, measured):
+        raise ValueError(f"the costs {words!r} were measured at a batch of {measured}, got {batch}")
+
+
+def _h100(batch: int) -> CostModel:
+    """vLLM with Llama-3.1-8B and an EAGLE head; fitted at batches of 1 to 64 and drafts of 1 to 5.
+
+    Drafting has a fixed time that hardly depends on the length, so it is counted in the pass that verifies.
+    """
+    target = 5.886e-3 + 1.207e-3 + 3.926e-8 * CONTEXT * batch  # a pass and its overhead, and reading the cache
+    token, drafting, draft = 2.101e-5 * batch, 2.135e-3 + 2.378e-9 * CONTEXT * batch, 8.41e-7
+    passes = {1: target + token} | {width: target + drafting + token * width for width in range(2, 7)}
+    return cost_model(draft, passes, device=f"H100, {H100}", batch=batch)

@@ -1,0 +1,183 @@
+"""Advice on drafting from a log or a trace: static lengths, the oracle, thresholds, and other engines' options.
+
+Times are a cost model's. An interval is over texts; where a log leaves positions open, it reaches from the lower bound
+with all of them rejected to the upper bound with all accepted, and the estimate draws them (`replay.acceptance_log`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.replay.acceptance_log import Steps
+from specdec_jax.replay.readers import Log
+from specdec_jax.replay.replay import Replay, oracle, replay, rounds_of
+from specdec_jax.replay.trace import Trace
+from specdec_jax.replay.writers import acceptance_curve
+from specdec_jax.stopping.hf_confidence import hf_confidence
+from specdec_jax.stopping.max_confidence import max_confidence
+from specdec_jax.types import StoppingPolicy
+
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+
+
+class Choice(NamedTuple):
+    """A setting and what it brings."""
+
+    setting: float  # a draft length, or a threshold
+    speedup: Interval  # over plain decoding, total over total
+    seconds: np.ndarray  # [N] float64, of each text
+
+
+class Advice(NamedTuple):
+    """For one batch size. Length 0 is plain decoding."""
+
+    batch: int
+    lengths: list[Choice]  # 0, 1, ... to the longest
+    best: Choice  # of these
+    as_good: list[int]  # lengths that the texts do not tell from the best
+    oracle: Interval  # never drafts a token that will be rejected
+    curve: list[float]  # of the best length: how often the first i + 1 drafts are all accepted; [] for length 0
+
+    @property
+    def verdict(self) -> str:
+        """`speculate`, `perhaps`, or `do not speculate`."""
+        if self.best.setting == 0:
+            return "do not speculate"
+        return "speculate" if self.best.speedup.low > 1 else "perhaps"
+
+
+def advise(log: Log, costs: CostModel, longest: int) -> Advice:
+    """The best static length for a log at these costs, up to the longest that both can follow.
+
+    Raises:
+        ValueError: that is below 1.
+    """
+    most = min(longest, costs.widths[-1] - 1, log.low.max_draft_length)
+    if most < 1:
+        raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
+    lengths = [_choice(log, costs, length, most) for length in range(most + 1)]
+    best = max(lengths, key=lambda choice: choice.speedup.estimate)
+    near = [choice for choice in lengths if not _slower(choice, best)]
+    bounds = [_speedup(oracle(trace, most), costs) for trace in _answers(log)]
+    length = int(best.setting)
+    curve = acceptance_curve(static_rounds(log.likely, length), length) if length else []
+    return Advice(costs.batch, lengths, best, [int(choice.setting) for choice in near], _joined(bounds), curve)
+
+
+def static_rounds(trace: Trace, length: int) -> list[Steps]:
+    """The rounds of every text at a static draft length."""
+    run, found = trace.accepted_runs(), []
+    for text, end in enumerate(trace.length.tolist()):
+        at, drafted, accepted = 0, [], []
+        while at < end:
+            drafted.append(min(length, end - at - 1))
+            accepted.append(min(int(run[text, at]), drafted[-1]))
+            at += accepted[-1] + 1
+        names = {key: str(trace.about[f"{key}s"][text]) for key in ("id", "task") if trace.about.get(f"{key}s")}
+        found.append(Steps(drafted, accepted, end, **names))
+    return found
+
+
+def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest: int) -> Choice:
+    """The best threshold of a confidence rule, with the speed-up at the one that the other half of the texts chose.
+
+    Raises:
+        ValueError: a trace without distributions, or with a single text.
+    """
+    if trace.num_texts < 2:
+        raise ValueError("a threshold is chosen on one half of the texts and judged on the other: one text is too few")
+    most = min(longest, costs.widths[-1] - 1, trace.max_draft_length)
+    played = replay(trace, rule, {"threshold": np.array(THRESHOLDS)}, max_draft_length=most)
+    seconds, half = played.seconds(costs), np.arange(trace.num_texts) % 2 == 0
+    other = np.where(half, np.argmin(seconds[:, ~half].sum(axis=1)), np.argmin(seconds[:, half].sum(axis=1)))
+    judged = seconds[other, np.arange(trace.num_texts)]
+    plain = played.emitted[0] * costs.plain_pass
+    return Choice(THRESHOLDS[int(np.argmin(seconds.sum(axis=1)))], ratio_of_totals(plain, judged), judged)
+
+
+def thresholds(trace: Trace, costs: CostModel, longest: int) -> dict[str, Choice]:
+    """By engine: transformers keeps the unconfident token and stops after it, llama.cpp stops before it."""
+    rules = {"transformers": hf_confidence(refit=False), "llama.cpp": max_confidence(adaptive=False)}
+    return {engine: best_threshold(trace, costs, rule, longest) for engine, rule in rules.items()}
+
+
+def schedule(advices: Sequence[Advice], most_rows: int) -> list[list[int]]:
+    """vLLM's [[first batch, last batch, drafts], ...]: each advice from its batch on, up to `most_rows`."""
+    ordered = sorted(advices, key=lambda advice: advice.batch)
+    found: list[list[int]] = []
+    for place, advice in enumerate(ordered):
+        first = 1 if place == 0 else advice.batch
+        last = ordered[place + 1].batch - 1 if place + 1 < len(ordered) else max(most_rows, advice.batch)
+        length = int(advice.best.setting)
+        if found and found[-1][2] == length:
+            found[-1][1] = last
+        else:
+            found.append([first, last, length])
+    return found
+
+
+def engine_options(
+    length: int,
+    table: Sequence[Sequence[int]] = (),
+    chosen: Mapping[str, Choice] | None = None,
+    longest: int = 16,
+) -> dict[str, str]:
+    """What to paste into each engine for a static length and a table by batch size; length 0: nothing.
+
+    Args:
+        chosen: thresholds by engine (`thresholds`) to set instead of a length, for drafts of up to `longest` tokens.
+    """
+    if length < 1:
+        return {}
+    config: dict[str, Any] = {"num_speculative_tokens": length}
+    if len(table) > 1:
+        config["num_speculative_tokens"] = max(length, *(entry[2] for entry in table))
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in table]
+    constant = 'num_assistant_tokens={}, num_assistant_tokens_schedule="constant", assistant_confidence_threshold={:g}'
+    options = {
+        "vLLM": f"--speculative-config '{json.dumps(config)}'",
+        "SGLang": f"--speculative-num-steps {length} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {length + 1}",
+        "TensorRT-LLM": f"max_draft_len: {length}",
+        "transformers": constant.format(length, 0),
+        "llama.cpp": f"--spec-draft-n-max {length} --spec-draft-p-min 0",
+    }
+    for engine, choice in (chosen or {}).items():
+        threshold = f"--spec-draft-n-max {longest} --spec-draft-p-min {choice.setting:g}"
+        options[engine] = threshold if engine == "llama.cpp" else constant.format(longest, choice.setting)
+    return options
+
+
+def _answers(log: Log) -> list[Trace]:
+    """The traces for the lower bound, the estimate and the upper one: once where nothing is open."""
+    return [log.likely] if log.exact else [log.low, log.likely, log.high]
+
+
+def _choice(log: Log, costs: CostModel, length: int, most: int) -> Choice:
+    played = []
+    for trace in _answers(log):
+        room = np.clip(trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1, 0, length)
+        played.append(rounds_of(trace, room, most))
+    middle = played[len(played) // 2]
+    return Choice(length, _joined([_speedup(each, costs) for each in played]), middle.seconds(costs)[0])
+
+
+def _speedup(played: Replay, costs: CostModel) -> Interval:
+    return ratio_of_totals(played.emitted[0] * costs.plain_pass, played.seconds(costs)[0])
+
+
+def _joined(bounds: Sequence[Interval]) -> Interval:
+    """The estimate of the middle one, from the lowest bound to the highest."""
+    if len(bounds) == 1:
+        return bounds[0]
+    numbers = [number for bound in bounds for number in bound if np.isfinite(number)]  # of one text only estimates
+    return Interval(bounds[len(bounds) // 2].estimate, min(numbers), max(numbers))
+
+
+def _slower(choice: Choice, best: Choice) -> bool:
+    """Whether the texts show it: the paired interval of its time over the best one's lies above 1."""
+    return choice is not best and ratio_of_totals(choice.seconds, best.seconds).low > 1

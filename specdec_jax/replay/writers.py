@@ -1,0 +1,97 @@
+"""Our runs in other programs' formats: AIPerf's acceptance records, Spec-Bench's answers, synthetic acceptance.
+
+Rounds are a replay's (`replay(..., record=True)`), or any lists of drafted and accepted tokens. Acceptance curves are
+unconditional: entry i is the probability that the first i + 1 drafts are all accepted, which is how both
+`synthetic_acceptance_rates` of vLLM and `--spec-synth-rates` of llama.cpp read them.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.loading.new_folder import replacing
+from specdec_jax.replay.acceptance_log import Steps
+from specdec_jax.replay.replay import Replay
+from specdec_jax.replay.trace import Trace
+
+
+def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Steps]:
+    """The rounds of every text at one setting. Raises ValueError for a replay without a record."""
+    if played.record is None:
+        raise ValueError("a replay's rounds are written where it keeps them: replay(..., record=True)")
+    ids = trace.about.get("ids") or list(map(str, range(trace.num_texts)))
+    tasks = trace.about.get("tasks") or ["all"] * trace.num_texts
+    found = []
+    for text, rounds in enumerate(played.record[setting]):
+        drafted, accepted = rounds[rounds[:, 2] >= 0, :2].T.tolist()
+        found.append(Steps(drafted, accepted, int(played.emitted[setting, text]), str(ids[text]), str(tasks[text])))
+    return found
+
+
+def aiperf_record(steps: Steps, engine: str = "specdec_jax") -> dict[str, Any]:
+    """The fields of an AIPerf acceptance record, which vLLM's `speculative_decoding` block has too.
+
+    Emitted tokens are one more in `completion_tokens`: the other engines' first token comes from prefill, so a reader
+    counts one token that belongs to no round.
+    """
+    drafted, accepted = list(map(int, steps.drafted)), list(map(int, steps.accepted))
+    rounds, total = len(accepted), sum(accepted)
+    emitted = total + rounds if steps.emitted is None else steps.emitted
+    return {
+        "engine": engine,
+        "mean_acceptance_length": 1 + total / max(rounds, 1),
+        "draft_acceptance_rate": total / max(sum(drafted), 1),
+        "acceptance_histogram": {str(count): n for count, n in sorted(Counter(accepted).items())},
+        "num_accepted_draft_tokens": total,
+        "num_draft_tokens": sum(drafted),
+        "num_spec_steps": rounds,
+        "num_spec_tokens": max(drafted, default=0),
+        "completion_tokens": emitted + 1,
+        "per_step_accepted": accepted,
+        "per_step_drafted": drafted,
+        "id": steps.id,
+    }
+
+
+def spec_bench_answer(steps: Steps, model: str, seconds: float) -> dict[str, Any]:
+    """A line of a Spec-Bench answer file, without text; `seconds` is the decoding time of all rounds."""
+    emitted = [count + 1 for count in steps.accepted]
+    if steps.emitted is not None and emitted:
+        emitted[-1] -= sum(emitted) - steps.emitted
+    choice = {"index": 0, "turns": [""], "decoding_steps": [len(emitted)], "new_tokens": [sum(emitted)]}
+    choice |= {"wall_time": [seconds], "accept_lengths": emitted}
+    return {"question_id": steps.id, "category": steps.task, "model_id": model, "choices": [choice], "tstamp": 0.0}
+
+
+def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """A JSONL file, complete or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+
+def acceptance_curve(requests: Sequence[Steps], length: int) -> list[float]:
+    """Of rounds that drafted `length` tokens: the share in which the first i + 1 were all accepted; never rising.
+
+    Raises:
+        ValueError: no such round.
+    """
+    rounds = [pair for request in requests for pair in zip(request.drafted, request.accepted, strict=True)]
+    accepted = [count for drafted, count in rounds if drafted == length]
+    if not accepted:
+        raise ValueError(f"no round drafted {length} tokens")
+    return [float(np.mean(np.asarray(accepted) > place)) for place in range(length)]
+
+
+def synthetic_acceptance(rates: Sequence[float]) -> dict[str, str]:
+    """The options by which vLLM and llama.cpp accept drafts at these rates, whatever the models say."""
+    rounded = [round(rate, 4) for rate in rates]
+    config = {"num_speculative_tokens": len(rates), "rejection_sample_method": "synthetic"}
+    config["synthetic_acceptance_rates"] = rounded
+    return {
+        "vLLM": f"--speculative-config '{json.dumps(config)}'",
+        "llama.cpp": f"--spec-draft-n-max {len(rates)} --spec-synth-rates {','.join(f'{rate:g}' for rate in rounded)}",
+    }

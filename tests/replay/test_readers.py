@@ -1,0 +1,171 @@
+"""Other engines' logs: our traces degraded to each format, read back, and compared with their exact replay."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from experiments.lib.smoke import made_up_trace
+from specdec_jax.costs.published import costs_named
+from specdec_jax.metrics.advice import advise, static_rounds
+from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps
+from specdec_jax.replay.readers import log_of, log_of_trace, read_log
+from specdec_jax.replay.readers.aiperf import load_aiperf
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import save_trace
+from specdec_jax.replay.writers import (
+    acceptance_curve,
+    aiperf_record,
+    spec_bench_answer,
+    steps_of_replay,
+    synthetic_acceptance,
+    write_lines,
+)
+from specdec_jax.stopping import adaedl, goodput, hf_heuristic, static
+
+COSTS = costs_named("0.1,0.01")
+
+
+def whole(trace):
+    return advise(log_of_trace(trace), COSTS, 8)
+
+
+def vllm(steps):
+    """A response of vLLM: the block sits beside other things."""
+    block = {name: value for name, value in aiperf_record(steps).items() if name not in ("engine", "id")}
+    return {"choices": [{"text": "..."}], "metrics": {"time_to_first_token_ms": 3.0, "speculative_decoding": block}}
+
+
+WRITERS = {
+    "aiperf.jsonl": aiperf_record,
+    "vllm.jsonl": vllm,
+    "spec_bench.jsonl": lambda steps: spec_bench_answer(steps, "x", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("drafted", (3, 5))
+def test_a_degraded_trace_bounds_what_the_whole_one_says(tmp_path, name, drafted):
+    """Exact where k + 1 divides the log's, and the truth within the bounds for every other length."""
+    trace = made_up_trace(0.0, texts=30)
+    write_lines(tmp_path / name, [WRITERS[name](steps) for steps in static_rounds(trace, drafted)])
+    log, truth = read_log(tmp_path / name), whole(trace)
+    assert 0 < log.num_open < trace.num_positions and not log.exact
+    found, bounds = advise(log, COSTS, 8), [whole(each) for each in (log.low, log.high)]
+    for length, choice in enumerate(truth.lengths):
+        low, high = (each.lengths[length].speedup.estimate for each in bounds)
+        exact = choice.speedup.estimate
+        assert low - 1e-9 <= exact <= high + 1e-9
+        aligned = (drafted + 1) % (length + 1) == 0
+        assert (high - low < 1e-9) == aligned, (length, low, high)
+        assert found.lengths[length].speedup.low <= exact <= found.lengths[length].speedup.high
+    assert abs(found.lengths[4].speedup.estimate / truth.lengths[4].speedup.estimate - 1) < 0.03
+
+
+def test_every_decided_position_is_the_traces(tmp_path):
+    trace = made_up_trace(1.0)
+    played = replay(trace, hf_heuristic(), record=True, max_draft_length=6)
+    path = tmp_path / "log.jsonl"
+    write_lines(path, [aiperf_record(steps) for steps in steps_of_replay(played, trace)])
+    log = load_aiperf(path)
+    assert log.about["ids"] == trace.about["ids"]
+    for bits, accepted, length in zip(log.bits, trace.accepted, trace.length, strict=True):
+        assert len(bits) == length and set(bits.tolist()) == {ACCEPTED, REJECTED, OPEN}
+        known = bits != OPEN
+        np.testing.assert_array_equal(bits[known] == ACCEPTED, accepted[:length][known])
+    # With the open positions answered as the trace has them, any rule by lengths makes the trace's own rounds.
+    answered = [
+        np.where(bits == OPEN, row[: len(bits)], bits) for bits, row in zip(log.bits, trace.accepted, strict=True)
+    ]
+    again = log._replace(bits=answered).filled()
+    for policy in (static(), goodput(), hf_heuristic()):
+        one, other = (replay(each, policy, max_draft_length=6) for each in (again, trace._replace(limit=trace.length)))
+        np.testing.assert_array_equal(one.rounds, other.rounds)
+
+
+def test_rules_that_read_distributions_are_refused():
+    log = log_of(log_of_steps([Steps([3, 3], [3, 1])], {}))
+    with pytest.raises(ValueError, match="reads the drafter's distributions"):
+        replay(log.likely, adaedl())
+
+
+def test_by_hand():
+    """Two of two, and the bonus is open; one of two; none of none; two of two, whose bonus a stop cut off."""
+    log = log_of_steps([Steps([2, 2, 0, 2], [2, 1, 0, 2], 8)], {})
+    assert log.bits[0].tolist() == [1, 1, -1, 1, 0, -1, 1, 1]
+    assert log.filled(REJECTED).run[0, :8].tolist() == [2, 1, 0, 1, 0, 0, 2, 1]
+    assert log.filled(ACCEPTED).run[0, :8].tolist() == [4, 3, 2, 1, 0, 3, 2, 1]
+    assert log.chance == 2 / 3  # of three rounds that came to their last draft
+
+
+def test_a_histogram_is_read_where_all_drafts_have_one_length(tmp_path):
+    block = {"acceptance_histogram": [2, 1, 0, 1], "num_spec_tokens": 3, "num_draft_tokens": 12}
+    path = tmp_path / "summary.jsonl"
+    write_lines(path, [{"metrics": {"speculative_decoding": block | {"num_accepted_draft_tokens": 4}}}])
+    log = read_log(path)
+    assert log.likely.length.tolist() == [8] and log.num_open == 1 and "no order" in log.notes[0]
+    write_lines(path, [block | {"num_draft_tokens": 11}])
+    with pytest.raises(ValueError, match=r"summary\.jsonl:1: .*draft lengths vary"):
+        read_log(path)
+
+
+def test_parquet(tmp_path):
+    trace = made_up_trace()
+    rows = [{"request": steps.id, "metrics": json.dumps(vllm(steps)["metrics"])} for steps in static_rounds(trace, 4)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:5]), tmp_path / "part-0.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows[5:]), tmp_path / "part-1.parquet")
+    log = read_log(tmp_path)
+    np.testing.assert_array_equal(log.likely.length, trace.length)
+
+
+def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"pip install 'specdec-jax\[parquet\]'"):
+        read_log(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"per_step_accepted": [2], "per_step_drafted": [1]}', "accepts 0 to as many tokens as it drafts"),
+        ('{"per_step_accepted": [1, 1], "per_step_drafted": [1]}', "[1, 1] accepted"),
+        ('{"per_step_accepted": [1]}', "log.jsonl:1: no record of steps (KeyError: 'per_step_drafted')"),
+        ('{"per_step_accepted": [1], "per_step_drafted": [2], "num_draft_tokens": 3}', "num_draft_tokens is 3"),
+        ('{"text": "nothing"}', "no request in it has per_step_accepted"),
+        ('{"question_id": 1, "choices": [{"turns": []}]}', "log.jsonl:1: no answer of Spec-Bench"),
+        ('{"question_id": 1, "choices": [{"accept_lengths": [1, 0]}]}', "rounds of 1 to"),
+        ("no json", "log.jsonl:1: not JSON"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_no_log_is_refused_by_name(tmp_path, line, says):
+    path = tmp_path / "log.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError) as error:
+        read_log(path)
+    assert says in str(error.value)
+
+
+def test_options_of_another_format_are_refused(tmp_path):
+    save_trace(tmp_path / "t.npz", made_up_trace())
+    for options in ({"drafter": "acc_ngram"}, {"draft_length": 3}):
+        with pytest.raises(ValueError, match="log of trace"):
+            read_log(tmp_path / "t.npz", **options)
+    write_lines(tmp_path / "a.jsonl", [spec_bench_answer(Steps([5], [3]), "x", 1.0)])
+    assert read_log(tmp_path / "a.jsonl", draft_length=5).num_open == 0
+    assert read_log(tmp_path / "a.jsonl").num_open == 1
+    with pytest.raises(ValueError, match="rounds of 1 to 3 tokens"):
+        read_log(tmp_path / "a.jsonl", draft_length=2)
+
+
+def test_a_curve_is_unconditional_and_reads_full_rounds_alone():
+    """Of three rounds of three drafts, two accept the first, one the second; the cut one counts for nothing."""
+    rates = acceptance_curve([Steps([3, 3, 3, 1], [0, 1, 2, 1])], 3)
+    np.testing.assert_allclose(rates, [2 / 3, 1 / 3, 0])
+    options = synthetic_acceptance(rates)
+    assert '"synthetic_acceptance_rates": [0.6667, 0.3333, 0.0]' in options["vLLM"]
+    assert options["llama.cpp"] == "--spec-draft-n-max 3 --spec-synth-rates 0.6667,0.3333,0"
