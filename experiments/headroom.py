@@ -2,7 +2,7 @@
 
 Question:  Between the best static length and the oracle: how much is there, by data set, drafter and c, and how much of
            it do rules get? With --sweep: does a speed-up predicted from other settings agree with a measured one?
-Command:   python -m experiments.headroom LOGS... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05] [--out FOLDER]
+Command:   python -m experiments.headroom LOGS TRACES... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05] [--out FOLDER]
            python -m experiments.headroom --sweep data.json
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
 Time:      four minutes on 2 cores for SpecDecode-Bench and a trace, seconds for a sweep
@@ -40,7 +40,7 @@ from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.replay.readers import kind_of, read_exact
 from specdec_jax.replay.readers.specdecode_bench import DRAFTERS
 
-LENGTH_RULES = ("hf-heuristic", "gamma-tuning", "accepted-length-ema", "goodput", "bandit")
+LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")
 LOOKUP = "n-gram lookup"
 CHAINS = (3, 5, 7)  # draft lengths of SpecBundle's chains
@@ -92,7 +92,7 @@ def sources_of(options: Headroom) -> list[Source]:
         drafters = list(DRAFTERS) if path.exists() and kind_of(path) == "SpecDecode-Bench" else [None]
         for drafter in drafters:
             trace = read_exact(path, drafter=drafter)
-            name, temperature = drafter_of(trace), round(float(trace.temperature.max()), 6)
+            name, temperature = Path(drafter_of(trace)).name, round(float(trace.temperature.max()), 6)
             words = [f"0,{slope:g}" for slope in options.slopes] if name == LOOKUP else map(str, options.ratios)
             for word in words:
                 costs = costs_named(word, longest=options.max_draft_length)
@@ -121,10 +121,10 @@ class Line(NamedTuple):
 
 
 def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
-    """A line a data set."""
-    found = []
+    """A line a data set of a public log, and a line a trace of ours."""
+    found, several = [], len(source.tasks) > 1 and source.trace.lengths_only
     for task, texts in source.tasks.items():
-        if task == ALL and len(source.tasks) > 1:
+        if (task == ALL) == several:
             continue
         here = {row["what"]: row for row in runs.of_source(rows, source, task)}
         static = here[STATIC]

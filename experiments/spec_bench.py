@@ -2,9 +2,10 @@
 
 Question:  How much faster is a method than plain decoding on Spec-Bench's tasks, as Spec-Bench counts it and in total?
 Command:   python -m experiments.spec_bench BASELINE.jsonl METHOD.jsonl [METHOD.jsonl ...] [--retokenise FOLDER]
-           python -m experiments.spec_bench RUN/ [--out FOLDER]    answer files of a run of experiments.compare
+           python -m experiments.spec_bench RUN/ [--out FOLDER]    files of a run of experiments.compare
 Time:      seconds
-Output:    a table a method; or, for a run folder, a file <method>-temp<temperature>.jsonl for each of both in --out
+Output:    a table a method; or, for a run folder, a file <method>-temp<temperature>.jsonl for each of both in --out,
+           and beside it .aiperf.jsonl, the acceptance records of NVIDIA's AIPerf
 
 Answer files are those of https://github.com/hemingkx/Spec-Bench (arXiv 2401.07851): a JSON object a question, with new
 tokens, seconds and decoding steps a turn. Its report (evaluation/speed.py) takes each question's tokens/s, averages
@@ -32,6 +33,7 @@ from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows, write_text
 from experiments.lib.terminal import Whole
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
+from specdec_jax.replay.writers import aiperf_summary, write_lines
 from specdec_jax.text.json_lines import json_lines
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
@@ -209,7 +211,7 @@ def _parse(entry: Any, where: str) -> Answer:
 
 
 def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
-    """Writes the answer files of a run of `experiments.compare`, one a method and temperature, and returns their paths.
+    """Writes the files of a run of `experiments.compare`, two a method and temperature; returns the answers' paths.
 
     A repeat of a prompt is a choice. Only first turns are decoded there. Rounds come as a histogram, so accept_lengths
     are sorted, not in time.
@@ -220,6 +222,7 @@ def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     folder = Path(folder)
     out = folder / "answers" if out is None else Path(out)
     files: dict[str, dict[str, Answer]] = defaultdict(dict)
+    records: dict[str, list[dict[str, Any]]] = defaultdict(list)
     try:
         started = datetime.fromisoformat(read_manifest(folder)["started"]).timestamp()
         for row in read_rows(folder):
@@ -236,6 +239,8 @@ def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
                 accept_lengths=[1 + n for n, rounds in enumerate(row["acceptance_histogram"]) for _ in range(rounds)],
             )
             answer.choices.append(choice)
+            counts = row["acceptance_histogram"], row["num_draft_tokens"], row["num_emitted_tokens"]
+            records[name].append(aiperf_summary(*counts, f"{prompt}-{choice.index}"))
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
     if not files:
@@ -243,6 +248,7 @@ def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for name, answers in files.items():
         write_answers(out / f"{name}.jsonl", answers.values())
+        write_lines(out / f"{name}.aiperf.jsonl", records[name])
     return [out / f"{name}.jsonl" for name in files]
 
 

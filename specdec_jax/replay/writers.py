@@ -6,7 +6,6 @@ unconditional: entry i is the probability that the first i + 1 drafts are all ac
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,29 +31,37 @@ def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Step
     return found
 
 
-def aiperf_record(steps: Steps, engine: str = "specdec_jax") -> dict[str, Any]:
-    """The fields of an AIPerf acceptance record, which vLLM's `speculative_decoding` block has too.
+def aiperf_summary(
+    histogram: Sequence[int], drafted: int, emitted: int, name: str = "", engine: str = "specdec_jax"
+) -> dict[str, Any]:
+    """AIPerf's acceptance record of a request, without its rounds; entry i of `histogram` counts those that accepted i.
 
     Emitted tokens are one more in `completion_tokens`: the other engines' first token comes from prefill, so a reader
     counts one token that belongs to no round.
     """
-    drafted, accepted = list(map(int, steps.drafted)), list(map(int, steps.accepted))
-    rounds, total = len(accepted), sum(accepted)
-    emitted = total + rounds if steps.emitted is None else steps.emitted
+    rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
+    longest = len(histogram) - 1
     return {
         "engine": engine,
         "mean_acceptance_length": 1 + total / max(rounds, 1),
-        "draft_acceptance_rate": total / max(sum(drafted), 1),
-        "acceptance_histogram": {str(count): n for count, n in sorted(Counter(accepted).items())},
+        "draft_acceptance_rate": total / max(drafted, 1),
+        "acceptance_histogram": {str(count): int(n) for count, n in enumerate(histogram) if n},
         "num_accepted_draft_tokens": total,
-        "num_draft_tokens": sum(drafted),
+        "num_draft_tokens": int(drafted),
         "num_spec_steps": rounds,
-        "num_spec_tokens": max(drafted, default=0),
-        "completion_tokens": emitted + 1,
-        "per_step_accepted": accepted,
-        "per_step_drafted": drafted,
-        "id": steps.id,
+        "num_spec_tokens": longest if drafted == longest * rounds else None,
+        "completion_tokens": int(emitted) + 1,
+        "id": name,
     }
+
+
+def aiperf_record(steps: Steps, engine: str = "specdec_jax") -> dict[str, Any]:
+    """The same with every round, as vLLM's `speculative_decoding` block has them too."""
+    drafted, accepted = list(map(int, steps.drafted)), list(map(int, steps.accepted))
+    histogram = np.bincount(accepted, minlength=max(drafted, default=0) + 1).tolist() if accepted else []
+    emitted = sum(accepted) + len(accepted) if steps.emitted is None else steps.emitted
+    summary = aiperf_summary(histogram, sum(drafted), emitted, steps.id, engine)
+    return summary | {"per_step_accepted": accepted, "per_step_drafted": drafted}
 
 
 def spec_bench_answer(steps: Steps, model: str, seconds: float) -> dict[str, Any]:

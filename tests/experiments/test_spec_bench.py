@@ -9,6 +9,7 @@ from tiny_weights import write_tokenizer
 from configs.base import CompareConfig, Method
 from experiments.lib.run_folder import RunFolder
 from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of, write_answers
+from specdec_jax.replay.readers import read_log
 
 # Tokens and seconds by turn: two questions of MT-bench, one of another task, one that only we know.
 PLAIN = {81: ("writing", [10, 30], [1, 3]), 101: ("math", [80], [2]), 321: ("qa", [6], [1]), "x-1": ("code", [9], [3])}
@@ -165,6 +166,7 @@ def run(tmp_path):
             for repeat in range(2):
                 row = {"prompt_id": prompt, "category": "code", "method": method, "temperature": 0.8, "repeat": repeat}
                 row |= {"seconds": seconds, "prefill_seconds": 0.5, "num_emitted_tokens": 8, "num_rounds": 4}
+                row |= {"num_draft_tokens": 2 * sum(histogram[1:]) + 2 * histogram[0] * (method != "plain")}
                 folder.append(row | {"acceptance_histogram": histogram, "text": f"{method} {repeat}"})
     return folder
 
@@ -181,11 +183,13 @@ def test_a_run_folder_becomes_answer_files(run, capsys):
     assert first.choices[1] == Choice(1, ["static 2/b 1"], [4], [8], [1.0], [1, 3, 3])
     overall = speeds(read_answers(paths[0]), read_answers(paths[1]))[-1]
     assert overall.speedup_total == pytest.approx(2.5) and overall.mean_accepted_tokens == pytest.approx(7 / 3)
+    log = read_log(paths[1].with_suffix(".aiperf.jsonl"))  # three rounds of two drafts: none accepted, two, two
+    assert log.likely.length.tolist() == [7] * 4 and log.num_open == 8 and log.low.accepted.sum() == 16
 
 
 def test_answer_files_go_where_they_are_told(run, tmp_path, capsys):
     assert main([str(run.path), "--out", str(tmp_path / "here" / "there")]) == 0
-    assert len(list((tmp_path / "here" / "there").glob("*.jsonl"))) == 2
+    assert len(list((tmp_path / "here" / "there").glob("*.jsonl"))) == 4
 
 
 def test_a_run_without_results_or_of_another_kind_is_an_error(run, tmp_path, capsys):

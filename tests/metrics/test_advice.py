@@ -92,22 +92,8 @@ def test_a_threshold_is_judged_on_texts_that_did_not_choose_it():
 def test_the_command(tmp_path, capsys):
     save_trace(tmp_path / "t.npz", made_up_trace())
     report = tmp_path / "advice.json"
-    assert (
-        main(
-            [
-                "advise",
-                str(tmp_path / "t.npz"),
-                "--costs",
-                "0.05,0.03",
-                "--batch-sizes",
-                "1",
-                "64",
-                "--json",
-                str(report),
-            ]
-        )
-        == 0
-    )
+    options = ["--costs", "0.05,0.03", "--batch-sizes", "1", "512", "--json", str(report)]
+    assert main(["advise", str(tmp_path / "t.npz"), *options]) == 0
     page, numbers = capsys.readouterr().out, json.loads(report.read_text())
     assert "not at a batch of 512." in page and "--speculative-config '{" in page and "Thresholds" in page
     assert [advice["batch"] for advice in numbers["advice"]] == [1, 512]

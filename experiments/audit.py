@@ -1,0 +1,167 @@
+"""Is another engine's speculative decoding lossless?
+
+Question:  Do texts that transformers samples with assisted generation have the target's distribution? And where greedy
+           texts differ from plain decoding's, is it rounding, or another choice?
+Command:   python -m experiments.audit [--samples 4000] [--greedy 40]
+Time:      twenty minutes on 2 cores, and some more to make the environment with torch, once
+Expected:  docs/losslessness.md has the table; exit code 1 where a way of decoding is biased, or where the one that is
+           biased on purpose is not found out
+Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a way of decoding), table.md and the models; a
+           stopped run goes on with the same --out
+
+A target of four tokens and its drafter are written in Hugging Face format. The distribution of four tokens after a
+prompt is enumerated by this package from the same files, and the engine's samples are compared with it by chi-square;
+sequences that are expected fewer than five times are pooled. "Seen from" is the chi-square distance (the sum of
+(p - q)^2 / p) of a bias that this many samples show in nine of ten runs. A greedy text that differs from plain
+decoding's is rounding where the two tokens' logits are nearly the same there.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from scipy import optimize, stats
+
+from experiments.lib.cells import markdown
+from experiments.lib.commands import exit_codes, parsed, terminal
+from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.options import Output, check_least
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.terminal import publish
+from specdec_jax.loading import load_model
+
+SIDE = Path(__file__).parent / "lib" / "peer_sides" / "audit_side.py"
+CONTROL = "biased on purpose"
+LEVEL = 1e-4  # of a test; a run has about ten
+FEWEST = 5  # expected samples of a cell
+NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # a gap of logits that rounding may turn over
+
+
+@dataclass(frozen=True)
+class Audit(Output):
+    """Sample another engine and compare with the exact distribution."""
+
+    samples: int = 4000
+    """Texts sampled each way."""
+    greedy: int = 40
+    """Greedy texts compared with plain decoding's."""
+    environments: str = "runs/environments"
+    """Folder of the environment with torch."""
+    install_seconds: float = 3600.0
+    """Most time for making it."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "samples", "greedy")
+
+
+@exit_codes()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Samples and reports; 1 where something is biased that should not be, or the other way round."""
+    return audit(parsed(Audit, __doc__, arguments), terminal())
+
+
+def audit(config: Audit, console: Console) -> int:
+    """Samples what is missing and writes the run folder."""
+    try:
+        with console.status("The environment with torch"):
+            where, names = Path(config.environments), ("torch", "transformers")
+            python = python_of("requirements-peers.txt", where, seconds=config.install_seconds, packages=names)
+    except NoEnvironment as error:
+        console.print(f"Nothing is audited: {error}", style="yellow")
+        return 0
+    folder = RunFolder.create("audit", config, config.out)
+    out = folder.path / "samples"
+    out.mkdir(exist_ok=True)
+    with console.status("Sampling with transformers"):
+        command = [str(python), str(SIDE), str(out), str(config.samples), str(config.greedy)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"transformers: {done.stderr.strip().splitlines()[-1]}")
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    law = exact_law(out / "target", found[0]["prompt"], found[0]["vocab"], found[0]["length"])
+    rows = [judged(entry, law) for entry in found]
+    for row in rows:
+        if row["method"] not in {written["method"] for written in folder.rows()}:
+            folder.append(row)
+    publish(folder, f"{found[0]['versions']}, float32 on a CPU.\n\n{table(rows)}\n", console)
+    wrong = [row["method"] for row in rows if row["biased"] != (row["method"] == CONTROL)]
+    for method in wrong:
+        console.print(f"{method}: {'not found to be biased' if method == CONTROL else 'biased'}", style="red")
+    return 1 if wrong else 0
+
+
+def exact_law(model: Path, prompt: Sequence[int], vocab: int, length: int) -> np.ndarray:
+    """[vocab ** length] float64: the probability of every sequence of tokens after the prompt, by this package."""
+    loaded = load_model(str(model), dtype="float32")
+    sequences = np.array(list(itertools.product(range(vocab), repeat=length)), np.int32)
+    tokens = np.concatenate([np.tile(np.array(prompt, np.int32), (len(sequences), 1)), sequences], axis=1)
+    cache = loaded.model.init_cache(loaded.params, len(tokens), tokens.shape[1])
+    logits, _ = loaded.model.apply(loaded.params, jnp.asarray(tokens), cache)
+    places = slice(len(prompt) - 1, -1)
+    log_prob = np.asarray(jax.nn.log_softmax(logits[:, places, :vocab], axis=-1), np.float64)
+    return np.exp(np.take_along_axis(log_prob, sequences[..., None], axis=2).sum(axis=(1, 2)))
+
+
+def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
+    """The verdict on one way of decoding."""
+    if "error" in entry:
+        return {"method": entry["method"], "biased": entry["method"] == CONTROL, "error": entry["error"]}
+    counts, gaps = np.array(entry["counts"], float), entry["gaps"]
+    statistic, cells = chi_square(counts, law)
+    p_value = float(stats.chi2.sf(statistic, cells - 1))
+    turned = {dtype: [gap for gap in gaps[dtype] if gap > NEAR[dtype]] for dtype in gaps}
+    return {
+        "method": entry["method"],
+        "samples": int(counts.sum()),
+        "cells": cells,
+        "statistic": statistic,
+        "p_value": p_value,
+        "seen_from": smallest_seen(cells - 1) / counts.sum(),
+        "greedy": entry["prompts"],
+        "differ": {dtype: len(gaps[dtype]) for dtype in gaps},
+        "largest_gap": {dtype: max(gaps[dtype], default=0.0) for dtype in gaps},
+        "biased": p_value < LEVEL or any(turned.values()),
+    }
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic, and its cells: those that are expected too rarely are one."""
+    expected = law / law.sum() * counts.sum()
+    rare = expected < FEWEST
+    observed, expected = (np.append(each[~rare], each[rare].sum()) for each in (counts, expected))
+    some = expected > 0
+    return float(((observed - expected)[some] ** 2 / expected[some]).sum()), int(some.sum())
+
+
+def smallest_seen(degrees: int) -> float:
+    """The noncentrality that a test at LEVEL finds in nine of ten runs."""
+    limit = stats.chi2.isf(LEVEL, degrees)
+    return float(optimize.brentq(lambda shift: stats.ncx2.sf(limit, degrees, shift) - 0.9, 1e-3, 1e4))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a way of decoding."""
+    cells = []
+    for row in rows:
+        if "error" in row:
+            cells.append([row["method"], *["–"] * 5, f"does not run: {row['error'][:80]}"])
+            continue
+        test = f"{row['statistic']:.0f} / {row['cells'] - 1}", f"{row['p_value']:.2g}", f"{row['seen_from']:.3f}"
+        greedy = [f"{row['differ'][d]} of {row['greedy']} (gap {row['largest_gap'][d]:.2g})" for d in NEAR]
+        verdict = "biased" if row["biased"] else "lossless, as far as tested"
+        cells.append([row["method"], *test, *greedy, verdict])
+    heads = ["decoding", "chi-square / degrees", "p", "seen from", "greedy, float32: differ", "bfloat16: differ"]
+    return markdown([*heads, "verdict"], cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
