@@ -6,7 +6,7 @@ Command:   python -m experiments.headroom LOGS TRACES... [--ratios 0.05 0.1 0.2]
            python -m experiments.headroom --sweep data.json
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
 Time:      four minutes on 2 cores for SpecDecode-Bench and a trace, seconds for a sweep
-Expected:  docs/advice.md has the table of the sweep
+Expected:  docs/headroom.md and docs/advice.md have the tables
 Output:    runs/headroom-<time>/ with manifest.json, results.jsonl (a line a log, machine, task and rule), table.md and
            headroom.png; a stopped run goes on with the same --out. --sweep prints a table
 
@@ -111,6 +111,7 @@ class Line(NamedTuple):
     length: float  # the best static one, over all texts
     speedup: dict[str, runs.Interval]  # by rule, over plain decoding
     over: dict[str, runs.Interval]  # over the best static length, paired
+    public: bool  # a log of accepted lengths, not a trace
 
     @property
     def machine(self) -> str:
@@ -131,8 +132,8 @@ def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
         length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]
         over = {name: runs.gain(row, static) for name, row in here.items() if name != STATIC}
         speedup = {name: runs.speedup(row) for name, row in here.items()}
-        name = source.group.rpartition(": ")[0]
-        found.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over))
+        name, public = source.group.rpartition(": ")[0], source.trace.lengths_only
+        found.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over, public))
     return found
 
 
@@ -150,18 +151,19 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def picture(lines: Sequence[Line]) -> Figure:
-    """Oracle (rings) and the best rule (dots) over the best static length, by data set, a panel a drafter."""
-    panels: dict[str, list[Line]] = defaultdict(list)
+    """Oracle (rings) and the best rule (dots) over the best static length: a panel a public drafter, one for traces."""
+    panels: dict[str, dict[str, Line]] = defaultdict(dict)
     for line in lines:
-        panels[f"{line.drafter}, {at_temperature(line.temperature)}"].append(line)
-    most = max(map(len, panels.values()))
-    figure = Figure(figsize=(4.2 * min(len(panels), 3), (1.2 + 0.24 * most) * -(-len(panels) // 3)), dpi=150)
+        if line.public:
+            panels[line.drafter][f"{line.task}, {line.machine}"] = line
+        else:
+            panels["traces"][f"{line.drafter}, {at_temperature(line.temperature)}, {line.machine}"] = line
+    figure = Figure(figsize=(4.6 * len(panels), 1.2 + 0.27 * max(map(len, panels.values()))), dpi=110)
     figure.set_layout_engine("constrained")
-    grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False, sharex=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, mine) in zip(grid.flat, panels.items(), strict=False):
-        for place, line in enumerate(mine):
+    for axes, (title, mine) in zip(
+        figure.subplots(1, len(panels), squeeze=False, sharex=True)[0], panels.items(), strict=True
+    ):
+        for place, line in enumerate(mine.values()):
             ceiling = line.over[ORACLE]
             rules = [interval for name, interval in line.over.items() if name != ORACLE]
             best = max(rules, key=lambda interval: interval.estimate)
@@ -170,7 +172,7 @@ def picture(lines: Sequence[Line]) -> Figure:
             axes.plot([best.low, best.high], [place, place], color="#1f77b4", lw=1.4)
             axes.plot([best.estimate], [place], "o", color="#1f77b4", ms=4)
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
-        axes.set_yticks(range(len(mine)), [f"{line.task}, {line.machine}" for line in mine], fontsize=7)
+        axes.set_yticks(range(len(mine)), list(mine), fontsize=7)
         axes.set_ylim(len(mine) - 0.5, -0.5)
         plain_axes(axes, title)
     figure.supxlabel("over the best static length: oracle (ring), best rule (dot, 95 %)", fontsize=9)
