@@ -10,9 +10,10 @@ Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a way of
            stopped run goes on with the same --out
 
 A target of four tokens and its drafter are written in Hugging Face format. The distribution of four tokens after a
-prompt is enumerated by this package from the same files, and the engine's samples are compared with it by chi-square;
-sequences that are expected fewer than five times are pooled. "Seen from" is the chi-square distance (the sum of
-(p - q)^2 / p) of a bias that this many samples show in nine of ten runs. A greedy text that differs from plain
+prompt is enumerated by this package from the same files, and the engine's samples are compared with it by chi-square:
+the first token, the first two, and so on, the smallest p counting as often as there are tests. Sequences that are
+expected fewer than five times are pooled. "Seen from" is the chi-square distance (the sum of (p - q)^2 / p) of a bias
+that this many samples show in nine of ten runs, wherever it is. A greedy text that differs from plain
 decoding's is rounding where the two tokens' logits are nearly the same there.
 """
 
@@ -116,16 +117,22 @@ def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
     if "error" in entry:
         return {"method": entry["method"], "biased": entry["method"] == CONTROL, "error": entry["error"]}
     counts, gaps = np.array(entry["counts"], float), entry["gaps"]
-    statistic, cells = chi_square(counts, law)
-    p_value = float(stats.chi2.sf(statistic, cells - 1))
+    tests = []  # of the first token, the first two, ...: a bias shows best where it is
+    for length in range(1, entry["length"] + 1):
+        prefixes = [each.reshape(entry["vocab"] ** length, -1).sum(axis=1) for each in (counts, law)]
+        statistic, cells = chi_square(*prefixes)
+        tests.append((float(stats.chi2.sf(statistic, cells - 1)), statistic, cells, length))
+    least, statistic, cells, length = min(tests)
+    p_value = min(1.0, least * len(tests))
     turned = {dtype: [gap for gap in gaps[dtype] if gap > NEAR[dtype]] for dtype in gaps}
     return {
         "method": entry["method"],
         "samples": int(counts.sum()),
+        "tokens": length,
         "cells": cells,
         "statistic": statistic,
         "p_value": p_value,
-        "seen_from": smallest_seen(cells - 1) / counts.sum(),
+        "seen_from": smallest_seen(tests[-1][2] - 1, LEVEL / len(tests)) / counts.sum(),
         "greedy": entry["prompts"],
         "differ": {dtype: len(gaps[dtype]) for dtype in gaps},
         "largest_gap": {dtype: max(gaps[dtype], default=0.0) for dtype in gaps},
@@ -142,9 +149,9 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:
     return float(((observed - expected)[some] ** 2 / expected[some]).sum()), int(some.sum())
 
 
-def smallest_seen(degrees: int) -> float:
-    """The noncentrality that a test at LEVEL finds in nine of ten runs."""
-    limit = stats.chi2.isf(LEVEL, degrees)
+def smallest_seen(degrees: int, level: float) -> float:
+    """The noncentrality that a test at this level finds in nine of ten runs."""
+    limit = stats.chi2.isf(level, degrees)
     return float(optimize.brentq(lambda shift: stats.ncx2.sf(limit, degrees, shift) - 0.9, 1e-3, 1e4))
 
 
@@ -155,11 +162,22 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if "error" in row:
             cells.append([row["method"], *["–"] * 5, f"does not run: {row['error'][:80]}"])
             continue
-        test = f"{row['statistic']:.0f} / {row['cells'] - 1}", f"{row['p_value']:.2g}", f"{row['seen_from']:.3f}"
+        test = (
+            f"{row['statistic']:.0f} / {row['cells'] - 1} ({row['tokens']})",
+            f"{row['p_value']:.2g}",
+            f"{row['seen_from']:.3f}",
+        )
         greedy = [f"{row['differ'][d]} of {row['greedy']} (gap {row['largest_gap'][d]:.2g})" for d in NEAR]
         verdict = "biased" if row["biased"] else "lossless, as far as tested"
         cells.append([row["method"], *test, *greedy, verdict])
-    heads = ["decoding", "chi-square / degrees", "p", "seen from", "greedy, float32: differ", "bfloat16: differ"]
+    heads = [
+        "decoding",
+        "chi-square / degrees (tokens)",
+        "p",
+        "seen from",
+        "greedy, float32: differ",
+        "bfloat16: differ",
+    ]
     return markdown([*heads, "verdict"], cells)
 
 

@@ -11,19 +11,20 @@ import tiny_weights
 from experiments import audit
 from specdec_jax.loading import load_model
 
+SHAPE = {"vocab": 4, "length": 4}
 LAW = np.random.default_rng(0).dirichlet(np.ones(256))
 
 
 def entry(law=LAW, samples=4000, gaps=(), method="assisted", seed=1):
     counts = np.random.default_rng(seed).multinomial(samples, law).tolist()
-    return {"method": method, "counts": counts, "gaps": {"float32": list(gaps), "bfloat16": []}, "prompts": 40}
+    return {"method": method, "counts": counts, "gaps": {"float32": list(gaps), "bfloat16": []}, "prompts": 40} | SHAPE
 
 
 def test_chance_is_no_bias_and_a_bias_is_found():
     p_values = [audit.judged(entry(seed=seed), LAW)["p_value"] for seed in range(40)]
     assert min(p_values) > audit.LEVEL and 0.2 < np.mean(p_values) < 0.8
     bias = LAW.copy()
-    bias[:64] *= 1.3  # a first token that is too probable
+    bias[:64] *= 1.5  # a first token that is too probable
     row = audit.judged(entry(bias / bias.sum()), LAW)
     assert row["biased"] and row["p_value"] < 1e-6
     distance = ((bias / bias.sum() - LAW) ** 2 / LAW).sum()
@@ -31,7 +32,7 @@ def test_chance_is_no_bias_and_a_bias_is_found():
 
 
 def test_the_smallest_bias_that_is_promised_is_found_in_nine_of_ten_runs():
-    shift = np.resize([1.0, -1.0], 256) * np.sqrt(audit.smallest_seen(255) / 100_000)
+    shift = np.resize([1.0, -1.0], 256) * np.sqrt(audit.smallest_seen(255, audit.LEVEL / 4) / 100_000)
     bias = LAW * (1 + shift)
     found = [audit.judged(entry(bias / bias.sum(), 100_000, seed=seed), LAW)["biased"] for seed in range(60)]
     assert 0.75 < np.mean(found) < 0.99
@@ -60,7 +61,7 @@ def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch
     side = tmp_path / "side.py"
     bias = LAW * np.where(np.arange(256) < 64, 2.0 if control_is_biased else 1.0, 1.0)
     for number, made in enumerate((entry(), entry(bias / bias.sum(), method=audit.CONTROL))):
-        extra = {"versions": "x", "prompt": [0], "vocab": 4, "length": 4}
+        extra = {"versions": "x", "prompt": [0]}
         (tmp_path / f"{number}.json").write_text(json.dumps(made | extra))
     side.write_text(f"import shutil, sys\nfor n in '01': shutil.copy(r'{tmp_path}/' + n + '.json', sys.argv[1])\n")
     monkeypatch.setattr(audit, "SIDE", side)

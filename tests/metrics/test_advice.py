@@ -94,7 +94,7 @@ def test_the_command(tmp_path, capsys):
     report = tmp_path / "advice.json"
     options = ["--costs", "0.05,0.03", "--batch-sizes", "1", "512", "--json", str(report)]
     assert main(["advise", str(tmp_path / "t.npz"), *options]) == 0
-    page, numbers = capsys.readouterr().out, json.loads(report.read_text())
+    page, numbers = " ".join(capsys.readouterr().out.split()), json.loads(report.read_text())
     assert "not at a batch of 512." in page and "--speculative-config '{" in page and "Thresholds" in page
     assert [advice["batch"] for advice in numbers["advice"]] == [1, 512]
     assert main(["advise", str(tmp_path / "t.npz"), "--costs", "3"]) == 1
