@@ -232,7 +232,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "the package without contrib and distillation": (27_880, 22_000),
     "contrib": (3_170, 2_500),
     "distillation": (2_400, 2_500),
-    "experiments": (9_490, 7_000),
+    "experiments": (9_520, 7_000),
     "tests": (27_000, 18_000),
     "ten central files": (1_705, 1_700),
 }
