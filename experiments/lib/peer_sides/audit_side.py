@@ -19,20 +19,17 @@ from transformers.generation import utils
 VOCAB, LENGTH, PROMPT = 4, 4, (1, 2, 1, 3, 1, 2)  # lookup finds (1, 2) in the prompt
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 GREEDY_LENGTH = 32
-PLAIN = "plain"
+NOISE = 0.35  # of the drafter: about half of its drafts are rejected
+PLAIN, HEURISTIC = "plain", "heuristic"
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
-METHODS = {  # options of `generate` and of the drafter's generation config
-    PLAIN: ({}, None),
-    "assisted, 1 token": ({}, {"num_assistant_tokens": 1} | CONSTANT),
+METHODS = {  # options of `generate` and of the drafter's generation config; the most telling first
     "assisted, 3 tokens": ({}, {"num_assistant_tokens": 3} | CONSTANT),
-    "assisted, heuristic": (
-        {},
-        {"num_assistant_tokens": 2} | CONSTANT | {"num_assistant_tokens_schedule": "heuristic"},
-    ),
-    "assisted, confidence 0.4": ({}, {"num_assistant_tokens": 3} | CONSTANT | {"assistant_confidence_threshold": 0.4}),
-    "assisted, early exit": ({"assistant_early_exit": 1}, {}),
-    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, None),
     "biased on purpose": ({}, {"num_assistant_tokens": 3} | CONSTANT),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, None),
+    "assisted, confidence 0.4": ({}, {"num_assistant_tokens": 3} | CONSTANT | {"assistant_confidence_threshold": 0.4}),
+    PLAIN: ({}, None),
+    "assisted, early exit": ({"assistant_early_exit": 1}, {}),
+    "assisted, heuristic": ({}, {"num_assistant_tokens": 2} | CONSTANT | {"num_assistant_tokens_schedule": HEURISTIC}),
 }
 
 
@@ -45,7 +42,7 @@ def write_models(out):
     for parameter, copy in zip(target.parameters(), drafter.parameters(), strict=True):
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.6)
-        copy.data.copy_(parameter.data + 0.15 * torch.randn_like(parameter) * (parameter.dim() > 1))
+        copy.data.copy_(parameter.data + NOISE * torch.randn_like(parameter) * (parameter.dim() > 1))
     for name, model in (("target", target), ("drafter", drafter)):
         model.save_pretrained(out / name)
 
