@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax import stopping
+from specdec_jax.contrib.stopping.hazard_cost import hazard_cost
 from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.choices import costs_for
 from specdec_jax.costs.cost_model import CostModel
@@ -80,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson")),
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival()),
+    Rule("hazard-cost", hazard_cost(), {"least": (0, 1, 2), "weight": (0.05, 0.2)}),
     Rule("comb", comb()),
     Rule("survival-siblings", survival_tree(siblings=3)),
     Rule("adaptive-gamma", stopping.adaptive_gamma(), {"threshold": THRESHOLDS}),

@@ -24,9 +24,9 @@ from specdec_jax.strategy import nearest, renamed
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
-    "policy": ("specdec_jax.stopping", "specdec_jax.contrib.trees.stopping"),
+    "policy": ("specdec_jax.stopping", "specdec_jax.contrib.stopping", "specdec_jax.contrib.trees.stopping"),
     "verifier": ("specdec_jax.verification", "specdec_jax.contrib.trees.verification"),
-    "drafter": ("specdec_jax.drafters",),
+    "drafter": ("specdec_jax.drafters", "specdec_jax.contrib.drafters"),
     "monitor": ("specdec_jax.monitors",),
 }
 """The folders that a name is looked for in; those of contrib are imported when a name is looked up."""

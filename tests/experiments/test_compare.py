@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pages import documented_columns
 from tiny_pair import write_pair
 
 from experiments import compare
@@ -54,6 +55,12 @@ def finished(config, tmp_path_factory):
     """(exit code, the run folder) of one whole run."""
     out = tmp_path_factory.mktemp("run") / "out"
     return main([str(config), "--out", str(out)]), out
+
+
+def test_the_columns_are_those_of_the_page(finished):
+    """Of docs/every_rule.md."""
+    columns = documented_columns("Runs by the clock")
+    assert all(columns == {*row} for row in rows(finished[1]))
 
 
 def rows(folder):

@@ -4,9 +4,10 @@ import contextlib
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -107,9 +108,19 @@ def one_line(text: str, most: int = 80) -> str:
 
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:
-    """A spinner on standard error while something takes its time; nothing where that is no terminal."""
+    """A spinner and a clock on standard error while something takes its time; nothing where that is no terminal."""
     console = Console(stderr=True)
-    return console.status(Text(message)) if console.is_terminal else contextlib.nullcontext()
+    return console.status(_Timed(message, time.monotonic())) if console.is_terminal else contextlib.nullcontext()
+
+
+class _Timed(NamedTuple):
+    """A message with the seconds since it began."""
+
+    message: str
+    begun: float
+
+    def __rich__(self) -> Text:
+        return Text(f"{self.message} ({time.monotonic() - self.begun:.0f} s)")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,107 @@
+"""Suffix drafting: the longest earlier match of the text's end, and what followed it most often.
+
+SuffixDecoding (arXiv 2411.04975), which keeps a suffix tree of the request and of earlier outputs. Here it is the
+request's own text, and instead of a tree a length for every slot: how many tokens the text up to there and the whole
+text end alike in. One more token shifts these lengths and compares once, [B, S], so that matches of any length cost the
+same, where `prompt_lookup` compares once for every token of its longest match. Occurrences that match in as many tokens
+as the longest, or in `longest` tokens, are counted together; the token that followed most of them is proposed.
+
+After the source: a draft has at most `factor` times the tokens of the match that it began with (their alpha; 1 in
+their code). Decided here: of tokens that followed equally often the latest is taken; a token that followed c of t
+occurrences of m tokens is right with probability (c + m - 1/2) / (t + m), which policies see, as with `ngram`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from specdec_jax.drafters import check_length, lookup
+from specdec_jax.strategy import strategy
+from specdec_jax.types import Array, Drafter, RoundContext, Source
+
+
+class SuffixState(NamedTuple):
+    matched: Array  # [B, S] int32, tokens in which the text up to a slot ends as the whole text does; 0 from its end on
+    counted: Array  # [B] int32, tokens of the text that these lengths are of
+
+
+@strategy
+def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, vocab_size: int | None = None) -> Drafter:
+    """Propose what followed the longest earlier match of the text's end most often. No model pass; parameters are None.
+
+    Args:
+        longest: occurrences that match in so many tokens are counted together.
+        factor: tokens of a draft for each token of its match; more than 1 goes beyond what was seen to agree.
+        vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
+
+    Raises:
+        ValueError: max_draft_length or longest below 1, or a factor that is not above 0.
+    """
+    check_length(max_draft_length)
+    if longest < 1 or not factor > 0:
+        raise ValueError(f"suffix needs longest of at least 1 and a factor above 0, got {longest} and {factor}")
+
+    def init(params: Any, batch: int, slots: int, source: Any = None) -> SuffixState:
+        del params, source
+        return SuffixState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
+
+    def source(params: Any, state: SuffixState, tokens: Array, context: RoundContext) -> Source:
+        del params
+        most = jnp.ceil(factor * _best(state.matched, context.length).astype(jnp.float32)).astype(jnp.int32)
+
+        def retrieve(matched: Array, drafted: Array) -> tuple[Array, Array, Array]:
+            token, known, chance = most_frequent(matched, tokens, context.length, longest)
+            return token, known & (drafted < most), chance
+
+        def remember(matched: Array, token: Array) -> Array:
+            return longer(matched, tokens, token, context.length)
+
+        return lookup(state, retrieve, vocab_size, memory=state.matched, remember=remember)
+
+    def commit(params: Any, state: SuffixState, tokens: Array, length: Array) -> SuffixState:
+        del params
+        cut = length < state.counted  # another text from there on: counted anew
+        state = SuffixState(jnp.where(cut[:, None], 0, state.matched), jnp.where(cut, 0, state.counted))
+
+        def count_one(now: SuffixState) -> SuffixState:
+            more = now.counted < length
+            place = jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None]
+            matched = longer(now.matched, tokens, jnp.take_along_axis(tokens, place, axis=1)[:, 0], now.counted)
+            return SuffixState(jnp.where(more[:, None], matched, now.matched), now.counted + more.astype(jnp.int32))
+
+        return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
+
+    return Drafter(init, source, commit, max_draft_length)
+
+
+def longer(matched: Array, tokens: Array, token: Array, length: Array) -> Array:
+    """The lengths [B, S] once `token` [B] follows the text; occurrences lie within its first `length` [B] tokens."""
+    slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    before = jnp.pad(matched, ((0, 0), (1, 0)))[:, :-1]
+    return jnp.where((tokens == token[:, None]) & (slot < length[:, None]), before + 1, 0)
+
+
+def most_frequent(matched: Array, tokens: Array, length: Array, longest: int) -> tuple[Array, Array, Array]:
+    """(the token [B] that followed most of the best occurrences, whether there is one, how likely it is right)."""
+    slots = tokens.shape[1]
+    slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
+    level = jnp.minimum(_best(matched, length), longest)
+    chosen = (matched >= level[:, None]) & (slot + 1 < length[:, None]) & (level > 0)[:, None]
+    follower = jnp.where(chosen, jnp.pad(tokens, ((0, 0), (0, 1)))[:, 1:], -1)
+    order = jnp.argsort(follower, axis=1, stable=True).astype(jnp.int32)  # equal ones side by side, the latest last
+    sorted_ = jnp.take_along_axis(follower, order, axis=1)
+    begins = jnp.where(sorted_ != jnp.pad(sorted_, ((0, 0), (1, 0)), constant_values=-2)[:, :-1], slot, 0)
+    count = jnp.where(sorted_ >= 0, slot - lax.cummax(begins, axis=1) + 1, 0)
+    top = jnp.max(count, axis=1)
+    latest = jnp.max(jnp.where(count == top[:, None], order, 0), axis=1)
+    token = jnp.maximum(jnp.take_along_axis(follower, latest[:, None], axis=1)[:, 0], 0)
+    agreed = level.astype(jnp.float32)
+    total = jnp.sum(chosen, axis=1).astype(jnp.float32)
+    return token, level > 0, (top.astype(jnp.float32) + agreed - 0.5) / jnp.maximum(total + agreed, 1.0)
+
+
+def _best(matched: Array, length: Array) -> Array:
+    """[B] int32, tokens of the longest match that something follows."""
+    slot = jnp.arange(matched.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.max(jnp.where(slot + 1 < length[:, None], matched, 0), axis=1)

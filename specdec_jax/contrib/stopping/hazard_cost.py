@@ -1,0 +1,119 @@
+"""Hazard and cost: draft on while the last draft's chance times the time of a token exceeds a drafter pass.
+
+The rule of Afterimage, an engine that streams its target's weights (oney-erge/Afterimage, `runtime/spec_policy.py`,
+2026). The chance that a draft is accepted, given that all before it were, is counted by position and confidence, which
+is the drafter's largest probability, in equal bins: (prior_accepted + accepted) / (prior_accepted + prior_rejected +
+all). Positions behind the first rejected draft are censored and count for nothing. After a draft another pass is paid
+iff
+
+    chance(position, confidence) * token_time > drafter_cost,
+
+where token_time is a running mean of target passes per token, 1 / (accepted + 1). The first `least` drafts are followed
+by another one in any case.
+
+Decided here: times are those of the cost model, in target passes, where the source has a clock (a cost of 0.001 and a
+time of 1 to begin with); a verification costs one pass however wide; a round without drafts teaches nothing; drafts
+beyond `positions` are judged by the last position's counts and are not counted. The rule weighs the last draft's chance
+and not the whole draft's, of which `survival` weighs the product.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.stopping._readings import evaluated_positions, relative_drafter_cost, remember
+from specdec_jax.strategy import strategy
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
+
+
+class HazardCostState(NamedTuple):
+    confidence: Array  # [B, P] float32, of this round's drafts
+    accepted: Array  # [B, P, bins] int32
+    rejected: Array  # [B, P, bins] int32
+    token_time: Array  # [B] float32, target passes per token
+    drafter_cost: Array  # [B] float32, a drafter pass, in target passes
+    prior_accepted: Array  # [B] float32, drafts
+    prior_rejected: Array  # [B] float32
+    weight: Array  # [B] float32, of the newest round in token_time
+    least: Array  # [B] int32
+
+
+@strategy
+def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
+    """Draft on while the chance of the last draft is worth another drafter pass.
+
+    Args:
+        bins: of confidence.
+        positions: P, drafts of a round whose acceptance is counted.
+
+    Hyperparameters (`init`): drafter_cost 0.1 (>= 0), prior_accepted 2 and prior_rejected 2 (drafts, > 0), weight 0.2
+    (0 to 1), least 1 (drafts, >= 0).
+
+    Raises:
+        ValueError: `bins` or `positions` below 1.
+    """
+    if bins < 1 or positions < 1:
+        raise ValueError(f"hazard_cost needs at least one bin and one position, got bins={bins}, {positions=}")
+
+    def init(
+        batch: int,
+        drafter_cost: Any = 0.1,
+        prior_accepted: Any = 2.0,
+        prior_rejected: Any = 2.0,
+        weight: Any = 0.2,
+        least: Any = 1,
+    ) -> HazardCostState:
+        counts = host(np.zeros((batch, positions, bins), np.int32))
+        return HazardCostState(
+            confidence=host(np.zeros((batch, positions), np.float32)),
+            accepted=counts,
+            rejected=counts,
+            token_time=per_row(batch, 1.0, "token_time"),
+            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
+            prior_accepted=per_row(batch, prior_accepted, "prior_accepted", low=0.0, open_low=True),
+            prior_rejected=per_row(batch, prior_rejected, "prior_rejected", low=0.0, open_low=True),
+            weight=per_row(batch, weight, "weight", low=0.0, high=1.0),
+            least=per_row(batch, least, "least", low=0, dtype=np.int32),
+        )
+
+    def proceed(
+        state: HazardCostState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, HazardCostState]:
+        del token
+        confidence = distribution.max_prob.astype(jnp.float32)
+        worth = _chance(state, drafted - 1, confidence) * state.token_time
+        go_on = (drafted <= state.least) | (worth > state.drafter_cost * relative_drafter_cost(context))
+        return go_on, state._replace(confidence=remember(state.confidence, drafted - 1, confidence))
+
+    return StoppingPolicy(init, proceed=proceed, update=_update, threshold=lambda state: state.token_time)
+
+
+def _bin(confidence: Array, bins: int) -> Array:
+    """[..., bins] bool, one-hot: the bin that a confidence falls into."""
+    return jax.nn.one_hot(jnp.clip((confidence * bins).astype(jnp.int32), 0, bins - 1), bins, dtype=bool)
+
+
+def _chance(state: HazardCostState, position: Array, confidence: Array) -> Array:
+    """[B] float32, that the draft at `position` [B] with this confidence is accepted if all before it are."""
+    _, places, bins = state.accepted.shape
+    at = jax.nn.one_hot(jnp.clip(position, 0, places - 1), places, dtype=bool)[:, :, None]
+    at = at & _bin(confidence, bins)[:, None]
+    accepted, rejected = (jnp.sum(jnp.where(at, counts, 0), axis=(1, 2)) for counts in (state.accepted, state.rejected))
+    accepted = state.prior_accepted + accepted.astype(jnp.float32)
+    return accepted / (accepted + state.prior_rejected + rejected.astype(jnp.float32))
+
+
+def _update(state: HazardCostState, draft: Draft, result: VerificationResult) -> HazardCostState:
+    _, places, bins = state.accepted.shape
+    evaluated, accepted = evaluated_positions(draft, result, places)
+    seen = _bin(state.confidence, bins)
+    passes = 1.0 / jnp.maximum(result.length, 1).astype(jnp.float32)
+    token_time = (1.0 - state.weight) * state.token_time + state.weight * passes
+    return state._replace(
+        accepted=state.accepted + (seen & (evaluated & accepted)[:, :, None]).astype(jnp.int32),
+        rejected=state.rejected + (seen & (evaluated & ~accepted)[:, :, None]).astype(jnp.int32),
+        token_time=jnp.where(draft.length > 0, token_time, state.token_time),
+    )
