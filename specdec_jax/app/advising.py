@@ -56,12 +56,14 @@ def advise_on(command: Advise) -> bool:
 def costs_of(command: Advise) -> list[CostModel]:
     """The costs by batch size, ascending. Raises ValueError for two of one batch size, and as `costs_named`."""
     found: list[CostModel] = []
+    if any(size < 1 for size in command.batch_sizes):
+        raise ValueError(f"batch sizes must be 1 or more, got {command.batch_sizes}")
     for words in command.costs or (H100,):
         batches: Sequence[int | None] = command.batch_sizes or (BATCHES if words == H100 else (None,))
         found += [costs_named(words, batch, command.max_draft_length) for batch in batches]
     sizes = [model.batch for model in found]
-    if len(set(sizes)) < len(sizes) or min(sizes) < 1:
-        raise ValueError(f"costs are needed once a batch size of 1 or more, got {sizes}")
+    if len(set(sizes)) < len(sizes):
+        raise ValueError(f"costs are needed once a batch size, got {sizes}")
     return sorted(found, key=lambda model: model.batch)
 
 
@@ -103,7 +105,11 @@ def _show(
             cells = f"{advice.best.setting}", *_cells(advice.best.speedup), f"{advice.oracle.estimate:.2f}"
             table.add_row(f"{advice.batch}", *cells, advice.verdict)
         console.print(Text("By batch size", "bold"), table, sep="\n")
-    if chosen:
+    if trace.lengths_only:
+        console.print(
+            "No confidence thresholds: they need the drafter's distributions, which such a log does not hold."
+        )
+    elif chosen:
         console.print()
         table = _table("confidence threshold", "best", "speed-up", "95 %")
         for engine, choice in chosen.items():

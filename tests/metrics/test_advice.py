@@ -99,6 +99,12 @@ def test_the_command(tmp_path, capsys):
     assert [advice["batch"] for advice in numbers["advice"]] == [1, 512]
     assert main(["advise", str(tmp_path / "t.npz"), "--costs", "3"]) == 1
     assert "Do not speculate" in capsys.readouterr().out
-    for words in (["--costs", "much"], ["--max-draft-length", "0"], ["--costs", "0.1", "0.2"], ["--drafter", "x"]):
+    for words in (
+        ["--costs", "much"],
+        ["--max-draft-length", "0"],
+        ["--costs", "0.1", "0.2"],
+        ["--drafter", "x"],
+        ["--batch-sizes", "0"],
+    ):
         assert main(["advise", str(tmp_path / "t.npz"), *words]) == 2
         assert capsys.readouterr().err.startswith("error: ")

@@ -13,13 +13,15 @@ import sys
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.generation import utils
 
 VOCAB, LENGTH, PROMPT = 4, 4, (1, 2, 1, 3, 1, 2)  # lookup finds (1, 2) in the prompt
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 GREEDY_LENGTH = 32
-NOISE = 0.35  # of the drafter: about half of its drafts are rejected
+NOISE = 0.25  # of the drafter: about half of its drafts are rejected
 PLAIN, HEURISTIC = "plain", "heuristic"
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 METHODS = {  # options of `generate` and of the drafter's generation config; the most telling first
@@ -41,10 +43,12 @@ def write_models(out):
     target, drafter = LlamaForCausalLM(config), LlamaForCausalLM(config)
     for parameter, copy in zip(target.parameters(), drafter.parameters(), strict=True):
         if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.6)
+            parameter.data.normal_(0, 0.35)
         copy.data.copy_(parameter.data + NOISE * torch.randn_like(parameter) * (parameter.dim() > 1))
     for name, model in (("target", target), ("drafter", drafter)):
         model.save_pretrained(out / name)
+        words = {f"w{number}": number for number in range(VOCAB)}
+        Tokenizer(WordLevel(words, unk_token="w0")).save(str(out / name / "tokenizer.json"))
 
 
 def load(out, name, dtype):
@@ -67,9 +71,9 @@ def generate(models, method, ids, count, sampled):
     return models[0].generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
 
 
-def biased(candidates, candidate_logits, candidate_length, new_logits, is_done):
+def biased(candidates, candidate_logits, candidate_length, new_logits, *rest, **options):
     """Their speculative sampling, but a rejected draft is replaced by a draw from the target's own distribution."""
-    accepted, matches = CORRECT(candidates, candidate_logits, candidate_length, new_logits, is_done)
+    accepted, matches = CORRECT(candidates, candidate_logits, candidate_length, new_logits, *rest, **options)
     if matches < candidate_length and matches + 1 == accepted.shape[1]:
         again = torch.multinomial(new_logits[:, matches].softmax(dim=-1), num_samples=1)
         accepted = torch.cat([accepted[:, :-1], again], dim=1)

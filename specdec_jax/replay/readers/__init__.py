@@ -18,6 +18,8 @@ from specdec_jax.replay.readers.specdecode_bench import DRAFTERS, LOGS, load_spe
 from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.text.json_lines import json_lines
 
+READS = "of a drafter that reads its target (EAGLE, MTP), other lengths than the log's are approximate"
+
 
 class Log(NamedTuple):
     """A log as traces: with its open positions all rejected, as likely, and all accepted. One trace where none is."""
@@ -88,9 +90,10 @@ def kind_of(path: Path) -> str:
 
 def log_of(steps: StepLog, kind: str = "steps") -> Log:
     """A log of steps with both answers to what it leaves open."""
-    notes = steps.about.get("notes")
+    listed = steps.about.get("notes")
+    notes = (*(listed if isinstance(listed, list) else ()), READS)
     answers = steps.filled(REJECTED), steps.filled(), steps.filled(ACCEPTED)
-    return Log(*answers, steps.num_open, kind, tuple(notes) if isinstance(notes, list) else ())
+    return Log(*answers, steps.num_open, kind, notes)
 
 
 def log_of_trace(trace: Trace, kind: str = "trace") -> Log:
