@@ -61,6 +61,10 @@ _FOLDERS = ("drafters", "stopping", "verification")
 __all__ = [*_HOMES, *_FOLDERS, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"specdec_jax.{name}")

@@ -321,3 +321,8 @@ def test_an_installed_package_has_every_file_that_is_not_code():
     packed = {path for pattern in DATA for path in PACKAGE.glob(pattern + ("/*" if pattern.endswith("**") else ""))}
     others = {path for path in committed_files() if path.is_relative_to(PACKAGE) and path.suffix not in (".py", ".pyc")}
     assert others and others <= packed, sorted(map(str, others - packed))
+
+
+def test_a_listing_of_the_package_has_its_public_names_and_each_is_there():
+    assert dir(specdec_jax) == sorted(specdec_jax.__all__) and "importlib" not in dir(specdec_jax)
+    assert all(getattr(specdec_jax, name) is not None for name in specdec_jax.__all__)

@@ -60,16 +60,6 @@ def write(buffer: Array, new: Array, start: Array) -> Array:
     return lax.optimization_barrier(jax.vmap(row)(buffer, new, start))
 
 
-def moved(cache: KVCache, source: Array, slot: Array) -> KVCache:
-    """What slot source[b] of row b holds, in every layer, copied to slot[b]; the length stays."""
-
-    def taken(buffer: Array) -> Array:
-        return jnp.take_along_axis(buffer, source[:, None, None, None], axis=2)
-
-    keys, values = (tuple(write(one, taken(one), slot) for one in kind) for kind in (cache.keys, cache.values))
-    return cache._replace(keys=keys, values=values)
-
-
 def causal_mask(start: Array, width: int, slots: int, mask: Array | None, window: int | None = None) -> Array:
     """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own, and of these only those in `mask`.
 

@@ -43,11 +43,15 @@ def gain_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Ar
 
 def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
     """What 1, 2 ... N further tokens bring less the worth of their time, [B, N] float32 in tokens."""
+    return state.survival[:, None] * ahead.tokens - rate_of(state)[:, None] * _time(state, ahead, context)
+
+
+def _time(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
+    """Of 1, 2 ... N further tokens, [B, N] float32 in passes of plain decoding: drafter passes and a wider verification."""
     count = further(ahead)
     wider = time_of(state, ahead.drafted[:, None] + count) - time_of(state, ahead.drafted[:, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
-    time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider
-    return state.survival[:, None] * ahead.tokens - rate_of(state)[:, None] * time
+    return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider
 
 
 def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:
@@ -61,18 +65,15 @@ def gain_together(state: SurvivalState, ahead: Ahead, context: RoundContext) -> 
     One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together, at their budget or
     where a lookup finds nothing, so a row's own passes and drafts are nearly the batch's.
     """
-    tokens, drafted, paid = ahead
-    longest = jnp.max(jnp.where(context.alive, drafted, 0))
-    going = context.alive & (drafted == longest)
-    room = jnp.where(going, jnp.maximum(context.budget - drafted, 0), 0)
+    longest = jnp.max(jnp.where(context.alive, ahead.drafted, 0))
+    going = context.alive & (ahead.drafted == longest)
+    room = jnp.where(going, jnp.maximum(context.budget - ahead.drafted, 0), 0)
     count = further(ahead)
     within = jnp.minimum(count, room[:, None])
-    brought = jnp.take_along_axis(tokens, jnp.maximum(within, 1) - 1, axis=1)
+    brought = jnp.take_along_axis(ahead.tokens, jnp.maximum(within, 1) - 1, axis=1)
     won = jnp.sum(jnp.where(within > 0, state.survival[:, None] * brought, 0.0), axis=0, keepdims=True)
-    wider = time_of(state, longest + count) - time_of(state, longest[None, None])
-    cost = state.settings.drafter_cost * relative_drafter_cost(context)
-    each = (count.astype(jnp.float32) - paid) * cost[:, None] + wider
-    time = jnp.max(jnp.where(context.alive[:, None], each, 0.0), axis=0, keepdims=True)
+    by_row = _time(state, ahead._replace(drafted=longest[None]), context)
+    time = jnp.max(jnp.where(context.alive[:, None], by_row, 0.0), axis=0, keepdims=True)
     rate = jnp.sum(jnp.where(context.alive, rate_of(state), 0.0))
     best = jnp.max(jnp.where(count <= jnp.max(room), won - rate * time, -jnp.inf))
     return jnp.where(room > 0, best, -jnp.inf)

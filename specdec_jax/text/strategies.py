@@ -67,7 +67,8 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
         path = Path(name).expanduser()
         return _factory_of_file(kind, name, path.stat().st_mtime_ns if path.is_file() else 0)
     if name not in _modules(kind):
-        raise ValueError(f"unknown {kind} {name!r}{nearest(name, names(kind))}")
+        here = f"; ./{name}.py would load that file" if Path(f"{name}.py").is_file() else ""
+        raise ValueError(f"unknown {kind} {name!r}{here or nearest(name, names(kind))}")
     return getattr(importlib.import_module(_modules(kind)[name]), name)
 
 

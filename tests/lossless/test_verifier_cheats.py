@@ -106,7 +106,7 @@ def nothing_else(monkeypatch):
     [
         (str(CHEATS / "wrong_log_q.py"), 1, "(samples)"),
         ("prompt_lookup(longest=2)", 0, "one warp, model drafters and this one, at these hyperparameters"),
-        ("nothing.py", 3, "this drafter drafted nothing"),
+        ("nothing.py", 3, "Not shown: this drafter drafted nothing on the toy's text."),
         (str(CHEATS / "always_token_0.py"), 1, "(samples)"),
     ],
 )

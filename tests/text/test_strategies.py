@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,13 @@ def test_a_users_own_file(tmp_path):
     path.write_text(RULE.replace("return static()", "return static(draft_length=1)"))
     os.utime(path, ns=(1, 1))
     assert np.all(choose("policy", str(path)).init(1).draft_length == 1), "a changed file is read again"
+
+
+def test_a_file_of_the_current_folder_is_named_where_no_strategy_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("adadl.py").write_text(RULE)
+    with pytest.raises(ValueError, match=r"^unknown policy 'adadl'; \./adadl\.py would load that file$"):
+        choose("policy", "adadl")
 
 
 def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):

@@ -265,8 +265,10 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
     if proof.counterexample is not None and not proof.passed:
         console.print(f"Smallest counterexample: {counterexample_text(proof.counterexample)}.")
     if proof.conclusion == NOT_SHOWN:
-        console.print(f"Not shown beyond draft {proof.shown}: {'; '.join(proof.gaps)}.")
-        console.print("--max-draft-length sets the longest draft tested.")
+        too_short = proof.shown < len(proof.rounds.cases[0].coverage.asked)
+        console.print(f"Not shown{f' beyond draft {proof.shown}' if too_short else ''}: {'; '.join(proof.gaps)}.")
+        if too_short:
+            console.print("--max-draft-length sets the longest draft tested.")
     elif proof.conclusion == LOSSLESS:
         console.print(f"Lossless for {'; '.join((scope, *proof.never))}.")
     else:

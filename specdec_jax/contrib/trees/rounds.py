@@ -36,7 +36,7 @@ from specdec_jax.decoding.rounds import (
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
-from specdec_jax.models.attention import moved
+from specdec_jax.models.attention import write
 from specdec_jax.types import Array, Cache, DecodeState, RoundContext, VerificationResult
 
 
@@ -221,14 +221,17 @@ def _moved(cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
 
 
 def with_slot_moved(cache: Cache, source: Array, slot: Array) -> Cache:
-    """What slot source[b] of row b holds, in every layer, copied to slot[b]; the length stays.
-
-    Slots are axis 2 of keys and values [B, H, S, D], and axis 1 of a toy's tokens [B, S].
+    """What slot source[b] of row b holds, copied to slot[b] in every leaf: keys and values [B, H, S, D] by axis 2, a
+    table's tokens [B, S] by axis 1. Lengths [B] stay.
     """
-    if hasattr(cache, "tokens"):
+
+    def one(leaf: Array) -> Array:
+        if leaf.ndim == 4:
+            return write(leaf, jnp.take_along_axis(leaf, source[:, None, None, None], axis=2), slot)
         rows = jnp.arange(slot.shape[0], dtype=jnp.int32)
-        return cache._replace(tokens=cache.tokens.at[rows, slot].set(cache.tokens[rows, source]))
-    return moved(cache, source, slot)
+        return leaf if leaf.ndim == 1 else leaf.at[rows, slot].set(leaf[rows, source])
+
+    return jax.tree.map(one, cache)
 
 
 def _result(drafts: Array, accepted: Array, path: Path, token: Array, most: int) -> TreeResult:
